@@ -10,7 +10,10 @@ class Stop(Exception):
 
     def __init__(self, what: str, remedy: str, status: str = "failed", where: str | None = None):
         super().__init__(what)
-        self.what, self.remedy, self.status, self.where = what, remedy, status, where
+        self.what = what
+        self.remedy = remedy
+        self.status = status
+        self.where = where
         self.add_note(f"What to do: {remedy}")  # Python shows it below a traceback in a script that is not ours
 
     @property

@@ -28,6 +28,10 @@ gc.disable()  # until all is imported: half of a worker's start was looking for 
 
 ROOT = Path(__file__).resolve().parents[1]
 software.put_programs_on_path()  # ninja, if nobody has activated the environment
+# Threads that wait for work sleep. Otherwise they spin, and where cores are shared a pass of a small model takes up to
+# sixteen times the processor time. It holds for processes that are started from here as well.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
 
@@ -305,19 +309,20 @@ def real_runs(trained, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
-    from study.ledger import files, probes
+    from study.ledger import files, trial_checks
     from study.machine import cache
+    from study.probes import answers
 
     home = tmp_path_factory.mktemp("home")
     (home / "zero-study").mkdir()
     for claim in files.read_all():
         for check in (claim, *claim.also):
             if check.basis == "tried":
-                trials = [each for case in check.cases for each in probes.trials_of(case.function, case.calls)]
+                trials = [each for case in check.cases for each in trial_checks.trials_of(case.function, case.calls)]
                 values = check.value if len(check.written.calls) > 1 else [check.value]
                 for trial, value in zip(trials, itertools.cycle(values), strict=False):
                     answer = {"found": value, "told": "what the claim says, for the test"}
-                    cache.keep(home / "zero-study" / "trials", probes.key(trial), answer)
+                    cache.keep(home / "zero-study" / "trials", answers.key(trial), answer)
     return home
 
 

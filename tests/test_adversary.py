@@ -17,9 +17,10 @@ from conftest import ROOT
 from test_cited_values import stands_in
 
 from study.errors import Stop
-from study.ledger import evidence, files, probes
+from study.ledger import files, trial_checks
 from study.machine import cache
-from study.records import seal, store
+from study.probes import answers
+from study.records import evidence, seal, store
 from study.records.runs import load
 
 KEPT = ROOT / "reports" / "cpu-2core"
@@ -48,7 +49,7 @@ def original(tmp_path_factory) -> Path:
         (runs / name).parent.mkdir(parents=True)
         shutil.copy(KEPT / "runs" / name, runs / name)
     (runs / seal.MANIFEST).write_text("\n".join(chosen) + "\n")
-    shutil.copy(KEPT / probes.KEPT, root / "reports" / "box" / probes.KEPT)
+    shutil.copy(KEPT / answers.KEPT, root / "reports" / "box" / answers.KEPT)
     shutil.copy(ROOT / "reports" / "verdicts.json", root / "reports")
     shutil.copytree(ROOT / "reports" / "outside", root / "reports" / "outside")
     shutil.copytree(files.FOLDER, claims_of(root))
@@ -72,10 +73,10 @@ def claims_of(root: Path) -> Path:
 def root(original, tmp_path, monkeypatch) -> Path:
     """A copy to tamper with, read on another machine and without the history."""
     shutil.copytree(original, tmp_path / "copy")
-    monkeypatch.setattr(probes, "REPORTS", tmp_path / "copy" / "reports")
-    monkeypatch.setattr(probes, "_folder", lambda: tmp_path / "cache")
-    entries = json.loads((KEPT / probes.KEPT).read_text())
-    monkeypatch.setattr(probes, "_versions", lambda: entries[0]["versions"])
+    monkeypatch.setattr(answers, "REPORTS", tmp_path / "copy" / "reports")
+    monkeypatch.setattr(answers, "_folder", lambda: tmp_path / "cache")
+    entries = json.loads((KEPT / answers.KEPT).read_text())
+    monkeypatch.setattr(answers, "versions", lambda: entries[0]["versions"])
     monkeypatch.setattr(seal, "is_of_this_machine", lambda record: False)
     monkeypatch.setattr(store, "unknown_commits", lambda commits: None)
     monkeypatch.setattr(store, "first_days", lambda pattern: None)
@@ -94,7 +95,7 @@ def reseal(root: Path) -> None:
 def notices(root: Path, original: Path) -> set[str]:
     """Whatever `study claims` says of the evidence, and what the tests say of a claim that was changed."""
     gathered = evidence.gather(load([runs_of(root)]))
-    words = {*gathered.set_aside, *gathered.notes, *seal.changed_inputs(root)}
+    words = {*gathered.set_aside, *answers.set_aside(), *gathered.notes, *seal.changed_inputs(root)}
     for path in sorted(claims_of(root).glob("*.toml")):
         if path.read_bytes() != (claims_of(original) / path.name).read_bytes():
             words |= {*_wrong_claims(path)}
@@ -202,12 +203,12 @@ def answer(sealed: bool = False, **changes) -> Way:
     """Change the answer of a script; with `sealed`, its own seal too."""
 
     def tamper(root: Path) -> None:
-        path = root / "reports" / "box" / probes.KEPT
+        path = root / "reports" / "box" / answers.KEPT
         entries = json.loads(path.read_text())
         entry = next(each for each in entries if each["trial"].get("name") == "zero3_init_flag_ignored")
         entry |= changes
         if sealed:
-            entry["seal"] = probes.Answer(**entry).digest
+            entry["seal"] = answers.Answer(**entry).digest
         path.write_text(json.dumps(entries))
 
     return tamper
@@ -248,7 +249,7 @@ WAYS: dict[str, Way] = {
     "another answer": answer(found=False),
     "other words of an answer": answer(told="found False"),
     "an answer for other versions": answer(versions={"deepspeed": "0.1"}),
-    "all answers removed": removed(f"reports/box/{probes.KEPT}"),
+    "all answers removed": removed(f"reports/box/{answers.KEPT}"),
     # claims
     "a tolerance": text(f"{CLAIMS}001.toml", "tolerance = 0.1\n", "tolerance = 0.5\n"),
     "a value": text(f"{CLAIMS}001.toml", "value = 28\n", "value = 15\n"),
@@ -340,10 +341,10 @@ def test_what_shows_although_all_is_sealed_again(root, original, name):
 
 def test_an_answer_in_the_users_cache_is_told(root, monkeypatch):
     trial = {"what": "reproduction", "name": "zero3_init_flag_ignored"}
-    monkeypatch.setattr(probes, "not_installed", lambda: ())
-    before = probes.reproduction(name=trial["name"])
-    cache.keep(probes._folder(), probes.key(trial), {"found": "planted", "told": "planted"})
-    after = probes.reproduction(name=trial["name"])
+    monkeypatch.setattr(answers, "not_installed", lambda: ())
+    before = trial_checks.reproduction(name=trial["name"])
+    cache.keep(answers._folder(), answers.key(trial), {"found": "planted", "told": "planted"})
+    after = trial_checks.reproduction(name=trial["name"])
     assert after.value == before.value
     assert "your own cache differs: planted" in after.working
 

@@ -16,9 +16,9 @@ from shaped import changed, failed, finished, put, script
 from test_parity import CAST
 
 from study.cli import keep
-from study.ledger import audit, evidence, files, ledger, record_checks
+from study.ledger import files, ledger, record_checks
 from study.ledger.verdict import MEASURED
-from study.records import metrics
+from study.records import audit, evidence, metrics
 from study.records.impossible import ON_DEVICE, impossible
 
 ENGINE_PASSES = "observed__deepspeed__gradient_accumulation_steps"
@@ -194,7 +194,7 @@ def test_a_record_without_memory_is_set_aside_and_judging_goes_on(tmp_path):
     (reason,) = evidence.gather(loaded).set_aside
     assert "empty" in reason
     claims = [claim for claim in files.read_all() if claim.basis == MEASURED]
-    assert len(ledger.judge_all(claims, loaded)) == len(claims) > 0
+    assert len(ledger.judge_all(claims, evidence.gather(loaded))) == len(claims) > 0
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3"])

@@ -7,10 +7,11 @@ import shaped
 from shaped import changed, failed, finished, put, script
 
 from study.errors import Stop
-from study.ledger import evidence
-from study.ledger.evidence import Evidence, choose
+from study.ledger import choosing
+from study.ledger.choosing import choose
 from study.ledger.record_checks import counted, equal, observed, order, ran, ratio, same_loss
-from study.records import metrics
+from study.records import evidence, metrics
+from study.records.evidence import Evidence
 from study.records.schema import Record
 
 ZERO2 = {"arm": "zero2"}
@@ -63,7 +64,7 @@ def test_a_relative_finding_lets_more_in():
         assert len(choose(gathered(finished()), case, ZERO2, relative=True).runs) == 1
 
 
-@pytest.mark.parametrize("kind", evidence.TRANSFERS)
+@pytest.mark.parametrize("kind", choosing.TRANSFERS)
 def test_virtual_ranks_count_for_what_is_real_in_them(kind):
     chosen = choose(gathered(finished(virtual=True, ranks=8)), claim(kind, ranks=8), ZERO2)
     assert bool(chosen.runs) == (kind in ("bytes", "memory", "configuration"))
@@ -84,7 +85,7 @@ def test_virtual_ranks_count_for_what_is_real_in_them(kind):
     ],
 )
 def test_names_that_mean_the_same(wanted, has, same):
-    assert (evidence.differences(shaped.run(**has), claim("time", **wanted)) == {}) == same
+    assert (choosing.differences(shaped.run(**has), claim("time", **wanted)) == {}) == same
 
 
 def test_runs_are_chosen_by_what_they_are():

@@ -22,9 +22,9 @@ from study.cli import commands, runs, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
-from study.ledger import probes
 from study.machine.doctor import Finding
 from study.predictor.tracing import transformer
+from study.probes import answers
 from study.records import store
 from study.spec import arms
 from study.spec.arms import NAMES
@@ -188,7 +188,7 @@ def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_pat
     in_this_process(monkeypatch, "virtual --task wikitext --model model --cache-dir named --ranks 4")
     assert launched
     assert list((tmp_path / "named" / "looks").glob("*.json"))
-    assert cache_home() == probes._folder().parent == tmp_path / "named"
+    assert cache_home() == answers._folder().parent == tmp_path / "named"
 
 
 def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, capsys):
@@ -217,7 +217,7 @@ CONFIGS = {
 ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
 NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
 WRONG = {
-    ADVISE + "--model gpt2 --gpu H800": "'H800' is not a known GPU",
+    ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
     ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
     ADVISE + "--model bert-base --sequence 513": "--sequence 513 is more than the model's 512 positions",
     ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",

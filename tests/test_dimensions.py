@@ -7,14 +7,13 @@ from test_virtual import assert_equal
 
 from study.bench.prediction import predicted, setup_of
 from study.errors import Stop
-from study.ledger import audit
 from study.models.step import FOLLOWING, IGNORED
 from study.predictor import nodes
 from study.predictor.architecture import describe, named
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.setup import Setup
-from study.records import runs
+from study.records import audit, runs
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.training.data import part_of_rows

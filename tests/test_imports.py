@@ -20,11 +20,12 @@ WITHOUT_TORCH = (
     "sweeps",
     "predictor",
     "predictor/outside",
+    "probes",
     "ledger",
     "report",
     "cli",
 )
-NEEDS_TORCH = "study.ledger.probe_worker"  # a process of its own
+NEEDS_TORCH = "study.probes.worker"  # a process of its own
 
 
 def loaded_by(code: str, names: set[str]) -> set[str]:

@@ -9,9 +9,10 @@ import shaped
 from shaped import changed, finished, put
 
 from study.bench.prediction import predicted
-from study.ledger.evidence import Evidence, choose
+from study.ledger.choosing import choose
 from study.predictor import links
 from study.records import runs
+from study.records.evidence import Evidence
 from study.records.metrics import gloo_wire_bytes
 from study.records.schema import Collective
 from study.report.topics import network

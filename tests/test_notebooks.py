@@ -146,7 +146,7 @@ def test_a_parameter_that_is_misspelt_names_the_possible_values(baseline, tasks,
 def test_verdicts_come_from_the_data_folder_and_are_judged_where_it_has_none(book, tmp_path, monkeypatch):
     kept = [{"claim": "S1", "document": "000"}, {"claim": "S2", "document": "001"}]
     (tmp_path / "verdicts.json").write_text(json.dumps(kept))
-    monkeypatch.setattr("study.ledger.ledger.judge_all", lambda claims, runs, gathered: [])
+    monkeypatch.setattr("study.ledger.ledger.judge_all", lambda claims, gathered: [])
     reading = book(finished("one"), data=str(tmp_path))
     assert list(reading.verdicts()["claim"]) == ["S1", "S2"]
     assert list(reading.verdicts("001")["claim"]) == ["S2"]

@@ -1,6 +1,8 @@
 """Published measurements: how rows are read, which setups they describe, and the errors of predictions."""
 
 import csv
+import hashlib
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from study.predictor.outside import errors, published, ratios, stored, trainings
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
 
+FROZEN = published.FOLDER / "frozen.csv"
 GPT = {
     "source": "a lab",
     "model": "GPT L12 h1024 a16",
@@ -45,9 +48,31 @@ def file(path, *lines: dict):
 def test_the_project_has_rows_of_many_sources_and_each_says_where_it_is_from():
     rows = published.rows()
     assert len(rows) >= 500
-    assert {each.source for each in rows} == set(published.sources())
+    frozen = published.read_rows(FROZEN)
+    assert {each.source for each in (*rows, *frozen)} == set(published.sources())
     assert all(each.url_or_path for each in rows)
     assert all(each.config or each.not_predicted for each in rows)
+
+
+def test_frozen_rows_are_those_that_were_declared_before_any_was_predicted():
+    header, *lines = FROZEN.read_text().splitlines(keepends=True)
+    splits = tomllib.loads((published.FOLDER / "splits.toml").read_text())["split"]
+    for split in splits:
+        mine = [line for line in lines if line.endswith(f",{split['name']}\n")]
+        assert len(mine) == split["rows"]
+        assert hashlib.sha256("".join([header, *mine]).encode()).hexdigest() == split["sha256"], split["name"]
+    assert sum(split["rows"] for split in splits) == len(lines)
+
+
+def test_frozen_rows_are_tests_of_sources_of_their_own_with_columns_that_the_readme_explains():
+    rows = published.read_rows(FROZEN)
+    assert {each.role for each in rows} == {"test"}
+    assert not {each.source for each in rows} & {each.source for each in published.rows()}
+    assert all(each.url_or_path and each.tier and (each.memory_GB or each.step_s) for each in rows)
+    conditions = [name for name, field in Row.model_fields.items() if not field.is_required()]
+    explained = (published.FOLDER / "README.md").read_text()
+    assert all(f"| `{name}` " in explained for name in conditions)
+    assert set(conditions) <= set(FROZEN.open().readline().strip().split(","))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +169,55 @@ def test_memory_needs_no_known_gpu():
     compared = compare(row(gpu_name=None, memory_GB=10, step_time_s=1, not_predicted="the GPU is not said"))
     assert [each.quantity for each in compared.quantities] == ["memory"]
     assert compared.reason == "time: the GPU is not said"
+
+
+def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_path):
+    path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
+    header, line = path.read_text().splitlines()
+    unknown = {"parallel": "tp2", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
+    unknown |= {"experts": "loop", "offload": "activations", "adapter": "dora", "optimizer_name": "lion"}
+    for name, value in unknown.items():
+        path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")
+        refused, plain = map(compare, published.read_rows(path))
+        assert (refused.quantities, refused.reason) == ((), f"{name} {value} is not modelled")
+        assert plain.quantities
+    varied = compare(row(memory_GB=8, step_time_s=1, rows_are="padded", deepspeed=None))
+    assert [each.quantity for each in varied.quantities] == ["memory"]
+    assert varied.reason == "time: rows are padded, and their mean is not said"
+    with pytest.raises(NotPredicted, match="rows vary"):
+        training_of(row(seq_mean=300))
+
+
+ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deepspeed": None, "dtype": "bf16_pure"}
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        (ADAPTERS, {"precision": "bf16", "frozen": "bf16"}),
+        (ADAPTERS | {"deepspeed": '{"stage": 2}', "dtype": "bf16_cast"}, {"precision": "bf16_cast"}),
+        (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
+        ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
+        ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
+        ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
+        ({"optimizer_name": "paged_adamw_8bit"}, {"optimizer": "adamw_8bit"}),
+        ({"optimizer_name": "adamw", "optimizer": "foreach"}, {"optimizer": "foreach"}),
+    ],
+)
+def test_conditions_of_a_row_are_those_of_its_setup(change, values):
+    training = training_of(row(**change))
+    assert {name: getattr(training.setup, name) for name in values} == values
+    assert training.setup.model.lora_rank == change.get("adapter_rank")
+
+
+def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
+    """Of two exponential lengths the longer one is 1.5 times the mean, and none is longer than the limit."""
+    varied = training_of(row(rows_are="padded", seq_mean=300, micro_batch=2))
+    assert (varied.setup.sequence, trainings._timed(varied).sequence) == (1024, 450)
+    assert trainings._timed(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
+    compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
+    assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
+    assert training_of(row(attention_kernel="te")).machine.attention_kernel is None
 
 
 @pytest.mark.slow

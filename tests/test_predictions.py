@@ -12,6 +12,7 @@ from study.ledger.citations import cited, read_form, searched
 from study.ledger.memory_checks import fits
 from study.ledger.step_checks import bound
 from study.ledger.theory_checks import arithmetic, quotient, stated
+from study.predictor.outside import published
 from study.predictor.outside.published import Row
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
@@ -271,7 +272,7 @@ def test_a_citation_is_whole(known, given, what):
         ('[[source]]\nid = "P1"\ntitle = "A"\nread = "original"\n', "address is missing"),
         ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "hearsay"\n', "got 'hearsay'"),
         ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "original"\n' * 2, "source P1 appears twice"),
-        ("[[source", "sources.toml is not valid TOML"),
+        ("[[source", "sources.toml' cannot be read"),
     ],
 )
 def test_the_list_of_sources_is_checked(known, text, what):
@@ -302,11 +303,11 @@ def test_others_speeds_are_compared_on_one_machine_and_by_rows():
         ]
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(citations, "rows", lambda: listed)
-        citations._comparable.cache_clear()
+        patch.setattr(published, "rows", lambda: listed)
+        published._comparable.cache_clear()
         found = citations.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
         nothing = citations.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
-    citations._comparable.cache_clear()
+    published._comparable.cache_clear()
     assert (found.value, found.interval, found.evidence) == (3, (3, 3), ("a",))
     assert nothing.value is None
     with pytest.raises(Stop, match="'arms' is not a column"):

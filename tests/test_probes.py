@@ -9,8 +9,9 @@ import re
 import pytest
 
 from study.errors import Stop
-from study.ledger import files, ledger, probes
-from study.ledger.probes import Answer
+from study.ledger import files, ledger, trial_checks
+from study.probes import answers
+from study.probes.answers import Answer
 
 ZERO2 = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 ON_DISK = {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/fast"}
@@ -65,8 +66,8 @@ TRIALS = [
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """The folder of the kept answers, for this test alone."""
-    monkeypatch.setattr(probes, "_folder", lambda: tmp_path / "trials")
-    monkeypatch.setattr(probes, "REPORTS", tmp_path / "reports")
+    monkeypatch.setattr(answers, "_folder", lambda: tmp_path / "trials")
+    monkeypatch.setattr(answers, "REPORTS", tmp_path / "reports")
     return tmp_path / "trials"
 
 
@@ -74,7 +75,7 @@ def cache(tmp_path, monkeypatch):
 def answered() -> list[dict]:
     """All trials at once, in one process, as the ledger does."""
     trials = [trial for trial, _ in TRIALS] + [{"what": "member", "of": "accelerate.nothing", "name": "x"}]
-    printed, reason = probes._process(probes.WORKER, json.dumps(trials), probes.arms.ROOT)
+    printed, reason = answers._process(answers.WORKER, json.dumps(trials), answers.arms.ROOT)
     assert printed, reason
     return json.loads(printed)  # whatever the libraries print, this alone is on stdout
 
@@ -106,57 +107,57 @@ def always(answer):
 
 
 def find():
-    return probes.TRIALS["deepspeed_config"](config=ZERO2)
+    return trial_checks.TRIALS["deepspeed_config"](config=ZERO2)
 
 
 def test_an_answer_is_sought_once(cache, monkeypatch):
     tried = []
-    monkeypatch.setattr(probes, "_try", lambda trials: tried.append(trials) or [SEVEN] * len(trials))
+    monkeypatch.setattr(answers, "_try", lambda trials: tried.append(trials) or [SEVEN] * len(trials))
     trials = [of(look="a"), of(look="b"), of(look="a")]
-    assert probes.answers(trials) == probes.answers(trials) == [SEVEN] * 3
+    assert answers.ask(trials) == answers.ask(trials) == [SEVEN] * 3
     assert [len(several) for several in tried] == [2], "both in one process, and never again"
 
 
 def test_answers_are_kept_beside_the_records_and_say_where_they_were_tried(cache, monkeypatch, tmp_path):
     """Another machine with the same versions does not try this again."""
-    monkeypatch.setattr(probes, "_try", always(Answer(found=7, told="in /home/me/x")))
+    monkeypatch.setattr(answers, "_try", always(Answer(found=7, told="in /home/me/x")))
     claims = files.read_all()
     trial = next(trial for trial in ledger.trials(claims) if trial["what"] == "default")
-    probes.answers([trial])
+    answers.ask([trial])
     (cache / "of-another-version.json").write_text("{}")
     reports = tmp_path / "reports" / "some-box"
     reports.mkdir(parents=True)
-    assert probes.keep_in(reports, ledger.trials(claims)) == 1
+    assert answers.keep_in(reports, ledger.trials(claims)) == 1
     (entry,) = json.loads((reports / "trials.json").read_text())
-    assert (entry["trial"], entry["versions"]["deepspeed"]) == (trial, probes._versions()["deepspeed"])
-    (cache / f"{probes.key(trial)}.json").unlink()
-    monkeypatch.setattr(probes, "_try", never)
-    assert probes.answers([trial]) == [Answer(found=7, told="in x (tried on some-box, with these versions)")]
+    assert (entry["trial"], entry["versions"]["deepspeed"]) == (trial, answers.versions()["deepspeed"])
+    (cache / f"{answers.key(trial)}.json").unlink()
+    monkeypatch.setattr(answers, "_try", never)
+    assert answers.ask([trial]) == [Answer(found=7, told="in x (tried on some-box, with these versions)")]
 
 
 def test_the_answers_in_the_repository_are_used(monkeypatch, tmp_path):
     """With the versions of the kept answers, nothing is tried again, and each answer is as it was sealed."""
-    monkeypatch.setattr(probes, "_folder", lambda: tmp_path)
-    path = probes.REPORTS / "cpu-2core" / "trials.json"
+    monkeypatch.setattr(answers, "_folder", lambda: tmp_path)
+    path = answers.REPORTS / "cpu-2core" / "trials.json"
     entries = json.loads(path.read_text())
-    monkeypatch.setattr(probes, "_versions", lambda: entries[0]["versions"])
-    assert probes.set_aside() == []
-    assert {probes.key(entry["trial"]) for entry in entries} == {*probes._read(path)[0]}
+    monkeypatch.setattr(answers, "versions", lambda: entries[0]["versions"])
+    assert answers.set_aside() == []
+    assert {answers.key(entry["trial"]) for entry in entries} == {*answers._read(path)[0]}
     assert len(entries) > 150
 
 
 @pytest.fixture
 def sealed(cache, monkeypatch, tmp_path):
     """A function that seals what a script answers in the repository, and returns the file."""
-    monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
-    monkeypatch.setattr(probes, "not_installed", lambda: ())
+    monkeypatch.setattr(answers, "REPRODUCTIONS", tmp_path)
+    monkeypatch.setattr(answers, "not_installed", lambda: ())
     reports = tmp_path / "reports" / "some-box"
     reports.mkdir(parents=True)
 
     def seal(text: str = "print('{\"found\": 7}')"):
         (tmp_path / "mine.py").write_text(text)
-        assert probes.reproduction(name="mine").value == 7
-        assert probes.keep_in(reports, [MINE]) == 1
+        assert trial_checks.reproduction(name="mine").value == 7
+        assert answers.keep_in(reports, [MINE]) == 1
         return reports / "trials.json"
 
     return seal
@@ -170,65 +171,65 @@ def test_a_changed_answer_is_noticed_and_tried_again(sealed, cache):
     (entry,) = json.loads(path.read_text())
     for name, value in (("found", 8), ("told", "found 8"), ("code", "x"), ("versions", {}), ("seal", "")):
         path.write_text(json.dumps([entry | {name: value}]))
-        probes._read.cache_clear()
-        (sentence,) = probes.set_aside()
+        answers._read.cache_clear()
+        (sentence,) = answers.set_aside()
         assert sentence.startswith("some-box/trials.json: the answer of mine was changed after it was sealed")
-        assert probes.reproduction(name="mine").value == 7
+        assert trial_checks.reproduction(name="mine").value == 7
     path.write_text("{")
-    probes._read.cache_clear()
-    assert "this is no list of answers. It does not count" in probes.set_aside()[0]
+    answers._read.cache_clear()
+    assert "this is no list of answers. It does not count" in answers.set_aside()[0]
     path.unlink()
-    assert "no kept answer of the libraries decides anything" in probes.set_aside()[0]
+    assert "no kept answer of the libraries decides anything" in answers.set_aside()[0]
 
 
 def test_a_changed_script_is_noticed_and_tried_again(sealed, tmp_path):
     sealed()
-    assert probes.set_aside() == []
+    assert answers.set_aside() == []
     (tmp_path / "mine.py").write_text("print('{\"found\": 9}')")
-    assert "the answer of mine was given by other code, which has changed since" in probes.set_aside()[0]
-    assert probes.reproduction(name="mine").value == 9
+    assert "the answer of mine was given by other code, which has changed since" in answers.set_aside()[0]
+    assert trial_checks.reproduction(name="mine").value == 9
 
 
 def test_a_users_own_answer_does_not_override_the_repository(sealed, cache):
     sealed()
-    assert "differs" not in probes.reproduction(name="mine").working
-    probes.cache.keep(cache, probes.key(MINE), {"found": 8, "told": "found 8"})
-    finding = probes.reproduction(name="mine")
+    assert "differs" not in trial_checks.reproduction(name="mine").working
+    answers.cache.keep(cache, answers.key(MINE), {"found": 8, "told": "found 8"})
+    finding = trial_checks.reproduction(name="mine")
     assert finding.value == 7
     assert "tried on some-box" in finding.working
     assert "this decides, though the answer in your own cache differs: found 8" in finding.working
 
 
 def test_another_version_or_another_text_is_another_answer(cache, monkeypatch, tmp_path):
-    before = probes.key(of())
-    assert probes.key(of()) == before != probes.key(of(look="gradient_clipping"))
-    monkeypatch.setattr(probes, "_versions", lambda: {"deepspeed": "99"})
-    assert probes.key(of()) != before
-    monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
+    before = answers.key(of())
+    assert answers.key(of()) == before != answers.key(of(look="gradient_clipping"))
+    monkeypatch.setattr(answers, "versions", lambda: {"deepspeed": "99"})
+    assert answers.key(of()) != before
+    monkeypatch.setattr(answers, "REPRODUCTIONS", tmp_path)
     keys = []
     for text in ("1", "2", '"""Other words."""\n2  # the same script'):
         (tmp_path / "mine.py").write_text(text)
-        keys.append(probes.key({"what": "reproduction", "name": "mine"}))
+        keys.append(answers.key({"what": "reproduction", "name": "mine"}))
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_only_answers_are_kept(cache, monkeypatch):
     """A failure of the trial itself is not kept. A file that holds no answer is tried again."""
-    monkeypatch.setattr(probes, "_try", always("killed"))
+    monkeypatch.setattr(answers, "_try", always("killed"))
     finding = find()
     assert (finding.value, finding.without) == (None, "inconclusive")
     assert "the trial itself failed: killed" in finding.working
-    monkeypatch.setattr(probes, "_try", always(SEVEN))
+    monkeypatch.setattr(answers, "_try", always(SEVEN))
     assert find().value == 7
     for content in ('{"found": 7}', "[]", "3", "{"):
-        (cache / f"{probes.key(of())}.json").write_text(content)
-        assert probes.answers([of()]) == [SEVEN]
+        (cache / f"{answers.key(of())}.json").write_text(content)
+        assert answers.ask([of()]) == [SEVEN]
 
 
 def test_without_the_libraries_nothing_is_tried(cache, monkeypatch):
-    monkeypatch.setattr(probes, "not_installed", lambda: ("deepspeed",))
-    monkeypatch.setattr(probes, "_try", never)
-    probes.prepare(ledger.trials(files.read_all()))
+    monkeypatch.setattr(answers, "not_installed", lambda: ("deepspeed",))
+    monkeypatch.setattr(answers, "_try", never)
+    answers.prepare(ledger.trials(files.read_all()))
     finding = find()
     assert (finding.value, finding.without) == (None, "not tested here")
     assert finding.working == "deepspeed is not installed here"
@@ -251,13 +252,13 @@ FORBIDDEN = [
 @pytest.mark.parametrize(("trial", "what"), FORBIDDEN)
 def test_nothing_else_is_run_or_imported(cache, monkeypatch, trial, what):
     """Anybody may have written the claims file that names it."""
-    monkeypatch.setattr(probes, "_run", never)
-    monkeypatch.setattr(probes, "_try", never)
+    monkeypatch.setattr(answers, "_run", never)
+    monkeypatch.setattr(answers, "_try", never)
     (cache.parent / "evil.py").write_text("")
-    function, arguments = probes.TRIALS[trial["what"]], {name: trial[name] for name in trial if name != "what"}
+    function, arguments = trial_checks.TRIALS[trial["what"]], {name: trial[name] for name in trial if name != "what"}
     with pytest.raises(Stop, match=what):
         function(**arguments)
-    assert probes.trials_of(function, [arguments]) == []
+    assert trial_checks.trials_of(function, [arguments]) == []
 
 
 # --- reproductions -------------------------------------------------------------------------------------------------
@@ -266,8 +267,8 @@ def test_nothing_else_is_run_or_imported(cache, monkeypatch, trial, what):
 @pytest.fixture
 def script(tmp_path, monkeypatch, cache):
     """A function that writes a reproduction, runs it and returns its answer."""
-    monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
-    return lambda text: (tmp_path / "mine.py").write_text(text) and probes.reproduction(name="mine")
+    monkeypatch.setattr(answers, "REPRODUCTIONS", tmp_path)
+    return lambda text: (tmp_path / "mine.py").write_text(text) and trial_checks.reproduction(name="mine")
 
 
 def test_a_reproduction_says_what_it_found(script):
@@ -283,7 +284,7 @@ def test_a_reproduction_that_fails_says_nothing_of_the_claim(script, monkeypatch
         ("print('nothing to say')", 300, "it printed no answer"),
         ("import time\ntime.sleep(60)", 1, "it took longer than 1 s"),
     ):
-        monkeypatch.setattr(probes, "LIMIT_S", limit_s)
+        monkeypatch.setattr(answers, "LIMIT_S", limit_s)
         finding = script(text)
         assert (finding.value, finding.without) == (None, "inconclusive")
         assert why in finding.working

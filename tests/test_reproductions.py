@@ -10,11 +10,10 @@ import sys
 import pytest
 
 from study.ledger import ledger
-from study.ledger.evidence import Evidence
 from study.ledger.files import FOLDER, read_all
-from study.ledger.probes import REPRODUCTIONS
 from study.ledger.verdict import REFUTED, TRIED
-from study.records.runs import Runs
+from study.probes.answers import REPRODUCTIONS
+from study.records.evidence import Evidence
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
 QUICK = ("zero2_estimator_and_its_page",)  # no process group, nothing compiled
@@ -46,7 +45,7 @@ def test_every_reproduction_decides_something():
 def test_each_library_claim_that_failed_when_tried_has_a_script():
     """The README says so. A verdict is that of the answers kept with the reports."""
     claims = [claim for claim in read_all() if claim.document == "libraries" and claim.basis == TRIED]
-    verdicts = ledger.judge_all(claims, Runs(()), Evidence())
+    verdicts = ledger.judge_all(claims, Evidence())
     failed = [verdict.claim for verdict in verdicts if verdict.verdict == REFUTED]
     assert len(failed) >= 30
     scripts = {

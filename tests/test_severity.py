@@ -10,17 +10,17 @@ from test_ledger import CLAIMS, HEAD, PER_ARM, STATES, TOML, claims, judged, onl
 from study.ledger import (
     checks,
     committed,
-    evidence,
     files,
     judging,
     ledger,
     predictions,
-    probes,
     severity,
     theory_checks,
 )
-from study.ledger.probes import Answer
 from study.ledger.verdict import FAILS, HOLDS, INCONCLUSIVE, OWN, Finding
+from study.probes import answers
+from study.probes.answers import Answer
+from study.records import evidence
 from study.records.runs import load
 from study.spec.settings import CACHE
 
@@ -60,7 +60,7 @@ def test_falsified_records_turn_what_rests_on_them(check, claims, tmp_path):  # 
 
 
 def test_a_library_may_answer_otherwise(claims, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(probes, "answers", lambda trials: [Answer(found=True, told="yes")] * len(trials))
+    monkeypatch.setattr(answers, "ask", lambda trials: [Answer(found=True, told="yes")] * len(trials))
     verdict = only(judged(claims(text(**MEMBER))))
     assert verdict.turned_by == "If the answer were no instead of yes, this would be refuted."
 
@@ -69,12 +69,12 @@ def test_a_parser_that_accepts_everything_shows_nothing(claims, monkeypatch):  #
     """To show that it accepts, it has to reject another config that has the same keys."""
     zero = {"zero_optimization": {"stage": 3, "overlap_comm": True}}
     trial = {"what": "deepspeed_config", "look": "accepted", "ranks": 1}
-    monkeypatch.setattr(probes, "answers", lambda trials: [Answer(found="accepted", told="yes")] * len(trials))
+    monkeypatch.setattr(answers, "ask", lambda trials: [Answer(found="accepted", told="yes")] * len(trials))
     given = '{ what = "deepspeed_config", config = { zero_optimization = { stage = 3, overlap_comm = true } } }'
     toml = text(**MEMBER | {"with": given, "value": '"accepted"'})
     for config, turned in (({"fp16": 1}, False), (zero | {"fp16": 1}, True)):
         rejected = Answer(trial=trial | {"config": config}, found="rejected", told="no")
-        monkeypatch.setattr(probes, "kept_answers", lambda rejected=rejected: [rejected])
+        monkeypatch.setattr(answers, "kept_answers", lambda rejected=rejected: [rejected])
         verdict = only(judged(claims(toml)))
         assert (bool(verdict.turned_by), verdict.is_by_construction) == (turned, not turned)
 

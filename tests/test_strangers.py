@@ -9,7 +9,7 @@ from study.spec.arms import PACKAGE
 RUN_CODE = {"from_pretrained", "load_dataset", "load_dataset_builder", "load_metric", "pipeline"}
 UNPICKLES = re.compile(r"\btorch\.load\((?!.*weights_only=True\))|\bnp\.load\(|\bnumpy\.load\(")
 OPENS = re.compile(r"\.read_text\(|\.read_bytes\(|\.open\(\)|\bopen\(\)|tomllib\.|json\.load\(|yaml\.safe_load")
-OWN_FILES = ("probes.py", "probe_worker.py")  # they read scripts, arms and answers of this project
+OWN_FILES = ("answers.py", "worker.py")  # they read scripts, arms and answers of this project
 SOURCES = {path: path.read_text() for path in PACKAGE.rglob("*.py") if "reproductions" not in path.parts}
 
 
@@ -27,6 +27,6 @@ def test_nothing_unpickles():
 
 
 def test_records_and_claims_are_read_by_study_io():
-    of_strangers = [path for path in SOURCES if path.parent.name in ("records", "ledger")]
+    of_strangers = [path for path in SOURCES if path.parent.name in ("records", "probes", "ledger")]
     assert len(of_strangers) > 20
     assert not [path for path in of_strangers if path.name not in OWN_FILES and OPENS.search(SOURCES[path])]

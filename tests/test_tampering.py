@@ -15,8 +15,8 @@ from conftest import ROOT
 from shaped import changed, finished, put
 
 from study.cli import keep
-from study.ledger import evidence
-from study.records import seal, store
+from study.ledger.choosing import choose
+from study.records import evidence, seal, store
 
 ARMS, SEEDS, TARGET = ("ddp", "zero2", "zero3"), (0, 1, 2), "zero2-1"
 TIMES = ("time.step_s.*", "time.window_s")
@@ -214,12 +214,12 @@ def test_a_gpu_that_was_never_there_decides_nothing(tmp_path):
     put(tmp_path / "runs", finished("forged", gpu=True), of("zero2-1"))
     claim = SimpleNamespace(kind="bytes", conditions={})
     seen = gathered(tmp_path / "runs")
-    chosen = evidence.choose(seen, claim, {"arm": "zero2"})
+    chosen = choose(seen, claim, {"arm": "zero2"})
     assert [run.name for run in chosen.runs] == ["zero2-1"]
     assert [run.name for run in chosen.others] == ["forged"]
     assert "1 of 2 records are not sealed and not of this machine, so they decide nothing" in " ".join(seen.notes)
     keep.keep([tmp_path / "runs"], tmp_path / "machine")
-    chosen = evidence.choose(gathered(tmp_path / "machine"), claim, {"arm": "zero2"})
+    chosen = choose(gathered(tmp_path / "machine"), claim, {"arm": "zero2"})
     assert len(chosen.runs) == 2
 
 

@@ -19,9 +19,8 @@ import study
 from study import WatchCallback, watch
 from study.bench.prediction import predicted
 from study.errors import Stop
-from study.ledger import evidence
 from study.measure.collectives import CollectiveLog
-from study.records import collectives, metrics, runs, store
+from study.records import collectives, evidence, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
 from study.records.schema import Error

@@ -5,13 +5,13 @@ import re
 import pandas as pd
 from conftest import ROOT
 
-from study.cli import results
-from study.ledger import catalogue, files, ledger, words
+from study.cli import catalogue, results
+from study.ledger import files, ledger, words
 from study.ledger import verdict as v
 from study.ledger.judging import Verdict
 from study.ledger.model import Claim
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
-from study.records.runs import Runs
+from study.records.evidence import Evidence
 from study.report import claim_pages
 from study.report.topics import claims
 
@@ -156,7 +156,7 @@ def test_the_claims_file_of_the_guide_is_valid(tmp_path):
     guide = (ROOT / "CONTRIBUTING.md").read_text().split("## How to write a claims file")[1]
     path = tmp_path / "mine.toml"
     path.write_text("\n".join(re.findall(r"^    (.*)$", guide, re.MULTILINE)))
-    first, second, third = ledger.judge_all(files.read_all(path), Runs(()))
+    first, second, third = ledger.judge_all(files.read_all(path), Evidence())
     assert (first.verdict, first.holds_under) == (v.INCONCLUSIVE, ("recipe mixed-adam",))
     assert (second.verdict, third.verdict) == (v.CONSISTENT, v.NOT_TESTED)
 

@@ -1,4 +1,4 @@
-"""Measures what this machine can do: matrix products, copies, Adam on the host, the disk.
+"""Measures what this machine can do: the host's pace, matrix products, copies, Adam on the host, the disk.
 
 study peaks --json runs/peaks.json
 
@@ -21,17 +21,25 @@ from study.machine import disk
 from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
+from study.models.build import build
+from study.models.config import load
+from study.predictor.architecture import describe
+from study.predictor.setup import Setup
+from study.predictor.timing.pace import pace
+from study.predictor.timing.work import blocks
 from study.records.store import now_utc
 from study.spec.options import parsed
+from study.spec.shapes import VOCABULARY
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 WARM_UP = 3
 SUSTAINED_S = 3
+HOST_TOKENS = 16  # few, so that every kernel is shorter than its launch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """Measure this machine: FLOP/s of matrix products, bytes/s of copies, Adam on the host, the disk."""
+    """Measure this machine: the pace of the host, FLOP/s of products, bytes/s of copies, Adam on the host, the disk."""
 
     size: int = 8192 if CUDA else 1024  # Rows and columns of the matrices.
     copy_mib: int = 1024 if CUDA else 64  # Size of a copy in MiB.
@@ -73,6 +81,7 @@ def measure(options: Peaks) -> dict:
         "hardware": hardware.describe(options.disk).model_dump(),
         "software": hardware.versions(),
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
+        "host_pace": host_pace(options.tries),
         "flops_per_s": flops,
         "copy_bytes_per_s": {name: _printed(f"copy {name}", "B/s", rate) for name, rate in copies(options).items()},
         "host_adam_parameters_per_s": _printed("Adam on the host", "parameters/s", host_adam(options)),
@@ -95,6 +104,24 @@ def rates(work: Callable[[], object], amount: float, tries: int) -> dict:
 def _spread(amount: float, seconds: list[float]) -> dict:
     rates = sorted(amount / each for each in seconds)
     return {"median": statistics.median(rates), "low": rates[0], "high": rates[-1], "tries": len(rates)}
+
+
+def host_pace(tries: int) -> float:
+    """Return the host's seconds for a kernel of a tiny GPT, over those of the hosts that predictions know.
+
+    Python decides them. Without a GPU, launches are missing.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more of them wait for each other in kernels so small
+    ids = torch.randint(0, VOCABULARY, (1, HOST_TOKENS), device=DEVICE)
+    model = build(load("gpt-tiny"), DEVICE)
+    setup = Setup(model=describe("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS, device=DEVICE.type)
+    kernels = sum(each.kernels for block in blocks(setup) for each in (block.forward, block.backward))
+    rate = rates(lambda: model(input_ids=ids, labels=ids).loss.backward(), kernels, tries)
+    torch.set_num_threads(threads)
+    pace_of_host = 1 / rate["median"] / pace().kernel_s
+    say(f"host: {1e6 / rate['median']:.3g} us for a kernel: --host-pace {pace_of_host:.2g}")
+    return pace_of_host
 
 
 def matrix_products(dtype: torch.dtype, tf32: bool, options: Peaks) -> dict:

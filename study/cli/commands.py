@@ -44,6 +44,7 @@ COMMANDS = {
     "conform": ("study.conform.command:conform", "is a sharded training equal to one process? for any library"),
     "versions": ("study.conform.releases:versions", "hold releases of a library to these properties"),
     "bisect": ("study.conform.releases:bisect", "the release in which the answer of a property changes"),
+    "fuzz": ("study.conform.fuzz:fuzz", "search for trainings that a library computes wrongly"),
     "gauntlet": ("study.conform.gauntlet:gauntlet", "does that suite find known bugs and planted faults?"),
     "report-bug": ("study.conform.upstream:report_bug", "the text of an issue for what fails in a library"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),

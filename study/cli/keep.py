@@ -6,7 +6,8 @@ import tyro
 
 from study.errors import Stop
 from study.io.tables import say
-from study.ledger import files, ledger, probes
+from study.ledger import files, ledger
+from study.probes import answers
 from study.records import seal, store
 from study.records.impossible import impossible
 from study.records.privacy import redact
@@ -68,6 +69,6 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
     size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
-    say(f"{probes.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")
+    say(f"{answers.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")
     if into.resolve().is_relative_to(store.ROOT):
         say(*(f"sealed again, because it has changed: {name}" for name in seal.add_inputs()))

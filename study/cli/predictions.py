@@ -18,7 +18,7 @@ from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, outside_bytes, reserve_bytes
 from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Setup, trainers_name
+from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
 from study.spec import arms
@@ -43,6 +43,8 @@ class Kernels:
     others are the trainer's."""
     frozen: Frozen = "as_weights"
     """The dtype of weights that do not train. as_weights: that of the other weights. bf16: bf16, under autocast."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
@@ -87,6 +89,7 @@ def estimate(
     recipe: str | None = None,
     gpu: str | None = None,
     beside: float = 0.0,
+    host_pace: float | None = None,
     explain: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
@@ -107,14 +110,16 @@ def estimate(
             allocator frees cached memory when the GPU is nearly full.
         beside: With --gpu: the share of the GPU that another program takes, such as a reference model, or the
             gpu_memory_utilization of an inference engine.
+        host_pace: With --gpu: seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs.
+            Default: unknown.
         explain: With --gpu: list every constant behind the predicted time, with its source.
         as_json: Print the prediction as JSON.
     """
     chosen = arms.load_arm(training.arm)
     if fsdp is None and (stop := refusal(chosen, trainers_name(kernels.optimizer), training.precision)):
         raise stop
-    if (explain or beside) and gpu is None:
-        raise Stop("--explain needs a predicted time, and --beside the memory of a GPU", "give --gpu")
+    if (explain or beside or host_pace is not None) and gpu is None:
+        raise Stop("--explain and --host-pace need a predicted time, and --beside the memory of a GPU", "give --gpu")
     combinations.check_share(beside)
     prediction = None
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
@@ -123,7 +128,8 @@ def estimate(
             raise Stop(what, "give --layers and --hidden, or leave out --gpu")
         parameters = count_of(wanted.params)
     else:
-        prediction = _predicted(wanted, training, kernels, ranks, fsdp, gpu and gpu_named(gpu))
+        links = None if gpu is None else steps.Links(gpu=gpu_named(gpu), host_pace=host_pace)
+        prediction = _predicted(wanted, training, kernels, ranks, fsdp, links)
         prediction = dataclasses.replace(prediction, beside=beside)
         parameters = prediction.whole.parameters
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
@@ -146,7 +152,7 @@ def estimate(
 
 
 def _predicted(
-    wanted: Wanted, training: steps.Training, kernels: Kernels, ranks: int, fsdp: Fsdp | None, gpu: str | None
+    wanted: Wanted, training: steps.Training, kernels: Kernels, ranks: int, fsdp: Fsdp | None, links: steps.Links | None
 ) -> Prediction:
     model = asked_for(wanted, training.sequence or 1)
     options = training.values(model) | kernels.values()
@@ -154,7 +160,8 @@ def _predicted(
         setup = Setup(model=model, fsdp=fsdp, ranks=ranks, **options)
     else:
         setup = Setup.of_arm(model, training.arm, ranks=ranks, **options)
-    step = None if gpu is None else step_time(setup, steps.Links(gpu=gpu).machine(setup.ranks))
+    gpu = links.gpu if links else None
+    step = step_time(setup, links.machine(setup.ranks)) if links else None
     return Prediction(fsdp or training.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step)
 
 
@@ -191,7 +198,8 @@ def _show(prediction: Prediction) -> None:
 
 def _answer(prediction: Prediction) -> str:
     """Return the peak of a rank, what nvidia-smi will show, and whether it fits, in a sentence or two."""
-    setup, gpu = prediction.setup, prediction.gpu
+    setup = prediction.setup
+    gpu = prediction.gpu
     memory = "GPU memory" if setup.on_gpu else "memory"
     peak = size(prediction.whole.peak_bytes)
     text = f"A rank of {setup.ranks} under {prediction.arm} needs {peak} of {memory} at the peak, predicted"

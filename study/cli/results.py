@@ -6,14 +6,16 @@ from pathlib import Path
 
 import tyro
 
+from study.cli import catalogue
 from study.errors import Stop
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
-from study.ledger import catalogue, committed, evidence, files, ledger, words
+from study.ledger import committed, files, ledger, words
 from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
-from study.records import seal
+from study.probes import answers
+from study.records import evidence, seal
 from study.records.runs import load
 from study.spec.options import AsJson
 
@@ -72,7 +74,7 @@ def claims(
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
     sys.stderr.write(f"judging the claims ({len(chosen)}) by the runs ({len(loaded)})\n")  # it takes seconds
     gathered = evidence.gather(loaded)
-    verdicts = ledger.judge_all(chosen, loaded, gathered, anew=keep)
+    verdicts = ledger.judge_all(chosen, gathered, anew=keep)
     if keep:
         committed.write(verdicts)
         sys.stderr.write("".join(f"sealed again, because it has changed: {name}\n" for name in seal.add_inputs()))
@@ -81,7 +83,7 @@ def claims(
         say_wrapped(*committed.differences(verdicts), in_full.rstrip(), indent="    ")
         return None
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
-    notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
+    notes = [*(f"set aside: {reason}" for reason in (*gathered.set_aside, *answers.set_aside())), *gathered.notes]
     notes += files.doubts(known) if file == files.FOLDER else []
     if as_json or claim:  # otherwise below the summary
         sys.stderr.write("".join(f"{note}\n" for note in notes))

@@ -64,6 +64,8 @@ class Links:
     """GPUs in one node. Default: as many as such machines have, mostly 8."""
     fused_kernels: bool = False
     """Assume that norms, activation functions and rotations are single kernels, as with torch.compile."""
+    host_pace: float | None = None
+    """Seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs. Default: unknown."""
 
     def machine(self, gpus: int) -> Machine:
         """Return the machine with so many GPUs."""
@@ -75,6 +77,7 @@ class Links:
             gpu=gpu,
             gpus_per_node=per_node,
             fused_kernels=self.fused_kernels,
+            host_pace=self.host_pace,
             link=None if several else joined,
             network=joined if several else None,
         )
@@ -163,7 +166,8 @@ def lanes(spans: tuple[Span, ...]) -> list[str]:
     busy: dict[str, list[dict[str, float]]] = {}
     for span in spans:
         stream = busy.setdefault(span.task.stream, [{} for _ in range(LANE)])
-        first, last = span.start_s / column_s, span.end_s / column_s
+        first = span.start_s / column_s
+        last = span.end_s / column_s
         for column in range(int(first), min(LANE, int(last) + 1)):
             share = max(0.0, min(last, column + 1) - max(first, column))
             stream[column][_mark(span)] = stream[column].get(_mark(span), 0.0) + share

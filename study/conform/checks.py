@@ -6,6 +6,7 @@ definitions.
 """
 
 import dataclasses
+import functools
 import gc
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,9 +105,7 @@ def two_backward_passes(adapter: SimpleNamespace, case: Case, folder: Path, laun
     hold(seen, dataclasses.replace(expected, losses=[], norms=[]), twice)
 
 
-def two_unmarked_passes(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """The same, if nothing says that another pass follows the first."""
-    two_backward_passes(adapter, case, folder, launch, marked=False)
+two_unmarked_passes = functools.partial(two_backward_passes, marked=False)
 
 
 def second_model(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
@@ -144,14 +143,8 @@ def passes_between(adapter: SimpleNamespace, case: Case, folder: Path, launch: i
     )
 
 
-def forward_between(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """A forward pass that no backward pass follows changes nothing."""
-    passes_between(adapter, case, folder, launch, "forward")
-
-
-def evaluation_between(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """An evaluation without gradients between two updates changes nothing."""
-    passes_between(adapter, case, folder, launch, "evaluate")
+forward_between = functools.partial(passes_between, mode="forward")
+evaluation_between = functools.partial(passes_between, mode="evaluate")
 
 
 def weights_in_use(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
@@ -188,18 +181,13 @@ def overflow(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) ->
         raise Difference("no weight moved in 20 updates after the one that was skipped")
 
 
-def checkpoint_whole(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """A training that is saved, and loaded in a new launch, goes on as the reference does."""
-    continued(adapter, case, folder, launch, weights_only=False)
+def checkpoint_whole(
+    adapter: SimpleNamespace, case: Case, folder: Path, launch: int, weights_only: bool = False
+) -> None:
+    """Save in the first launch. In the second, load into a model with other weights, and train on.
 
-
-def checkpoint_of_weights(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """If only the weights are loaded, the optimizer starts anew."""
-    continued(adapter, case, folder, launch, weights_only=True)
-
-
-def continued(adapter: SimpleNamespace, case: Case, folder: Path, launch: int, weights_only: bool) -> None:
-    """Save in the first launch. In the second, load into a model with other weights, and train on."""
+    If only the weights are loaded, the optimizer starts anew.
+    """
     if launch == 0:
         seen = sharded(adapter, case, folder)
         adapter.save(seen.trainer, str(folder / "saved"))
@@ -220,6 +208,9 @@ def continued(adapter: SimpleNamespace, case: Case, folder: Path, launch: int, w
     seen = sharded(adapter, case, folder, start=case.updates, trainer=trainer)
     expected = reference.run(start=case.updates)
     hold(seen, expected, dataclasses.replace(case, updates=2 * case.updates), before=middle)
+
+
+checkpoint_of_weights = functools.partial(checkpoint_whole, weights_only=True)
 
 
 def frozen_memory(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:

@@ -52,7 +52,7 @@ def conform(
     """
     if list_properties:
         return _list(as_json)
-    chosen = _chosen(names, adapter)
+    chosen = chosen_adapters(names, adapter)
     if not chosen:
         show([{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()])
         return None
@@ -67,7 +67,7 @@ def conform(
     provide_libaio()
     results: dict[str, list[Result]] = {}
     versions = output.installed() if overlay is None else output.installed() | _in_overlay(overlay)
-    tell = _silent if as_json else functools.partial(_tell, versions["deepspeed"])
+    tell = _silent if as_json else functools.partial(_tell, versions)
     with tempfile.TemporaryDirectory() as logs:
         for each in chosen:
             say(*([] if as_json else ["", f"{each.name}: {each.about or each.file}"]))
@@ -93,7 +93,8 @@ def _summarize(results: dict[str, list[Result]]) -> None:
         show(output.matrix(results))
 
 
-def _chosen(names: tuple[str, ...], file: Path | None) -> list[Adapter]:
+def chosen_adapters(names: tuple[str, ...], file: Path | None) -> list[Adapter]:
+    """Return the adapters of these names, or the one in a file."""
     if file is not None:
         if names:
             raise Stop("names and --adapter are given", "give one of them")
@@ -120,9 +121,9 @@ def _silent(result: Result) -> None:
     pass
 
 
-def _tell(release: str | None, result: Result) -> None:
+def _tell(versions: dict[str, str | None], result: Result) -> None:
     say(output.line(result))
-    if known := output.explanation(result, output.explanations(), release):
+    if known := output.explanation(result, output.explanations(), versions):
         say_wrapped(f"{known.kind}: {known.why}", indent=" " * 16, first=" " * 16)
 
 

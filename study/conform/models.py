@@ -19,6 +19,10 @@ class Plain(nn.Module):
         self.first = nn.Linear(FEATURES, width)
         self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
         self.last = nn.Linear(width, FEATURES)
+        self.change(width, layers)
+
+    def change(self, width: int, layers: int) -> None:
+        """Add to the parameters, or replace some."""
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -43,16 +47,14 @@ class Tied(Plain):
 class Frozen(Plain):
     """The first block is frozen."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.blocks[0].requires_grad_(False)
 
 
 class MostlyFrozen(Plain):
     """Only the last layer is trained."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.requires_grad_(False)
         self.last.requires_grad_(True)
 
@@ -60,8 +62,7 @@ class MostlyFrozen(Plain):
 class Lora(Plain):
     """Frozen layers, each with a small trained product beside it."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.requires_grad_(False)
         self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
         self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])
@@ -75,16 +76,14 @@ class Lora(Plain):
 class Unused(Plain):
     """A layer is in the model, and no pass uses it."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.unused = nn.Linear(width, width)
 
 
 class Empty(Plain):
     """A parameter has no elements."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.empty = nn.Parameter(torch.empty(0))
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -94,8 +93,7 @@ class Empty(Plain):
 class Scalars(Plain):
     """Parameters with one element each: fewer elements than ranks."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.gains = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)])
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -107,8 +105,7 @@ class Scalars(Plain):
 class Embedded(Plain):
     """An embedding whose row for padding gets no gradient. Its rows are chosen by the signs of the inputs."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.words = nn.Embedding(5, width, padding_idx=0)
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -118,8 +115,7 @@ class Embedded(Plain):
 class OneRank(Plain):
     """A layer is used only for microbatches whose first input is positive: the data decides, rank by rank."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.sometimes = nn.Linear(FEATURES, width)
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -186,8 +182,7 @@ class Experts(Plain):
 class Transposed(Plain):
     """A weight whose elements do not lie in the order of its shape."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         weight = self.get_parameter("blocks.0.weight").detach()
         self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
 
@@ -195,8 +190,7 @@ class Transposed(Plain):
 class Buffered(Plain):
     """A buffer scales the activations."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
 
@@ -243,16 +237,14 @@ class Delegating(Plain):
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             return self.inner(hidden)
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.blocks = nn.ModuleList([Delegating.Wrapper(block) for block in self.blocks])
 
 
 class Normed(Plain):
     """Layer norms: parameters of another kind, that users keep out of weight decay."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(layers)])
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -264,8 +256,7 @@ class Normed(Plain):
 class Direct(Plain):
     """Parameters belong to the root module and to no layer."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, layers)
+    def change(self, width: int, layers: int) -> None:
         self.direct = nn.Parameter(torch.full((3, width), 0.1))
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 from study.conform.properties import read
 from study.conform.suite import STATUSES, Adapter, Result
 from study.errors import Stop
@@ -14,6 +16,8 @@ from study.io.parsing import from_json, from_toml
 from study.machine.software import version
 
 FROM_PROPERTY = ("sentence", "source")  # are in properties.toml, and not in each file of results
+REPEATED = (*FROM_PROPERTY, "adapter", "seconds")
+HOLDS = {"status": "holds", "words": "", "kind": "", "shrunk": None, "ranks": (2,)}  # is not written for a release
 LIBRARIES = ("torch", "deepspeed", "accelerate")
 EXPLAINED = Path(__file__).with_name("explained.toml")
 BADGE = """\
@@ -29,27 +33,30 @@ BADGE = """\
 class Explanation:
     """Why properties fail with some adapters: a known bug, a documented difference, or a new finding."""
 
-    adapters: tuple[str, ...]
-    properties: tuple[str, ...]
+    adapters: list[str]
+    properties: list[str]  # ["*"]: all of them
     kind: str
     why: str
-    releases: tuple[str, ...] = ()  # of DeepSpeed; empty: any
+    releases: str = ""  # such as >=0.17.6,<0.18.3; empty: any
+    package: str = "deepspeed"  # of these releases
     matters: str = ""  # of a bug: what a user loses
+
+    def fits(self, result: Result, versions: dict[str, str | None]) -> bool:
+        named = result.property in self.properties or self.properties == ["*"]
+        return (
+            result.adapter in self.adapters
+            and named
+            and (versions.get(self.package) or "0") in SpecifierSet(self.releases)
+        )
 
 
 def explanations() -> list[Explanation]:
-    rows = from_toml(EXPLAINED.read_bytes()).get("explained", [])
-    lists = ("adapters", "properties", "releases")
-    return [Explanation(**row | {name: tuple(row.get(name, ())) for name in lists}) for row in rows]
+    return [Explanation(**row) for row in from_toml(EXPLAINED.read_bytes()).get("explained", [])]
 
 
-def explanation(result: Result, known: list[Explanation], release: str | None) -> Explanation | None:
-    """Return the explanation of a failure under a release of DeepSpeed. None if there is none yet."""
-    for each in known:
-        named = result.adapter in each.adapters and result.property in each.properties
-        if result.status == "fails" and named and (release in each.releases or not each.releases):
-            return each
-    return None
+def explanation(result: Result, known: list[Explanation], versions: dict[str, str | None]) -> Explanation | None:
+    """Return the explanation of a failure or a refusal with these versions. None if there is none yet."""
+    return next((each for each in known if result.status in ("fails", "refused") and each.fits(result, versions)), None)
 
 
 def line(result: Result) -> str:
@@ -89,6 +96,20 @@ def as_json(adapter: Adapter, results: list[Result], versions: dict[str, str | N
     return about | {"summary": summary(results), "results": kept}
 
 
+def keep(
+    folder: Path, adapter: Adapter, results: list[Result], versions: dict[str, str | None], reason: str = ""
+) -> None:
+    """Write the results of a release: of each, what differs from a property that holds."""
+    kept = [
+        {key: value for key, value in asdict(result).items() if key not in REPEATED and HOLDS.get(key) != value}
+        for result in results
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in kept)
+    head = json.dumps({"adapter": adapter.name, "versions": versions, "reason": reason}, indent=1)[:-2]
+    (folder / f"{adapter.name}.json").write_text(f'{head},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
 def load(path: Path) -> tuple[list[Result], dict[str, str | None]]:
     """Read the results that `write` wrote, and the versions of the libraries."""
     if not path.exists():
@@ -98,7 +119,8 @@ def load(path: Path) -> tuple[list[Result], dict[str, str | None]]:
     results = []
     for row in content["results"]:
         about = properties.get(row["property"])  # None: since renamed
-        results.append(Result(sentence=about.sentence if about else "", source=about.source if about else "", **row))
+        found = {"sentence": about.sentence, "source": about.source} if about else {"sentence": "", "source": ""}
+        results.append(Result(**{"adapter": content["adapter"], **HOLDS, **found, **row}))
     return results, content["versions"]
 
 

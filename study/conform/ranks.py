@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -30,6 +31,7 @@ import torch.distributed.fsdp
 
 from study.conform import checks, models
 from study.conform.cases import Case, Difference
+from study.conform.output import LIBRARIES
 from study.conform.properties import Property, read
 
 BY_NAME = {each.name: each for each in read()}
@@ -50,7 +52,12 @@ def serve() -> None:
         if path not in modules:
             modules[path] = _imported(path)
         module = modules[path]
-        answer = module if isinstance(module, dict) else _answer(module, request)
+        if isinstance(module, dict):
+            answer = module
+        elif "property" in request:
+            answer = _answer(module, request)
+        else:
+            answer = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -181,7 +188,7 @@ def explain(error: Exception, adapter_file: str) -> tuple[str, str]:
     library: refused, in its words. So is an `assert` with a message in build, save or load; later it guards the
     library's own state. Anything else is a crash, and the property fails.
     """
-    words = " ".join(str(error).split())[:300]
+    words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
     if isinstance(error, Difference):
         return "fails", words
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -5,6 +5,7 @@ hash where `hashes.json` has one. Its code is run. Each release and adapter has 
 run again.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -12,15 +13,16 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from packaging.version import InvalidVersion, Version
 
-from study.conform import output
+from study.conform import changes, output, trials
 from study.conform.properties import Property, read
 from study.conform.suite import ADAPTERS, Adapter, Ranks, Result, run
 from study.errors import Stop
-from study.io.parsing import from_json
+from study.io.parsing import from_json, from_toml
 from study.io.tables import say, show
 from study.io.validation import nearest
 from study.machine.software import put_programs_on_path
@@ -67,21 +69,33 @@ def installed(package: str, version: str, overlays: Path) -> Release:
 
 
 def cell(adapter: Adapter, properties: list[Property], release: Release, overlays: Path, out: Path) -> list[Result]:
-    """Return the results of one release: from its file, or run now."""
-    name = f"{release.package}-{release.version}"
-    path = out / name / f"{adapter.name}.json"
-    before = output.load(path)[0] if path.exists() else []
-    lacking = [each for each in properties if each.name not in {result.property for result in before}]
-    if not lacking:
-        return before
+    """Return the results of one release: from its file, or run now. A release that cannot be used has its reason."""
+    folder = out / f"{release.package}-{release.version}"
+    path = folder / f"{adapter.name}.json"
+    content = from_json(path.read_bytes()) if path.exists() else {}
+    results = output.load(path)[0] if path.exists() else []
+    have = {result.property for result in results}
+    lacking = [each for each in properties if each.name not in have]
+    versions = output.installed() | {release.package: release.version}
     if release.reason:
-        return _without(release.reason, adapter, properties)
+        output.keep(folder, adapter, results, versions, release.reason)
+    reason = release.reason or content.get("reason", "")
+    if not lacking or reason:
+        return results + _without(reason, adapter, lacking)
+
+    def keep(result: Result) -> None:
+        results.append(result)
+        output.keep(folder, adapter, results, versions)
+
     try:
-        with Ranks(overlays / name, overlays / f"{name}.log") as ranks:
-            results = before + run(adapter, lacking, ranks, lambda result: None, shrink=False)
+        with Ranks(overlays / folder.name, overlays / f"{folder.name}.log") as ranks:
+            imported = ranks.imported(adapter)[release.package]
+            if imported is None or Version(imported).base_version != release.version:
+                raise RuntimeError(f"{release.package} {imported} was imported instead of {release.version}")
+            run(adapter, lacking, ranks, keep, shrink=False)
     except Stop as stop:
-        return _without(stop.what, adapter, properties)
-    output.write(path.parent, adapter, results, output.installed() | {release.package: release.version})
+        output.keep(folder, adapter, results, versions, stop.what)
+        return results + _without(stop.what, adapter, lacking[len(results) - len(have) :])
     return results
 
 
@@ -92,35 +106,65 @@ def _without(reason: str, adapter: Adapter, properties: list[Property]) -> list[
 
 
 def versions(
-    name: tyro.conf.Positional[str],
-    releases: tyro.conf.Positional[tuple[str, ...]],
+    name: tyro.conf.Positional[str] = "",
+    releases: tyro.conf.Positional[tuple[str, ...]] = (),
     /,
     *,
+    since: Annotated[str, tyro.conf.arg(name="from")] = "",
+    until: Annotated[str, tyro.conf.arg(name="to")] = "",
     package: str = "deepspeed",
     only: str = "",
     overlays: Path = OVERLAYS,
-    out: Path = RESULTS,
+    out: Path | None = None,
 ) -> None:
-    """Hold releases of a library to the properties. Run it again to continue.
+    """Hold releases of a library to the properties, or say what changes from one release to another.
 
-    Each release is installed from the package index and its code is run. That takes a minute or two for the first time.
+    With --from and --to nothing is run: the results of this study are read. Otherwise each release is installed from
+    the package index, and its code is run. That takes a minute or two for the first time. Run it again to continue.
 
     Args:
-        name: The adapter, as in study conform.
+        name: The adapter, as in study conform; or all, for every release and adapter of study/conform/matrix.toml.
         releases: The releases, such as 0.18.1.
+        since: Say what changes from this release on.
+        until: Say what changes up to this release.
         package: The library.
         only: Run only properties whose name contains this text.
         overlays: The folder for installed releases.
-        out: The folder for results, one file for each release and adapter.
+        out: The folder for results, one file for each release and adapter. The default is runs/releases, and with
+            --from the results of this study.
     """
-    properties = [each for each in read() if only in each.name]
-    adapter, columns = _adapter(name), {}
-    for release in in_order(releases):
+    if since or until:
+        changes.tell(package, since, until, out or changes.COMMITTED)
+    elif name == "all":
+        _matrix(overlays, out or RESULTS)
+    elif name:
+        _columns(_adapter(name), in_order(releases), package, only, overlays, out or RESULTS)
+    else:
+        raise Stop("no adapter is named", "study versions zero2 0.18.1, or study versions --from 0.16.4 --to 0.19.8")
+
+
+def _columns(adapter: Adapter, releases: list[str], package: str, only: str, overlays: Path, out: Path) -> None:
+    properties, columns = [each for each in read() if only in each.name], {}
+    for release in releases:
         results = cell(adapter, properties, installed(package, release, overlays), overlays, out)
         columns[release] = {result.property: result.status for result in results}
         say(f"{package} {release}: {output.summary(results)}")
     say("")
     show([{"property": p.name} | {each: column.get(p.name) for each, column in columns.items()} for p in properties])
+
+
+def _matrix(overlays: Path, out: Path) -> None:
+    """Run all parts of the matrix, and write what changes."""
+    put_programs_on_path()
+    for part in from_toml(Path(__file__).with_name("matrix.toml").read_bytes())["part"]:
+        for adapter, version in itertools.product(part["adapters"], part["releases"]):
+            release = installed(part["package"], version, overlays)
+            results = cell(ADAPTERS[adapter], read(), release, overlays, out)
+            name = f"{release.package}-{version}"
+            if not release.reason:
+                trials.tried(release.package, version, overlays / name, out / name)
+            say(f"{adapter} with {release.package} {version}: {output.summary(results)}")
+    changes.write(out)
 
 
 def bisect(

@@ -59,7 +59,7 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
 
     A case is its fields that are not the defaults; a model is given by its name.
     """
-    adapter = list(parts(Path(adapter_file)))
+    adapter = list({part.source: part for path in _files(Path(adapter_file)) for part in parts(path)}.values())
     ours = [part for name in OURS for part in parts(HERE / name)]
     given = {name for part in adapter for name in part.defines}
     functions = [*ALWAYS, *(CHECKPOINTS if check.startswith("checkpoint") else ())]
@@ -75,7 +75,7 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
         raise Stop(f"{adapter_file} and the suite both define {min(clash)}", "rename it in your adapter")
     pairs = ", ".join([*(f"{name}={name}" for name in functions), f"settings={settings!r}"])
     given_already = {*LAUNCHER.splitlines(), *(part.source for part in theirs)}
-    imports = sorted({part.source for part in mine if part.is_import and "study." not in part.source} - given_already)
+    imports = sorted({part.source for part in mine if part.is_import} - given_already)
     blocks = [f'"""{about}\n"""', LAUNCHER.format(launches=launches)]
     blocks += [*(part.source for part in theirs), "\n".join(imports), f"ADAPTER = SimpleNamespace({pairs})"]
     blocks += [part.source for part in mine if not part.is_import]
@@ -88,6 +88,13 @@ def _value(key: str, value: object) -> str:
     return str(value) if key == "model" else repr(tuple(value) if isinstance(value, list) else value)
 
 
+def _files(adapter: Path) -> Iterator[Path]:
+    """Yield the file of ours that an adapter shares with others, if any, and the adapter."""
+    if shared := re.search(r"study\.conform\.adapters\.(\w+)", adapter.read_text()):
+        yield HERE / "adapters" / f"{shared[1]}.py"
+    yield adapter
+
+
 def parts(path: Path) -> Iterator[Part]:
     """Yield the statements of a file, without docstrings and comments."""
     for node in ast.parse(path.read_text()).body:
@@ -95,11 +102,13 @@ def parts(path: Path) -> Iterator[Part]:
             continue
         for inner in ast.walk(node):
             if isinstance(inner, ast.FunctionDef | ast.ClassDef) and _is_docstring(inner.body[0]):
-                inner.body[0] = ast.Pass()
+                inner.body = inner.body[1:] or [ast.Pass()]
         uses = frozenset(name for inner in ast.walk(node) for name in _names(inner))
         is_import = isinstance(node, ast.Import | ast.ImportFrom)
         optional = is_import or isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign)
-        source = re.sub(r"\n +pass(?=\n)", "", ast.unparse(node))
+        source = ast.unparse(node)
+        if is_import and "study." in source:
+            continue
         yield Part(source, frozenset(_defined(node)), uses, is_import, optional)
 
 

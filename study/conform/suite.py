@@ -73,25 +73,29 @@ ADAPTERS = {
         _ours("accelerate-zero1", "through_accelerate", "DeepSpeed stage 1 through Accelerate", stage=1),
         _ours("accelerate-zero2", "through_accelerate", "DeepSpeed stage 2 through Accelerate", stage=2),
         _ours("accelerate-zero3", "through_accelerate", "DeepSpeed stage 3 through Accelerate", stage=3),
-        _ours("accelerate-fsdp", "accelerate_fsdp", "FSDP2 through Accelerate"),
+        _ours("accelerate-fsdp", "through_accelerate", "FSDP2 through Accelerate", stage=0, fsdp=True),
     )
 }
+
+
+def environment(overlay: Path | None) -> dict[str, str]:
+    """Return the environment of a process that uses the libraries of an overlay instead of the installed ones."""
+    paths = [str(overlay.resolve())] if overlay else []
+    path = os.pathsep.join([*paths, str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    changed = {"PYTHONPATH": path}
+    if overlay and (overlay / "deepspeed").is_dir():  # its operators are compiled from its sources, and kept
+        changed["TORCH_EXTENSIONS_DIR"] = f"{paths[0]}-operators"
+    return os.environ | changed
 
 
 class Ranks:
     """The process that forks the ranks of each property. Use it as a context manager."""
 
     def __init__(self, overlay: Path | None, log: Path) -> None:
-        env = dict(os.environ)
-        paths = [str(overlay.resolve())] if overlay else []
-        env["PYTHONPATH"] = os.pathsep.join([*paths, str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])])
-        if overlay and (overlay / "deepspeed").is_dir():  # its operators are compiled from its sources, and kept
-            env["TORCH_EXTENSIONS_DIR"] = f"{overlay.resolve()}-operators"
         self.log = log.open("w")
         command = [sys.executable, "-P", "-m", "study.conform.ranks"]
-        self.process = subprocess.Popen(
-            command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log
-        )
+        env, pipe = environment(overlay), subprocess.PIPE
+        self.process = subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log)
 
     def __enter__(self) -> "Ranks":
         return self
@@ -105,15 +109,21 @@ class Ranks:
         self.log.close()
 
     def ask(self, adapter: Adapter, name: str, ranks: tuple[int, ...], case: dict, limit_s: float = LIMIT_S) -> dict:
-        """Run a property, with some fields of its case changed, in a fresh folder."""
+        """Run a property with this case, in a fresh folder."""
+        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
+            request: dict[str, object] = {"settings": adapter.settings, "property": name, "case": case}
+            return self._answer(adapter, request | {"ranks": ranks, "folder": folder, "limit_s": limit_s})
+
+    def imported(self, adapter: Adapter) -> dict[str, str | None]:
+        """Return the versions of the libraries that the ranks of an adapter use."""
+        return self._answer(adapter, {})
+
+    def _answer(self, adapter: Adapter, request: dict) -> dict:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-            request: dict[str, object] = {"adapter": adapter.file, "settings": adapter.settings, "property": name}
-            request |= {"case": case, "ranks": ranks, "folder": folder, "limit_s": limit_s}
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
+        self.process.stdin.write(json.dumps({"adapter": adapter.file} | request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
         if not line:
             raise Stop(f"the process that runs {adapter.name} ended", f"read {self.log.name}")
         answer = json.loads(line)
@@ -128,7 +138,7 @@ def run(
     """Hold an adapter to properties, one after the other."""
     results = []
     for each in properties:
-        result = _one(adapter, each, ranks)
+        result = run_one(adapter, each, ranks)
         if result.status == "fails" and shrink:
             result = Result(**asdict(result) | shrunk(adapter, each, result, ranks))
         report(result)
@@ -136,7 +146,8 @@ def run(
     return results
 
 
-def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
+def run_one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
+    """Hold an adapter to a property."""
     launches = each.ranks
     common = (adapter.name, each.name, each.sentence, each.source)
     if adapter.ranks is not None:
@@ -144,7 +155,9 @@ def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
             words = f"ranks of the property: {launches[-1]}; of the adapter: {adapter.ranks}"
             return Result(*common, "not applicable", words)
         launches = (adapter.ranks,) * len(launches)
-    answer = ranks.ask(adapter, each.name, launches, {})
+    answer = ranks.ask(adapter, each.name, launches, each.case)
+    if answer.get("kind") == "hangs":  # or the machine was busy
+        answer = ranks.ask(adapter, each.name, launches, each.case, 3 * LIMIT_S)
     seconds, kind = answer.get("seconds", 0.0), answer.get("kind", "")
     return Result(*common, answer["status"], answer["words"], seconds, kind, ranks=launches)
 
@@ -176,7 +189,7 @@ def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> di
     def fails(case: dict, launches: tuple[int, ...]) -> bool:
         if time.monotonic() > until:
             return False
-        answer = ranks.ask(adapter, each.name, launches, case, 15)
+        answer = ranks.ask(adapter, each.name, launches, each.case | case, 15)
         return answer["status"] == "fails" and answer.get("kind") == result.kind
 
     case: dict = {}

@@ -46,7 +46,8 @@ ISSUE = """\
 def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Path = UPSTREAM) -> None:
     """Write the text of an issue for what still fails with the installed libraries. A person files it.
 
-    Without a name, the failures are listed. A failure of a property is named adapter/property.
+    Without a name, the failures are listed. A failure of a property is named adapter/property, and in an older release
+    adapter/property@deepspeed-0.18.1.
 
     Args:
         names: A failure, a script of study/reproductions/ without its ending, or all: one text for each failure that
@@ -54,6 +55,8 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
         out: The folder for the texts.
     """
     found = failures()
+    for name in names:
+        found |= failures(name.partition("@")[2]) if "@" in name else {}
     if not names:
         show([{"failure": name, "kind": why.kind if why else "?"} for name, (_, why, _) in found.items()])
         return
@@ -68,18 +71,15 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
         say(f"{path}: not filed")
 
 
-def failures() -> dict[str, tuple[Result, output.Explanation | None, dict[str, str | None]]]:
-    """Return what failed with the installed releases, by its name, with its explanation and the versions."""
+def failures(release: str = "") -> dict[str, tuple[Result, output.Explanation | None, dict[str, str | None]]]:
+    """Return what failed with the installed releases, or with a kept one, with its explanation and the versions."""
     known, found = output.explanations(), {}
-    for name in ADAPTERS:
-        results, versions = output.load(COMMITTED / f"{name}.json")
+    folder, end = (COMMITTED / "releases" / release, f"@{release}") if release else (COMMITTED, "")
+    for name in [name for name in ADAPTERS if not release or (folder / f"{name}.json").exists()]:
+        results, versions = output.load(folder / f"{name}.json")
         for each in results:
             if each.status == "fails":
-                found[f"{name}/{each.property}"] = (
-                    each,
-                    output.explanation(each, known, versions["deepspeed"]),
-                    versions,
-                )
+                found[f"{name}/{each.property}{end}"] = (each, output.explanation(each, known, versions), versions)
     return found
 
 

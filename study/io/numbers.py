@@ -1,8 +1,13 @@
 """Numbers as people write them: 42.7 GB, not 4.273e+10 bytes. Units are decimal: 1 GB is 10^9 bytes."""
 
 import math
+from typing import TypeGuard
 
 UNKNOWN = "-"
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def short(value) -> str:
@@ -42,7 +47,7 @@ def nats(difference: float) -> str:
 
 def quantity(value, unit: str) -> str:
     """A value with its unit. Bytes are written as kB, MB, GB or TB."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = is_number(value) and math.isfinite(value)
     if number and unit in ("bytes", "bytes/s"):
         return size(value) + unit.removeprefix("bytes")
     if number and unit == "parameters":

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -20,10 +20,6 @@ Name: TypeAlias = str | None
 Number: TypeAlias = float | None
 Whole: TypeAlias = int | None
 Thing = TypeVar("Thing")
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def as_list(value) -> list:
@@ -78,9 +74,6 @@ def calls_of(function: Check, given: dict, name: str) -> list[dict]:
     except ValidationError:
         raise ValueError(message) from None
     return calls
-
-
-# --- a model, a GPU's memory, a training -----------------------------------------------------------------------------
 
 
 def one_of(known: Mapping[str, Thing], name: str | None, what: str) -> Thing:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from study.ledger.arguments import is_number
+from study.io.numbers import is_number
 from study.ledger.verdict import FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
 
 if TYPE_CHECKING:

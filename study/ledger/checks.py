@@ -4,14 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from study.io.validation import nearest
-from study.ledger import (
-    citations,
-    memory_checks,
-    probes,
-    record_checks,
-    step_checks,
-    theory_checks,
-)
+from study.ledger import citations, memory_checks, record_checks, step_checks, theory_checks, trial_checks
 from study.ledger.arguments import Check, calls_of
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
 
@@ -38,10 +31,7 @@ class Kind:
         return self.unit_of(name, arguments) if self.unit_of else None
 
     def basis_of(self, arguments: dict, document: str = "") -> str:
-        """Return what a check with these arguments rests on, for a claim of this document.
-
-        A paper's own formula says of its numbers whether they are consistent, not whether they are true.
-        """
+        """Return what a check rests on. A paper's own formula only says whether its numbers are consistent."""
         own = (*self.own, *self.published.get(document, ()))
         return OWN if self.choice(arguments) in own else self.basis
 
@@ -72,7 +62,7 @@ KINDS: dict[str, Kind] = {
     **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
     **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
     **_kinds(MEASURED, record_checks.observed, record_checks.equal, record_checks.same_loss, **RECORDS),
-    "tried": Kind(TRIED, probes.TRIALS, chosen_by="what"),
+    "tried": Kind(TRIED, trial_checks.TRIALS, chosen_by="what"),
 }
 
 

@@ -1,45 +1,34 @@
 """Checks that rest on a source: what it says, with its own sentence; that none says it; or what others measured."""
 
 import functools
-import itertools
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel
 
 from study.errors import Stop
-from study.io import files, validation
-from study.io import parsing as texts
+from study.io import validation
+from study.io.load import load
 from study.io.numbers import short
 from study.ledger.arguments import STRICT, as_list
 from study.ledger.verdict import Finding
-from study.predictor.outside.published import Row, rows
+from study.predictor.outside.published import Patterns, ratios_of_speed
 
 FOLDER = Path(__file__).resolve().parent / "claims"
 SOURCES = "sources.toml"
 MAX_BYTES = 4 * 2**20  # the longest claims file of this study has 90 kB
 LONGEST_QUOTE = 40  # words
+REMEDY = "correct the file (in TOML, a table in braces must be on a single line)"
 Form = TypeVar("Form", bound=BaseModel)
-Patterns = dict[str, str]  # a regular expression for each of some columns
 
 
-def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
-    """Return a TOML file in this form, and its text."""
-    try:
-        content = files.read(path, MAX_BYTES)
-        return form.model_validate(texts.from_toml(content)), content.decode().removeprefix("\ufeff")
-    except OSError as error:
-        what = f"the claims file {path} cannot be read ({files.why(error)})"
-        raise Stop(what, "name a claims file, or a folder of claims files") from None
-    except ValidationError as error:
-        what = f"{path.name}: {validation.sentence(error, form.model_fields)}"
-    except ValueError as error:
-        what = f"{path.name} is not valid TOML (a table in braces must be on a single line): {files.why(error)}"
-    raise Stop(what, "correct the file")
+def read_form(path: Path, form: type[Form]) -> Form:
+    """Return a TOML file in this form."""
+    about = {"what": "valid", "remedy": REMEDY, "missing": "name a claims file, or a folder of claims files"}
+    return load(path, form, most_bytes=MAX_BYTES, links=True, known=form.model_fields, **about)
 
 
 class Source(BaseModel):
@@ -68,14 +57,11 @@ def sources() -> Mapping[str, Source]:
 def _sources(path: Path) -> Mapping[str, Source]:
     if not path.exists():
         return {}
-    entries = read_form(path, Sources)[0].source
+    entries = read_form(path, Sources).source
     for name, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             raise Stop(f"{SOURCES}, source {name} appears twice", "give each source its own id")
     return {entry.id: entry for entry in entries}
-
-
-# --- the checks ----------------------------------------------------------------------------------------------------
 
 
 def _short(sentence: str) -> str:
@@ -140,21 +126,13 @@ def _read(ids: Iterable[str], own: list[dict] | None) -> str:
     return ", ".join(words)
 
 
-# --- measurements of others ---------------------------------------------------------------------------------------
-
-
 def published(*, of: Patterns, to: Patterns, where: Patterns = {}) -> Finding:  # noqa: B006
     """The speed of published trainings over that of others, of one source, model, machine and row length.
 
     Each side gives regular expressions for columns of reports/outside/measurements.csv. Speed is rows a second and GPU,
     so the batches may differ. The interval is that of all pairs.
     """
-    pairs = [
-        (row.source, _rows_per_s(row) / _rows_per_s(other))
-        for group in _comparable()
-        for row, other in itertools.product(group, repeat=2)
-        if _matches(row, where | of) and _matches(other, where | to)
-    ]
+    pairs = ratios_of_speed(where | of, where | to)
     if not pairs:
         return Finding(None, "no published pair", missing="published trainings of both sides on one machine")
     found = [ratio for _, ratio in pairs]
@@ -164,25 +142,3 @@ def published(*, of: Patterns, to: Patterns, where: Patterns = {}) -> Finding:  
         f"{len(pairs)} published pairs of {len(sources)} sources: {short(span[0])} to {short(span[1])} times the speed"
     )
     return Finding(median(found), words, span, evidence=sources)
-
-
-@functools.cache
-def _comparable() -> list[list[Row]]:
-    """Return the rows with a known speed, those that may be compared with each other together."""
-    groups = defaultdict(list)
-    for row in rows():
-        if row.step_s and isinstance(row.micro_batch, int):
-            groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append(row)
-    return [*groups.values()]
-
-
-def _matches(row: Row, patterns: Patterns) -> bool:
-    for name in patterns:
-        if name not in Row.model_fields:
-            raise Stop(f"{name!r} is not a column of measurements.csv", validation.nearest(name, Row.model_fields))
-    return all(re.search(pattern, str(getattr(row, name))) for name, pattern in patterns.items())
-
-
-def _rows_per_s(row: Row) -> float:
-    passes = row.grad_acc if isinstance(row.grad_acc, int) else 1
-    return float(row.micro_batch or 0) * passes / float(row.step_s or 0)

@@ -17,13 +17,14 @@ from pydantic import BaseModel, TypeAdapter
 
 from study.io import files
 from study.io.words import joined
-from study.ledger import probes
+from study.ledger import trial_checks
 from study.ledger.arguments import Check as Function
-from study.ledger.evidence import Evidence
 from study.ledger.judging import Verdict
 from study.ledger.model import Case, Check, Claim, Reference
 from study.ledger.severity import turned_by
 from study.ledger.verdict import MEASURED, VERDICTS
+from study.probes import answers
+from study.records.evidence import Evidence
 from study.spec import arms
 
 FILE = arms.ROOT / "reports" / "verdicts.json"
@@ -58,8 +59,8 @@ def _content(check: Check) -> list:
 def _code(case: Case) -> list[str]:
     """Return what identifies the code of a check: of its function, or of what tries each trial."""
     function = inspect.unwrap(case.function)
-    if case.function in probes.TRIALS.values():
-        return [probes.code(probes.trial_of(function, call)) for call in case.calls]
+    if case.function in trial_checks.TRIALS.values():
+        return [answers.code(trial_checks.trial_of(function, call)) for call in case.calls]
     return [_code_of(function)]
 
 

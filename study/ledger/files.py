@@ -7,9 +7,10 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from study.errors import Stop
+from study.io import files as io_files
 from study.io.validation import nearest, sentence
 from study.ledger.arguments import STRICT
-from study.ledger.citations import FOLDER, SOURCES, Source, read_form
+from study.ledger.citations import FOLDER, MAX_BYTES, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
 from study.records import seal, store
 from study.spec import arms
@@ -48,10 +49,7 @@ class Head(BaseModel):
 
 def read_all(folder: Path = FOLDER) -> list[Claim]:
     """Return the claims of one file, or of all files of a folder: documents, then papers, then others."""
-    paths = [folder]
-    if folder.is_dir():
-        paths = [path for path in sorted(folder.glob("*.toml")) if path.name != SOURCES]
-    claims = [claim for path in paths for claim in read(path)]
+    claims = [claim for path in (_paths(folder) if folder.is_dir() else [folder]) for claim in read(path)]
     first: dict[str, Claim] = {}
     for claim in claims:
         other = first.setdefault(claim.id, claim)
@@ -62,8 +60,11 @@ def read_all(folder: Path = FOLDER) -> list[Claim]:
 
 def coverage(folder: Path = FOLDER) -> list[Head]:
     """Return the heads of all files, in the order of the claims."""
-    paths = [path for path in folder.glob("*.toml") if path.name != SOURCES]
-    return sorted((read_form(path, Head)[0] for path in paths), key=_place)
+    return sorted((read_form(path, Head) for path in _paths(folder)), key=_place)
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.toml")) if path.name != SOURCES]
 
 
 NO_REPORTS = "this installation has no committed evidence and no history: a clone of the repository has both"
@@ -120,8 +121,9 @@ def _with_reference(check: ACheck, claim: Claim, known: dict[str, Claim]) -> ACh
 
 def read(path: Path) -> list[Claim]:
     """Return the claims of one file. Their values may refer to claims of other files."""
-    head, text = read_form(path, Head)
-    starts = [number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith("[[claim]]")]
+    head = read_form(path, Head)
+    lines = io_files.read(path, MAX_BYTES).decode().splitlines()
+    starts = [number for number, line in enumerate(lines, 1) if line.strip("\ufeff \t").startswith("[[claim]]")]
     if len(starts) != len(head.claim):
         what = f"{path.name} has claims that are not written as [[claim]] tables"
         raise Stop(what, "write each claim as a [[claim]] table")

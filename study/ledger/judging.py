@@ -4,27 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from study.errors import Stop
-from study.io.numbers import count, quantity
+from study.io.numbers import count, is_number, quantity
 from study.ledger import predictions
-from study.ledger.arguments import is_number
-from study.ledger.evidence import Evidence
 from study.ledger.model import Case, Check, Claim, Reference
-from study.ledger.probe_worker import ABSENT
 from study.ledger.verdict import (
     FAILS,
     HOLDS,
     INCONCLUSIVE,
     MEASURED,
     NOT_TESTED,
+    OF_OWN_NUMBERS,
+    OWN,
     PREDICTED,
     VIRTUAL,
     WORST_FIRST,
     Finding,
     distinct,
-    in_words_of,
     over_cases,
 )
 from study.ledger.verdict import verdict as compare
+from study.probes.worker import ABSENT
+from study.records.evidence import Evidence
 
 # Why a claim is open.
 UNSAID, CONFLICTING = "depends on what is not said", "conflicting evidence"
@@ -229,8 +229,12 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
 
 
 def _worst(basis: str, words: list[str]) -> str:
-    """Return the verdict on several values, all of which must hold."""
-    return in_words_of(basis, min(words, key=WORST_FIRST.index))
+    """Return the verdict on several values, all of which must hold.
+
+    A document's own numbers show whether it is consistent, not whether it is true.
+    """
+    worst = min(words, key=WORST_FIRST.index)
+    return OF_OWN_NUMBERS.get(worst, worst) if basis == OWN else worst
 
 
 def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> list[Finding]:

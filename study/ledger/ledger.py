@@ -6,13 +6,12 @@ A check computes every verdict. Verdicts that rest on a source, or on a document
 import math
 from collections.abc import Iterable
 
-from study.io.numbers import short
-from study.ledger import committed, predictions, probes
-from study.ledger import evidence as evidence_of_runs
-from study.ledger.arguments import as_list, is_number
-from study.ledger.evidence import Evidence
+from study.io.numbers import is_number, short
+from study.ledger import committed, predictions
+from study.ledger.arguments import as_list
 from study.ledger.judging import SCALED, Verdict, in_units, judge
 from study.ledger.model import Claim
+from study.ledger.trial_checks import trials_of
 from study.ledger.verdict import (
     BASES,
     FAILS,
@@ -27,17 +26,16 @@ from study.ledger.verdict import (
     allowed,
     distinct,
 )
-from study.records.runs import Runs
+from study.probes import answers
+from study.records.evidence import Evidence
 
 
-def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None, anew: bool = False) -> list[Verdict]:
+def judge_all(claims: list[Claim], evidence: Evidence, anew: bool = False) -> list[Verdict]:
     """Return a verdict for each claim. All trials that the claims need run first, together.
 
     The falsehoods that turn verdicts are the committed ones, as far as they hold; with `anew`, none of them.
     """
-    if evidence is None:
-        evidence = evidence_of_runs.gather(runs)
-    probes.prepare(trials(claims))
+    answers.prepare(trials(claims))
     if anew:
         predictions.forget()
     verdicts = [committed.with_falsehood(judge(claim, evidence), evidence, anew) for claim in claims]
@@ -49,10 +47,8 @@ def trials(claims: Iterable[Claim]) -> list[dict]:
     """Return the trials that these claims ask for."""
     tried = [check for claim in claims for check in claim.checks if check.basis == TRIED]
     cases = [case for check in tried for case in check.cases]
-    return [trial for case in cases for trial in probes.trials_of(case.function, case.calls)]
+    return [trial for case in cases for trial in trials_of(case.function, case.calls)]
 
-
-# --- verdicts as data ----------------------------------------------------------------------------------------------
 
 OF_A_RESULT = ("working", "holds_under", "fails_under", "evidence", "sentence", "differs", "missing")
 

@@ -62,7 +62,8 @@ def states_ratio(
 @also_takes(device_bytes)
 def largest_parameters(*, stage: int, ranks: int, recipe: str = MIXED, rest_bytes: float = 0, **given) -> Finding:
     """Return the most parameters whose states fit, with `rest_bytes` left for everything else. P1 section 5."""
-    has, each = device_bytes(**given) - rest_bytes, _states(1, stage, ranks, recipe)
+    has = device_bytes(**given) - rest_bytes
+    each = _states(1, stage, ranks, recipe)
     return Finding(has / each, f"{size(has)} / {short(each)} bytes a parameter = {count(has / each)}")
 
 
@@ -80,7 +81,8 @@ def fewest_ranks(
 
     Infinity ("never") if what is not partitioned is already too much.
     """
-    number, has = size_of(**given), device_bytes(gpu=gpu, memory_bytes=memory_bytes) - rest_bytes
+    number = size_of(**given)
+    has = device_bytes(gpu=gpu, memory_bytes=memory_bytes) - rest_bytes
     fixed = _states(number, stage, math.inf, recipe)
     shared = _states(number, stage, 1, recipe) - fixed
     if fixed >= has and not (shared == 0 and fixed == has):
@@ -97,11 +99,13 @@ def fitted_bytes_per_parameter(
 
     The states that one stage partitions, and the stage before does not, fall by (1 - 1/N).
     """
-    number, figures = size_of(**given), dict(zip(stages, memory_bytes, strict=False))
+    number = size_of(**given)
+    figures = dict(zip(stages, memory_bytes, strict=False))
     if len(stages) != len(memory_bytes) or sorted(figures) != [0, 2, 3]:
         raise Stop("a recipe is fitted to the memory of stages 0, 2 and 3", "give stages = [0, 2, 3] and three figures")
     unit = number * (1 - 1 / ranks)
-    weights, others = (figures[2] - figures[3]) / unit, (figures[0] - figures[2]) / unit
+    weights = (figures[2] - figures[3]) / unit
+    others = (figures[0] - figures[2]) / unit
     rest = figures[3] - (weights + others) * number / ranks
     values = {"all": weights + others, "weights": weights, "gradients and optimizer": others}
     words = ", ".join(f"{name} {short(value)}" for name, value in values.items())
@@ -178,7 +182,8 @@ def fits(
     compares the whole peak of an arm with a GPU's memory, less what the driver and the allocator take.
     `host_memory_bytes` is the host's memory for each rank.
     """
-    has, on_host = device_bytes(gpu=gpu, memory_bytes=memory_bytes), 0
+    has = device_bytes(gpu=gpu, memory_bytes=memory_bytes)
+    on_host = 0
     if arm is None and not (states_only and stage is not None):
         what = "neither arm nor stage is given" if states_only else "only an arm has more than model states"
         raise Stop(what, "give arm, or stage and states_only = true")
@@ -191,7 +196,9 @@ def fits(
         what = f"model states of stage {stage} on {ranks} ranks, {recipe}"
     else:
         prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))
-        needed, on_host, what = prediction.peak_bytes, prediction.host_bytes, f"the peak of {arm} on {ranks} ranks"
+        needed = prediction.peak_bytes
+        on_host = prediction.host_bytes
+        what = f"the peak of {arm} on {ranks} ranks"
         has -= reserve_bytes(GPUS[gpu]) if gpu else 0
     if host_memory_bytes is not None and on_host > host_memory_bytes:
         return Finding("does not fit", f"a rank keeps {size(on_host)} on the host, of {size(host_memory_bytes)} for it")

@@ -9,7 +9,6 @@ exception to "no verdict": their `agrees` or `value` is what somebody read in th
 import functools
 import itertools
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -17,12 +16,14 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from study.io.numbers import is_number
+from study.io.units import parsed_unit
 from study.io.validation import nearest
 from study.ledger import arguments
-from study.ledger.arguments import STRICT, argument_model, as_list, is_number
+from study.ledger.arguments import STRICT, argument_model, as_list
 from study.ledger.checks import KINDS, function_and_calls
+from study.ledger.choosing import CONDITIONS
 from study.ledger.citations import Sentence
-from study.ledger.evidence import CONDITIONS
 from study.ledger.verdict import MEASURED, PREDICTED, READ
 
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]
@@ -31,27 +32,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 MOST_CASES = 200
 SHARED_WITH_FURTHER = ("value", "unit", "relation", "tolerance", "better")
 NOT_OF_WEAKER = ("until_tested", "also", "unsaid")
-
-
-# --- units ------------------------------------------------------------------------------------------------------------
-
-BYTES = {"bytes": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
-BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-COUNTS = {"": 1, "million ": 1e6, "billion ": 1e9, "trillion ": 1e12}
-# What a unit measures, and its factor. A value without a unit measures a "number".
-UNITS: dict[str, tuple[str, float]] = {name: ("bytes", factor) for name, factor in BYTES.items()}
-UNITS |= {f"{name}/s": ("bytes/s", factor) for name, factor in BYTES.items()}
-UNITS |= {f"{word}parameters": ("parameters", factor) for word, factor in COUNTS.items()}
-UNITS |= {"s": ("s", 1), "seconds": ("s", 1), "ms": ("s", 1e-3), "%": ("number", 0.01)}
-LONGEST_FIRST = sorted(UNITS, key=len, reverse=True)
-FEWEST_BYTES = 1e6
-
-
-def parsed_unit(unit: str) -> tuple[str, float]:
-    """Return what a text's first unit measures, and its factor; the other words only explain."""
-    words = unit.replace(" per second", "/s")
-    names = (name for name in LONGEST_FIRST if re.match(rf"{re.escape(name)}(?![\w/])", words))
-    return UNITS.get(next(names, ""), ("number", 1))
+FEWEST_BYTES = 1e6  # of a value whose unit is bytes: with less, the unit was forgotten
 
 
 def _refuse_unlike(values: list[float], unit: str, expected: str, quantity: str) -> None:
@@ -62,9 +43,6 @@ def _refuse_unlike(values: list[float], unit: str, expected: str, quantity: str)
     sizes = [abs(value) * factor for value in values if value]
     if unit == "bytes" and sizes and min(sizes) < FEWEST_BYTES:
         raise ValueError("value is less than a megabyte: name its unit (GB, GiB)")
-
-
-# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import functools
 import hashlib
 import json
 
+from pydantic import TypeAdapter
+
 from study.io import files
 from study.ledger.arguments import Check
 from study.ledger.verdict import Finding
@@ -20,6 +22,8 @@ NAME = "predictions"
 FOLDERS = (*(arms.PACKAGE / name for name in ("predictor", "spec", "machine", "ledger")), arms.FOLDER, OUTSIDE)
 SUFFIXES = (".py", ".toml", ".json", ".yaml", ".zip", ".gz")
 MAX_BYTES = 64 * 2**20  # of a file
+FINDINGS = TypeAdapter(dict[str, Finding])
+NEW: set[str] = set()  # keys of findings that are not kept yet
 
 
 def find(function: Check, arguments: dict) -> Finding:
@@ -27,18 +31,17 @@ def find(function: Check, arguments: dict) -> Finding:
     key = cache.fingerprint([function.__module__, function.__qualname__, arguments])
     known = _kept()
     if key not in known:
-        known[key] = dataclasses.asdict(function(**arguments))
-        known[key] |= {"is_new": True}
-    fields = {name: value for name, value in known[key].items() if name != "is_new"}
-    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list) and name != "value"}
-    return Finding(**fields | lists)
+        known[key] = function(**arguments)
+        NEW.add(key)
+    return known[key]
 
 
 def keep() -> None:
     """Keep what is new."""
-    known = _kept()
-    if any(each.pop("is_new", False) for each in [*known.values()]):
-        cache.keep(cache_home().expanduser(), NAME, {"code": _code(), "findings": known})
+    if NEW:
+        findings = {key: dataclasses.asdict(finding) for key, finding in _kept().items()}
+        cache.keep(cache_home().expanduser(), NAME, {"code": _code(), "findings": findings})
+        NEW.clear()
 
 
 def forget() -> None:
@@ -47,10 +50,11 @@ def forget() -> None:
 
 
 @functools.cache
-def _kept() -> dict[str, dict]:
+def _kept() -> dict[str, Finding]:
     """Return the findings that this code kept, by their keys."""
     content = cache.answer(cache_home().expanduser(), NAME)
-    return content["findings"] if isinstance(content, dict) and content.get("code") == _code() else {}
+    known = content["findings"] if isinstance(content, dict) and content.get("code") == _code() else {}
+    return FINDINGS.validate_python(known)
 
 
 @functools.cache

@@ -16,16 +16,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from study.errors import Stop
-from study.io.numbers import count, short
-from study.ledger import probes
-from study.ledger.arguments import argument_model, as_list, is_number
-from study.ledger.evidence import Evidence, facts
+from study.io.numbers import count, is_number, short
+from study.ledger.arguments import argument_model, as_list
 from study.ledger.judging import Verdict, in_units, judge_check, plain
 from study.ledger.model import Case, Claim, Reference
 from study.ledger.pairing import TRAINING, in_words
+from study.ledger.trial_checks import trial_of
 from study.ledger.verdict import CONTRADICTS, FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, TRIED, VERDICTS, Finding
 from study.machine.gpus import GPUS
+from study.probes import answers
 from study.records import metrics
+from study.records.evidence import Evidence
+from study.records.facts import facts
 from study.records.runs import Run
 from study.records.schema import Collective
 
@@ -33,7 +35,9 @@ FACTORS = (1.2, 1 / 1.2, 2, 1 / 2, 10, 1 / 10, 100, 1 / 100)  # of a number: the
 OTHER_INPUTS = {"gpu": list(GPUS), "model": ["gpt2", "gpt-neox-20b"], "given": [[]]}  # besides numbers
 # Arguments that say what is asked, or what is compared with what. With another one it would be another claim.
 ASKED = ("stage", "stages", "of", "to", "directions")
-ACCEPTED, REJECTED = "accepted", "rejected"  # what a parser answers
+ACCEPTED = "accepted"
+REJECTED = "rejected"
+OPPOSITE = {ACCEPTED: REJECTED, REJECTED: ACCEPTED}  # of what a parser answers
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")  # not the 16 of fp16
 LARGE = 1e6
 ENDS = {"done": "oom", "oom": "done", "host_oom": "done", "unavailable": "done"}  # how a run ended, and might have
@@ -122,8 +126,7 @@ def _others(ours: Any, wanted: object) -> list:
         return [not ours]
     if is_number(ours):
         return [*filter(is_number, [wanted]), *(scaled(ours, factor) for factor in FACTORS)]
-    known = {ACCEPTED: REJECTED, REJECTED: ACCEPTED}
-    return [known[ours]] if ours in known else [wanted, f"other than {ours}"]
+    return [OPPOSITE[ours]] if ours in OPPOSITE else [wanted, f"other than {ours}"]
 
 
 # --- formulas, and a document's own numbers ------------------------------------------------------------------------
@@ -156,18 +159,24 @@ def _inputs(world: World) -> dict[str, list]:
     whole = _whole(world.case)
     reference = world.claim.value
     compared = _whole(reference.check.written) if isinstance(reference, Reference) else {}
-    paths = []
-    for name, value in whole.items():
-        pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        paths += [name, *(f"{name}.{key}" for key, _ in pairs)]
     inputs = {}
-    for path in paths:
+    for path in _paths(whole):
         ours = metrics.dig(whole, path)
         is_asked = {*ASKED} & {*path.split(".")} or (path == "over" and is_number(ours))
         if ours and not is_asked and metrics.dig(compared, path) in (None, ours):
             others = [scaled(ours, factor) for factor in FACTORS] if is_number(ours) else []
             inputs[path] = others or OTHER_INPUTS.get(path.rpartition(".")[2], [])
     return {path: others for path, others in inputs.items() if others}
+
+
+def _paths(whole: dict) -> Iterator[str]:
+    """Yield the path of each argument, and of what is in its table or list."""
+    for name, value in whole.items():
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{name}.{key}" for key in value)
+        elif isinstance(value, list):
+            yield from (f"{name}.{place}" for place in range(len(value)))
 
 
 def _whole(case: Case) -> dict:
@@ -179,7 +188,7 @@ def _whole(case: Case) -> dict:
 def _with_input(case: Case, path: str, value: object) -> dict:
     """Return the arguments of a case's only call with another input."""
     name = path.partition(".")[0]
-    return case.calls[0] | {name: changed(_whole(case), path, lambda _: value)[name]}
+    return case.calls[0] | {name: metrics.changed(_whole(case), path, lambda _: value)[name]}
 
 
 def _claimed(claim: Claim, path: str, value: object) -> object:
@@ -220,14 +229,17 @@ def _of_finding(world: World, before: Verdict) -> Iterator[World]:
 
     A parser that was never seen to answer otherwise cannot.
     """
-    claim, call = world.claim, world.call
-    ours, who = before.found, "the answer were"
+    claim = world.claim
+    call = world.call
+    ours = before.found
+    who = "the answer were"
     if claim.check == "cited":
         ours = call["value"] if call.get("agrees") is None else call["agrees"]
         who = f"{' and '.join(as_list(call['source']))} said"
     if claim.check == "published":
-        ours, who = world.case.function(**call).value, "the ratio of published speeds were"
-    trial = probes.trial_of(inspect.unwrap(world.case.function), call) if claim.basis == TRIED else {}
+        ours = world.case.function(**call).value
+        who = "the ratio of published speeds were"
+    trial = trial_of(inspect.unwrap(world.case.function), call) if claim.basis == TRIED else {}
     if ours in (ACCEPTED, REJECTED) and trial and not _seen_otherwise(trial, before):
         return
     for theirs in _others(ours, claim.value):
@@ -251,7 +263,7 @@ def _finding(function: Callable[..., Finding], value: object) -> Callable[..., F
 def _seen_otherwise(trial: dict, before: Verdict) -> bool:
     """Return whether the parser answered another trial otherwise: for what holds, one that has the same keys."""
     asked = trial["what"], trial.get("look")
-    alike = [each for each in probes.kept_answers() if (each.trial.get("what"), each.trial.get("look")) == asked]
+    alike = [each for each in answers.kept_answers() if (each.trial.get("what"), each.trial.get("look")) == asked]
     others = [each.trial for each in alike if each.found != before.found]
     if before.found == REJECTED or before.verdict in FAILS:
         return bool(others)
@@ -269,9 +281,12 @@ def _leaves(content: dict) -> set[str]:
 
 def _of_records(world: World, before: Verdict) -> Iterator[World]:
     """Change what the runs of one side recorded: numbers by factors, texts, and how runs ended."""
-    claimed, path = world.claim.value, _recorded_at(world)
+    claimed = world.claim.value
+    path = _recorded_at(world)
+    chosen = world.call.get("of") or world.call.get("where") or {}
+    sides = [{"arm": arm} for arm in world.call.get("arms") or ()] or [chosen]
     exact = [claimed / before.found] if is_number(claimed) and is_number(before.found) and before.found else []
-    for factor, side in itertools.product([*exact, *FACTORS, 0], _sides(world.call)):
+    for factor, side in itertools.product([*exact, *FACTORS, 0], sides):
         change = functools.partial(another, factor=factor, wanted=claimed)
         recorded = f"recorded another {path}" if isinstance(claimed, str) else f"recorded {factor:.3g} times the {path}"
         words = f"the runs with {in_words(side)} had {'ended otherwise' if world.claim.check == 'ran' else recorded}"
@@ -292,17 +307,10 @@ def _with_records(
         is_of_side = all(facts(run).get(name) in values for name, values in wanted.items())
         if run.name not in before.evidence or not is_of_side:
             return run
-        return replace(run, record=changed(run.record, path, change))
+        return replace(run, record=metrics.changed(run.record, path, change))
 
     runs = tuple(map(falsified, world.evidence.runs))
     return replace(world, planted=words, evidence=replace(world.evidence, runs=runs))
-
-
-def _sides(call: dict) -> list[dict]:
-    """Return what chooses the runs of each side that may be falsified."""
-    if call.get("arms"):
-        return [{"arm": arm} for arm in call["arms"]]
-    return [call.get("of") or call.get("where") or {}]
 
 
 def _recorded_at(world: World) -> str:
@@ -324,19 +332,6 @@ def scaled(value: Any, factor: float) -> Any:
     if not is_number(value):
         return value
     return max(1, round(value * factor)) if isinstance(value, int) and value > 0 else value * factor
-
-
-def changed(content: Any, path: str, change: Callable[[Any], Any]) -> Any:
-    """Return a copy in which the value at a dotted path is changed."""
-    name, _, rest = path.partition(".")
-    if not path:
-        return change(content)
-    if isinstance(content, BaseModel):
-        return content.model_copy(update={name: changed(getattr(content, name), rest, change)})
-    if isinstance(content, list):
-        chosen = int(name) % max(len(content), 1)  # -1 is the last one; there may be none
-        return [changed(each, rest, change) if place == chosen else each for place, each in enumerate(content)]
-    return content | {name: changed(content.get(name), rest, change)} if isinstance(content, dict) else content
 
 
 def another(value: Any, factor: float, wanted: object) -> Any:

@@ -41,12 +41,17 @@ def traffic_ratio(*, stage: int, over: int = 0) -> Finding:
     return Finding(numerator / denominator, f"ZeRO paper, section 7: {numerator:.0f} Psi / {denominator:.0f} Psi")
 
 
+def _over(moved: Mapping[str, Mapping[str, float]], arm: str, over: str, unit: Unit) -> Finding:
+    """Return the bytes of an arm over those of another, with all that both move."""
+    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
+    return Finding(volume(moved[arm], unit) / volume(moved[over], unit), working)
+
+
 @also_takes(setup_of)
 def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, unit: Unit = "volume", **given) -> Finding:
     """Return the bytes that an arm moves in a step, over another's, as DeepSpeed 0.19.8 and DDP call collectives."""
     moved = {each: traffic(Engine(setup_of(arm=each, ranks=ranks, **given))) for each in (arm, over)}
-    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
-    return Finding(volume(moved[arm], unit) / volume(moved[over], unit), working)
+    return _over(moved, arm, over, unit)
 
 
 @also_takes(setup_of)
@@ -64,8 +69,7 @@ def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str
     for each in (arm, over):
         between = node_traffic.by_node(nodes.predicted(setup_of(arm=each, **given)), node_ranks)["between"]
         moved[each] = between if collective == "all" else {collective: between.get(collective, 0)}
-    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
-    return Finding(volume(moved[arm], "volume") / volume(moved[over], "volume"), working)
+    return _over(moved, arm, over, "volume")
 
 
 def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
@@ -112,26 +116,12 @@ def step_ratio(
     denominator = _step(replace(question, precision=precision_over or question.precision), over, micro_batch)
     pair = f"{arm} in {question.precision} over {over} in {precision_over}" if precision_over else f"{arm} over {over}"
     middle = numerator.seconds / denominator.seconds
-    low, high, origin = _interval(numerator, denominator)
+    low, high, origin = ratios.interval(numerator, denominator)
     words = "times as long"
     if speed:
         middle, low, high = 1 / middle, 1 / high, 1 / low
         words = "of the speed"
     return Finding(middle, f"{pair}: {short(middle)} {words}, {short(low)} to {short(high)} {origin}", (low, high))
-
-
-def _interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
-    """Return the interval of a ratio of two steps on one machine, and where it is from.
-
-    Its width is that of ratios which others published. None of those is of offloading. The host's speed is uncertain,
-    and the same on both sides.
-    """
-    if "host link" in {*step.parts, *over.parts}:
-        words = "if the two predictions err in opposite directions"
-        return step.low_s / over.high_s, step.high_s / over.low_s, words
-    known = ratios.accuracy()
-    ends = (step.seconds / over.seconds, step.least_s / over.least_s)
-    return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"
 
 
 @also_takes(question_of)

@@ -48,15 +48,16 @@ def stated(*, needed: list[str], given: list[str]) -> Finding:
     return Finding(len(lacking), f"{working}; not given: {', '.join(lacking)}" if lacking else working)
 
 
-def _quantity(quantity: str, arguments: dict) -> tuple[float, tuple[float, float] | None]:
-    """Return a quantity of theory, and its interval if it has one."""
-    function = one_of(QUANTITIES, quantity, "quantity")
+def _side(given: dict) -> tuple[str, float, tuple[float, float] | None]:
+    """Return the name of a quantity of theory, what it is with these arguments, and its interval if it has one."""
+    name = given["quantity"]
+    function = one_of(QUANTITIES, name, "quantity")
     try:
-        (call,) = calls_of(function, arguments, quantity)
+        (call,) = calls_of(function, {key: value for key, value in given.items() if key != "quantity"}, name)
     except ValueError as error:
         raise Stop(str(error), "correct the arguments") from None
     finding = function(**call)
-    return finding.value, finding.interval
+    return name, finding.value, finding.interval
 
 
 def quotient(*, quantity: str, of: dict, to: dict, where: dict = {}) -> Finding:  # noqa: B006
@@ -65,20 +66,14 @@ def quotient(*, quantity: str, of: dict, to: dict, where: dict = {}) -> Finding:
     A side can name another `quantity`. If both sides have intervals, the quotient has one, too: it assumes that the two
     predictions err in opposite directions.
     """
-    above = of.get("quantity", quantity)
-    below = to.get("quantity", quantity)
-    numerator, span = _quantity(above, _without_quantity(where | of))
-    denominator, other_span = _quantity(below, _without_quantity(where | to))
+    above, numerator, span = _side({"quantity": quantity} | where | of)
+    below, denominator, other_span = _side({"quantity": quantity} | where | to)
     if not denominator:
         raise Stop(f"{below} is 0 on the side to divide by", "give other arguments for to")
     interval = (span[0] / other_span[1], span[1] / other_span[0]) if span and other_span else None
     ratio = numerator / denominator
     working = f"{above} {short(numerator)} / {below} {short(denominator)} = {short(ratio)}"
     return Finding(ratio, working, interval)
-
-
-def _without_quantity(arguments: dict) -> dict:
-    return {name: value for name, value in arguments.items() if name != "quantity"}
 
 
 QUANTITIES: dict[str, Check] = {

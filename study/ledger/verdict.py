@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from study.ledger.arguments import is_number
+from study.io.numbers import is_number
 
 # What a verdict may rest on.
 MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"
@@ -38,15 +38,6 @@ class Finding:
     basis: str = ""  # what it rests on, if not on the basis of its kind of check
     sentence: str = ""  # of the source, verbatim
 
-    @property
-    def span(self) -> tuple[float, float]:
-        """Return the interval of a number; the number twice if it has none."""
-        if self.interval:
-            return self.interval
-        if not is_number(self.value):
-            raise TypeError(f"{self.value!r} is no number")
-        return self.value, self.value
-
 
 def allowed(value: float, relation: str, tolerance: float) -> tuple[float, float]:
     """Return the interval in which the truth lies if the claim holds. The tolerance is in the claim's favour."""
@@ -68,18 +59,18 @@ def verdict(finding: Finding, claimed: object, relation: str, tolerance: float, 
     """
     if finding.value is None:
         return finding.without
-    if is_number(finding.value) and is_number(claimed):
-        return _of_numbers(finding, claimed, relation, tolerance, better)
     value = finding.value
+    if is_number(value) and is_number(claimed):
+        return _of_numbers(finding.interval or (value, value), claimed, relation, tolerance, better)
     if value == math.inf and isinstance(claimed, str):
         value = "never"
     same = type(value) is type(claimed) and value == claimed
     return SUPPORTED if same else REFUTED
 
 
-def _of_numbers(finding: Finding, claimed: float, relation: str, tolerance: float, better: str | None) -> str:
+def _of_numbers(span: tuple[float, float], claimed: float, relation: str, tolerance: float, better: str | None) -> str:
     low, high = allowed(claimed, relation, tolerance)
-    least, most = finding.span
+    least, most = span
     if relation == "up_to":
         least = most
         better = "higher"
@@ -106,11 +97,6 @@ def over_cases(verdicts: list[str], rule: str) -> str:
     if len(different) == 1:
         return verdicts[0]
     return SUPPORTED if different <= {SUPPORTED, UNDERSTATED} else INCONCLUSIVE
-
-
-def in_words_of(basis: str, verdict: str) -> str:
-    """Return the verdict in words: a document's own numbers show whether it is consistent, not whether it is true."""
-    return OF_OWN_NUMBERS.get(verdict, verdict) if basis == OWN else verdict
 
 
 def distinct(words: Iterable[str], mark: str = "; ") -> str:

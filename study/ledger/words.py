@@ -5,10 +5,10 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from study.io.numbers import count, quantity, short
+from study.io.numbers import count, is_number, quantity, short
 from study.io.words import joined
 from study.ledger import committed
-from study.ledger.arguments import as_list, is_number
+from study.ledger.arguments import as_list
 from study.ledger.certainty import certainty
 from study.ledger.citations import sources
 from study.ledger.judging import Verdict, in_units
@@ -28,7 +28,8 @@ from study.ledger.verdict import (
     VIRTUAL,
 )
 
-WIDTH, LABEL = 100, 12  # columns of a line, and of its label
+WIDTH = 100  # columns of a line
+LABEL = 12  # columns of its label
 LARGE = 1e6  # numbers from here on are written in GB, or in millions
 TINY = 0.0001
 MOST_NAMED = 2  # sources in the first sentence; the lines below name all
@@ -50,7 +51,9 @@ BRIEFLY = {TRIED: "tried with the libraries"}
 NAMES = {"micro_batch": "rows a pass", "accumulation": "passes a step", "weights_too": "what is offloaded"}
 NAMES |= {"bytes_per_s": "speed of the link", "disk_bytes_per_s": "speed of the disk"}
 READING = "how it is read"
-CANNOT_FAIL = "open (check cannot fail)"  # decided by construction: our check says nothing about the claim
+# Of what is decided by construction: our check says nothing about the claim.
+CANNOT_FAIL = "open (check cannot fail)"
+NOT_COUNTED = " (not counted: our check cannot fail)"
 
 # --- the sentence --------------------------------------------------------------------------------------------------
 
@@ -61,7 +64,7 @@ def plainly(verdict: Verdict) -> str:
     opening = f"{who(claim)} {'may imply' if claim.premise else 'says'}"
     if claim.premise and claim.quote is None:
         opening = "One may expect"
-    word = verdict.verdict if verdict.verdict == CONTRADICTS else f"is {verdict_words(verdict)}"
+    word = f"{'is ' * (verdict.verdict != CONTRADICTS)}{verdict.verdict}{NOT_COUNTED * verdict.is_by_construction}"
     outcome = f"it {word}" if verdict.verdict == NOT_TESTED else f"{_outcome(verdict)}, so it {word}"
     return f"{opening} “{claim.says}”; {outcome} ({_rests_on(verdict)})."
 
@@ -83,14 +86,10 @@ def summary(verdict: Verdict) -> dict[str, str]:
     }
 
 
-def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict, and whether it counts."""
-    return f"{verdict.verdict} (not counted: our check cannot fail)" if verdict.is_by_construction else verdict.verdict
-
-
 def ratio_words(verdict: Verdict) -> str:
     """Return the finding divided by the claimed value; empty for a limit, and for all but two numbers above 0."""
-    found, claimed = verdict.found, verdict.claimed
+    found = verdict.found
+    claimed = verdict.claimed
     if verdict.claim.relation not in ("equal", "up_to") or not (is_number(found) and is_number(claimed)):
         return ""
     return short(found / claimed) if claimed > 0 and 0 < found < math.inf else ""

@@ -1,8 +1,8 @@
 """GPUs: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
 
 Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
-Uncertain: the memory that nvidia-smi shows for B200, H100 NVL, GH200, RTX 5090 and MI300X (within 1 %), the bandwidth
-of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80). NVLink bridges of PCIe cards join only two cards.
+Uncertain: the memory that nvidia-smi shows for B200, B300, H20, H100 NVL, GH200, RTX 5090, MI300X and MI325X (within
+1 %), the bandwidth of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80). NVLink bridges of PCIe cards join only two.
 This module needs no torch, so it is fast.
 """
 
@@ -68,7 +68,7 @@ def gpu_named(text: str) -> str:
     lower = text.lower()
     for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
         meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
-        if meant and any(map(str.isdigit, lower)):  # the name of a vendor alone is not a GPU
+        if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
             return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))

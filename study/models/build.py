@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -41,6 +42,8 @@ CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new r
 class Adapted(nn.Module):
     """A frozen linear layer plus the product of two thin matrices that train."""
 
+    like_peft = False  # as in PEFT 0.21: inputs are copied to the adapter's type, and its output is scaled
+
     def __init__(self, base: nn.Linear | Conv1D, rank: int):
         super().__init__()
         dtype = base.weight.dtype
@@ -51,15 +54,25 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.like_peft:
+            return self.base(x) + self.up(self.down(x.to(self.down.weight.dtype))) * 2.0
         return self.base(x) + self.up(self.down(x))
 
 
-def freeze(model: PreTrainedModel, lora_rank: int | None = None, train_only: str | None = None) -> None:
-    """Freeze a model, except adapters at every linear layer and a classifier, or tensors with matching names."""
+def freeze(
+    model: PreTrainedModel,
+    lora_rank: int | None = None,
+    train_only: str | None = None,
+    lora_targets: Collection[str] = (),
+) -> None:
+    """Freeze a model, except adapters and a classifier, or tensors with matching names.
+
+    Adapters are at the linear layers with these names, without names at every one.
+    """
     if lora_rank is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
-        _add_adapters(model, lora_rank)
+        _add_adapters(model, lora_rank, lora_targets)
     elif train_only is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(re.search(train_only, name) is not None)
@@ -71,15 +84,19 @@ def freeze(model: PreTrainedModel, lora_rank: int | None = None, train_only: str
     model.enable_input_require_grads()
 
 
-def _add_adapters(model: PreTrainedModel, rank: int) -> None:
-    """Put an adapter beside every frozen linear layer, except the output embeddings."""
+def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str]) -> None:
+    """Put an adapter beside frozen linear layers, except the output embeddings."""
+    found = set()
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if not isinstance(child, (nn.Linear, Conv1D)) or child is head or isinstance(module, Adapted):
                 continue
-            if not child.weight.requires_grad:
+            if not child.weight.requires_grad and (not targets or name in targets):
                 setattr(module, name, Adapted(child, rank))
+                found.add(name)
+    if missing := sorted({*targets} - found):
+        raise Stop(f"the model has no linear layer named {' or '.join(missing)}", "name those of its layers")
 
 
 aten = torch.ops.aten

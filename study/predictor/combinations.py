@@ -106,7 +106,8 @@ def _beside(setup: Setup, gpu: str | None, beside: float) -> Found:
     if gathers(setup):
         elements = setup.model.parameters
         largest = max(tensor.elements for tensor in setup.model.tensors)
-        whole, one = elements * setup.weight_bytes, largest * setup.weight_bytes
+        whole = elements * setup.weight_bytes
+        one = largest * setup.weight_bytes
         enough = "fit" if whole <= free else "do not fit"
         text += (
             f". To hand new weights to an inference engine a rank gathers them: all at once take {size(whole)} and "

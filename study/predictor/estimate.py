@@ -154,7 +154,7 @@ def standing(engine: Engine) -> dict[str, int]:
     b = engine.state_bytes
     part = engine.part
     trained = engine.elements
-    frozen = engine.frozen_part * engine.frozen_bytes
+    frozen = ceil(engine.frozen_part * engine.frozen_bytes)
     if engine.stage == 0:
         return {
             "weights": trained * w + frozen,

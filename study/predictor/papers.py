@@ -47,6 +47,7 @@ class Link:
 
 LINKS = {
     "nvlink3": Link(300e9, "A100 datasheet: 600 GB/s of NVLink, both directions together"),
+    "nvlink-400": Link(200e9, "A800 and H800: 400 GB/s of NVLink, both directions together"),
     "nvlink4": Link(450e9, "H100 datasheet: 900 GB/s of NVLink, both directions together"),
     "nvswitch": Link(450e9, "H100 in an HGX board: as nvlink4, between any two of eight"),
     "nvlink5": Link(900e9, "B200 datasheet: 1.8 TB/s of NVLink, both directions together"),

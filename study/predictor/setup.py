@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from study.errors import Stop
+from study.predictor.memory.profile import Tensor
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
@@ -13,6 +14,11 @@ Optimizer = Literal["fused", "foreach", "adamw_8bit", "sgd", "adafactor", "muon"
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16"]
+Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "mxfp4"]
+# Bytes of a quantized element, with its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize these
+# to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32 elements.
+QUANTIZED_BYTES = {"nf4": 0.5 + 4 / 64, "fp4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64 + 4 / 64 / 256, "int8": 1.0}
+QUANTIZED_BYTES["mxfp4"] = 0.5 + 1 / 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +33,7 @@ class Setup:
     accumulation: int = 1
     sequence: int = 128
     attention: str = "sdpa"
-    checkpointing: bool = False
+    checkpointing: int = False  # True: of all layers; n: of every n-th layer
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
     # until the backward pass has all it needs, which spares its last product. Only times depend on it here.
     recomputes_whole_layers: bool = False
@@ -48,6 +54,7 @@ class Setup:
     fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
+    quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
 
@@ -63,6 +70,8 @@ class Setup:
         if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
             what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
             raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
+        if self.quantized and not self.model.is_partly_frozen:
+            raise Stop("quantized weights do not train", "give a model with adapters")
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
@@ -116,6 +125,11 @@ class Setup:
         """Tokens of a row on a rank."""
         return self.sequence // self.sequence_ranks
 
+    def computes_again(self, block: str) -> bool:
+        """Return whether the backward pass computes a block again."""
+        kind, _, place = block.partition(".")
+        return bool(self.checkpointing) and kind == "layer" and int(place) % self.checkpointing == 0
+
     @property
     def trace_options(self) -> TraceOptions:
         """Return all that a trace of the model depends on."""
@@ -151,9 +165,19 @@ class Setup:
         return 2 if self.precision in HALF_WEIGHTS else 4
 
     @property
-    def frozen_bytes(self) -> int:
-        """Bytes of an element of the frozen weights."""
-        return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
+    def frozen_bytes(self) -> float:
+        """Bytes of an element of the frozen weights, the mean if some of them are quantized."""
+        whole = 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
+        if self.quantized is None:
+            return whole
+        share = sum(map(self.packed_elements, self.model.tensors)) / (self.model.parameters - self.model.trained)
+        ranks = self.ranks if self.stage == 3 else 1  # DeepSpeed shards no integers; with FSDP they have a float's type
+        return whole + (QUANTIZED_BYTES[self.quantized] * ranks - whole) * share
+
+    def packed_elements(self, tensor: Tensor) -> int:
+        """Return the elements of a tensor that are kept quantized: those of a frozen linear layer."""
+        linear = tensor.block.startswith("layer.") and len(tensor.shape) == 2
+        return tensor.elements if self.quantized and linear and not tensor.trains else 0
 
     @property
     def state_bytes(self) -> int:

@@ -6,13 +6,25 @@ is an argument, never global state: the same numbers and seed give the same inte
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
 RESAMPLES = 2000
+
+
+def decided(yes: bool, no: bool) -> bool | None:
+    if yes:
+        return True
+    return False if no else None
+
+
+def all_of(answers: Iterable[bool | None]) -> bool | None:
+    """Return whether all answers are yes: no if any is no, else undecided if any is undecided."""
+    known = set(answers)
+    return decided(known <= {True}, False in known)
 
 
 def median(values: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from study.errors import Stop
 from study.io.files import safe_join
-from study.ledger import evidence
+from study.records import evidence
 from study.records import runs as records
 from study.records.runs import Runs
 from study.report import grouping

@@ -171,9 +171,8 @@ def write_conformance(site: Path, titles: dict[str, str]) -> None:
         ),
         "releases": (
             "Over releases",
-            conformance.power(),
+            f"{conformance.headline()} {conformance.power()}",
             [
-                ("What changed between releases", "`study versions` runs it.", conformance.over_releases()),
                 ("Bugs before and after their fix", "`study gauntlet` runs it.", conformance.bugs()),
                 ("Planted faults", "`study gauntlet --planted` runs it.", conformance.faults()),
             ],
@@ -181,8 +180,9 @@ def write_conformance(site: Path, titles: dict[str, str]) -> None:
     }
     for name, (title, lead, sections) in pages.items():
         tables = [(heading, text, as_html(table)) for heading, text, table in sections if len(table)]
-        values = {"title": title, "lead": lead, "sections": tables}
-        write_page(site / f"{name}.html", "tables.html", titles=titles, here=name, **values)
+        values = {"title": title, "lead": lead, "sections": tables, "kept": conformance.over_releases()}
+        template = "releases.html" if name == "releases" else "tables.html"
+        write_page(site / f"{name}.html", template, titles=titles, here=name, **values)
 
 
 def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:

@@ -7,6 +7,7 @@ vocabulary of its data, and the -micro shapes, as small as bert-tiny, with the v
 """
 
 import json
+import re
 from pathlib import Path
 
 from study.io import files
@@ -27,9 +28,18 @@ def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
 
 
 def shape_of(model: str) -> str:
-    """Return the built-in shape that a hub name or the last part of a path means; the name itself if it means none."""
+    """Return the built-in shape that a hub name or the last part of a path means; the name itself if it means none.
+
+    Signs and capitals do not count: Qwen 3 8B is qwen3-8b.
+    """
     last = Path(model).name
-    return next((name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name), model)
+    by_hub = (name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name)
+    return next(by_hub, next((name for name in SHAPES if letters(name) == letters(last)), model))
+
+
+def letters(name: str) -> str:
+    """Return a name without signs and capitals."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def model_type(model: str) -> str | None:

@@ -55,7 +55,8 @@ def pairs(folder: Path, width: int) -> list[tuple[float, float]]:
     measured = []
     for pair in range(PAIRS + 1):
         first = bool(pair % 2)  # neither kind is always the first
-        one, other = block(first), block(not first)
+        one = block(first)
+        other = block(not first)
         measured.append((one, other) if first else (other, one))
     return measured[1:]  # the first is a warm-up
 

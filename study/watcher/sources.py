@@ -107,7 +107,8 @@ def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | N
     if (found_at := _near(section, path)) is None:
         what = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
         return None, f"{what}: what it sets is not compared"
-    inner, file = _parsed(files.read_below, *found_at), Path(*found_at)
+    inner = _parsed(files.read_below, *found_at)
+    file = Path(*found_at)
     if not isinstance(inner, dict):
         raise Stop(f"{file} holds no DeepSpeed config", f"correct {file.name}")
     return Source(file, DEEPSPEED, inner), None

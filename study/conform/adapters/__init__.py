@@ -1,1 +1,1 @@
-"""The adapters of this study. Each file stands alone: it imports nothing of ours, and is what a stranger writes."""
+"""The adapters of this study, as a stranger writes them. Those of DeepSpeed share a file of ours."""

@@ -4,23 +4,11 @@ Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses)
 (loss.backward() instead of the engine's), and config: more of DeepSpeed's own settings.
 """
 
-import contextlib
+from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights  # isort: skip
+
 import functools
-import logging
-import os
 
-logging.disable(logging.WARNING)
-os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here is compiled
-
-import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import lr_schedules
-
-get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
-getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
-with contextlib.suppress(ImportError):
-    import deepspeed.module_inject.auto_ep_layer
 
 
 def build(model, optimizer, options):
@@ -28,20 +16,10 @@ def build(model, optimizer, options):
         raise NotImplementedError("Ulysses replaces the attention of a transformer, and these models have none")
     if options.settings.get("offload") == "nvme":
         raise NotImplementedError("DeepSpeed keeps parts below 1 MiB in memory, and these models are smaller")
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": options.passes,
-        "gradient_clipping": options.clip,  # 0 switches it off: the default changed to 1
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": zero_section(options),
-        "bf16": {"enabled": options.precision.startswith("bf16")},
-        "fp16": {"enabled": options.precision == "fp16"},
-    }
+    config = configuration(options, zero_section(options.settings))
+    config |= {"zero_force_ds_cpu_optimizer": False, "fp16": {"enabled": options.precision == "fp16"}}
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    if options.precision == "autocast":
-        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     if "tensor" in options.settings:
         config["tensor_parallel"] = {"autotp_size": options.settings["tensor"]}
     for block in model.blocks if "tiles" in options.settings else []:
@@ -70,26 +48,25 @@ def tiled(block, tiles, hidden):
 
 
 def schedule(optimizer, name, rate):
+    schedules = deepspeed.runtime.lr_schedules
     if name == "warmup":
-        return lr_schedules.WarmupLR(optimizer, warmup_num_steps=2, warmup_type="linear")
+        return schedules.WarmupLR(optimizer, warmup_num_steps=2, warmup_type="linear")
     if name == "cosine":
-        return lr_schedules.WarmupCosineLR(optimizer, 10, warmup_num_steps=2, warmup_type="linear")
-    return lr_schedules.OneCycle(optimizer, rate / 5, rate, cycle_first_step_size=4, cycle_first_stair_count=2)
+        return schedules.WarmupCosineLR(optimizer, 10, warmup_num_steps=2, warmup_type="linear")
+    return schedules.OneCycle(optimizer, rate / 5, rate, cycle_first_step_size=4, cycle_first_stair_count=2)
 
 
-def zero_section(options):
-    section = {"stage": options.settings["stage"]}
-    if options.bucket:
-        section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
-    if options.settings["stage"] == 3:
+def zero_section(settings):
+    section = {"stage": settings["stage"]}
+    if settings["stage"] == 3:
         section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
         section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-    if "hpz" in options.settings:
-        section["zero_hpz_partition_size"] = options.settings["hpz"]
-    if "offload" in options.settings:
-        place = {"device": options.settings["offload"], "pin_memory": False}
+    if "hpz" in settings:
+        section["zero_hpz_partition_size"] = settings["hpz"]
+    if "offload" in settings:
+        place = {"device": settings["offload"], "pin_memory": False}
         section["offload_optimizer"] = place
-        if options.settings["stage"] == 3:
+        if settings["stage"] == 3:
             section["offload_param"] = place
     return section
 
@@ -113,17 +90,7 @@ def step(engine):
 
 
 def whole_weights(engine):
-    parameters = dict(engine.module.named_parameters())
-    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=engine.zero_optimization_stage() == 3):
-        plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
-    if next(iter(parameters.values())).dtype == torch.float32:
-        return plain
-    if hasattr(engine.optimizer, "fp32_groups"):  # stage 0
-        groups = zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True)
-        masters = {half: full for halves, fulls in groups for half, full in zip(halves, fulls, strict=True)}
-        return {name: masters.get(parameter, plain[name]) for name, parameter in parameters.items()}
-    masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
-    return plain | {name: master for name, master in masters.items() if master is not None}
+    return full_weights(engine.module, engine.optimizer)
 
 
 def gradient_norm(engine):

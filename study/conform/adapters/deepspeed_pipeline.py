@@ -1,20 +1,11 @@
 """DeepSpeed's pipeline: each rank has some of the layers, and all rows pass through all ranks. Plain models only."""
 
-import logging
-import os
+from study.conform.adapters.deepspeed_common import deepspeed  # isort: skip
+
 from types import SimpleNamespace
 
-logging.disable(logging.WARNING)
-os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here is compiled
-
-import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
-from deepspeed.pipe import PipelineModule
-
-get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
-getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
 
 
 class Residual(torch.nn.Module):
@@ -33,7 +24,9 @@ def build(model, optimizer, options):
     names = {parameter: name for name, parameter in model.named_parameters()}
     layers = [model.first, torch.tanh, *(Residual(block) for block in model.blocks), model.last]
     mean = torch.nn.functional.mse_loss
-    pipeline = PipelineModule(layers, num_stages=dist.get_world_size(), loss_fn=mean, partition_method="uniform")
+    pipeline = deepspeed.PipelineModule(
+        layers, num_stages=dist.get_world_size(), loss_fn=mean, partition_method="uniform"
+    )
     mine = {names[parameter]: parameter for parameter in pipeline.parameters()}
     optimizer.param_groups[0]["params"] = list(mine.values())
     config = {

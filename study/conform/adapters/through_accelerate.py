@@ -1,28 +1,27 @@
-"""DDP or DeepSpeed through Accelerate. Settings: stage; 0 is DDP."""
+"""DDP, DeepSpeed or FSDP2 through Accelerate. Settings: stage; 0 is DDP, or FSDP2 with fsdp."""
+
+from study.conform.adapters.deepspeed_common import configuration, full_weights  # isort: skip
 
 import contextlib
-import logging
 import os
 from types import SimpleNamespace
 
-logging.disable(logging.WARNING)
-os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here is compiled
-
-import deepspeed
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedDataParallelKwargs
-from deepspeed.accelerator import get_accelerator
+from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 
-get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
-getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
 with contextlib.suppress(ImportError):
-    import deepspeed.module_inject.auto_ep_layer
+    import transformers  # noqa: F401 -- so that not each rank imports it
 
 
 def build(model, optimizer, options):
     stage = options.settings["stage"]
+    if "fsdp" in options.settings:
+        plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=False)
+        plugin.fsdp_version = 2  # old releases have no such argument
+        made = Accelerator(cpu=True, fsdp_plugin=plugin).distributed_type.value
+        raise NotImplementedError(f"without a GPU Accelerate makes FSDP into {made}")
     if options.precision not in ("fp32", "autocast", *(["bf16"] if stage else [])):
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
     if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
@@ -32,7 +31,7 @@ def build(model, optimizer, options):
         GradientState._reset_state()
     if stage:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        more = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options))}
+        more = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options, zero_section(stage)))}
         more["mixed_precision"] = "bf16" if options.precision == "bf16" else "no"
     else:
         bucket_mib = options.bucket * 4 / 2**20 if options.bucket else 25
@@ -47,23 +46,9 @@ def build(model, optimizer, options):
     )
 
 
-def configuration(options):
-    section = {"stage": options.settings["stage"]}
-    if options.bucket:
-        section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
-    if section["stage"] == 3:
-        section |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": options.passes,
-        "gradient_clipping": options.clip,
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": section,
-        "bf16": {"enabled": options.precision == "bf16"},
-    }
-    if options.precision == "autocast":
-        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-    return config
+def zero_section(stage):
+    more = {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0} if stage == 3 else {}
+    return {"stage": stage} | more
 
 
 def forward_backward(trainer, batch, last=True, mode="train"):
@@ -88,15 +73,7 @@ def step(trainer):
 
 
 def whole_weights(trainer):
-    module = getattr(trainer.model, "module", trainer.model)
-    parameters = dict(module.named_parameters())
-    sharded = any(hasattr(parameter, "ds_id") for parameter in parameters.values())
-    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=sharded):
-        plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
-    if next(iter(parameters.values())).dtype == torch.float32:
-        return plain
-    masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
-    return plain | {name: master for name, master in masters.items() if master is not None}
+    return full_weights(getattr(trainer.model, "module", trainer.model))
 
 
 def gradient_norm(trainer):

@@ -258,12 +258,15 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
 
     If none does, it has the fewest rows.
     """
-    best, least, too_many = None, -1, len(sizes)
+    best = None
+    least = -1
+    too_many = len(sizes)
     while too_many - least > 1:
         middle = (least + too_many) // 2
         each = row_of(question, arm, sizes[middle])
         if each[0].leaves(miss):
-            best, least = each, middle
+            best = each
+            least = middle
         else:
             too_many = middle
     return best or row_of(question, arm, sizes[0])
@@ -284,7 +287,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
         fits=not limit,
         limit=limit,
         precision=setup.precision,
-        checkpointing=setup.checkpointing,
+        checkpointing=bool(setup.checkpointing),
         micro_batch=micro_batch,
         accumulation=setup.accumulation,
         row_ranks=arm.row_ranks,
@@ -314,6 +317,7 @@ def machine_of(question: Question) -> Machine:
         link=None if several else question.link,
         network=question.link if several else None,
         disk_bytes_per_s=question.disk_bytes_per_s,
+        host_pace=question.host_pace,
     )
 
 

@@ -26,7 +26,9 @@ IN_WORDS = {
 
 def in_words(advice: Advice) -> list[str]:
     """Which arm to use, and the alternative. The assumptions are not included."""
-    question, choice, other = advice.question, advice.choice, advice.alternative
+    question = advice.question
+    choice = advice.choice
+    other = advice.alternative
     if choice is None:
         return [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
     lines = [f"Use {use(choice, question)}."]

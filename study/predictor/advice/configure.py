@@ -63,7 +63,8 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     precision from --precision. Accelerate cannot express `bf16_cast` without DeepSpeed: your script has to load the
     weights in bf16 and to keep the master copy.
     """
-    question, row = advice.question, _row(advice, arm)
+    question = advice.question
+    row = _row(advice, arm)
     ours = arms.read(arms.all_paths()[row.arm])
     ours = sharing_rows(ours, row.row_ranks) if ours.row_ranks > 1 else on_nodes(ours, question)
     accelerate = _accelerate(ours, question)

@@ -46,6 +46,8 @@ class Given:
     """Read and write speed of a node's disk, such as 6GB/s. Without it nothing is offloaded to disk."""
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: as many as such machines have, mostly 8."""
+    host_pace: float | None = None
+    """Seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs. Default: unknown."""
     beside: float = 0.0
     """The share of each GPU that another program takes: a reference model, or an inference engine such as vLLM."""
 
@@ -68,6 +70,7 @@ class Question:
     frozen: Frozen = "bf16"  # the type of frozen weights, if the others are not bf16: experts load them in bf16
     optimizer: Optimizer = "fused"
     beside: float = 0.0  # the share of each GPU that another program takes
+    host_pace: float | None = None  # of a Machine
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
@@ -108,6 +111,7 @@ class Question:
             frozen=given.frozen,
             optimizer=given.optimizer,
             beside=given.beside,
+            host_pace=given.host_pace,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
 

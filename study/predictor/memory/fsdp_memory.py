@@ -133,7 +133,7 @@ def standing(sharding: Sharding) -> dict[str, int]:
     trains = sharding.part(trains=True)
     master = setup.state_bytes * trains if setup.precision == "bf16_cast" else 0
     return {
-        "weights": trains * setup.stored_bytes + sharding.part(trains=False) * setup.frozen_bytes,
+        "weights": trains * setup.stored_bytes + ceil(sharding.part(trains=False) * setup.frozen_bytes),
         "master": master,
         "moments": moment_bytes.held_bytes(setup.optimizer, pieces(sharding), setup.state_bytes),
     }

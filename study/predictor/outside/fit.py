@@ -36,7 +36,8 @@ Off = dict[str, numpy.ndarray]  # by source: logarithms of how far its measureme
 
 def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
     """Return the logarithm of predicted over measured seconds."""
-    predicted = [step_time(training.setup, machine, constants).seconds for training, machine in fitted]
+    known = [(each, replace(machine, host_pace=machine.host_pace or constants.host_pace)) for each, machine in fitted]
+    predicted = [step_time(training.setup, machine, constants).seconds for training, machine in known]
     return numpy.log(numpy.array(predicted) / [training.row.step_s for training, _ in fitted])
 
 
@@ -106,15 +107,16 @@ def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pac
 
 
 def _off(training: Training, machine: Machine, constants: Pace) -> float:
-    """Return the logarithm of the error of a prediction, which is a range if the host's speed matters."""
+    """Return the logarithm of the error of a prediction, less what an unknown host explains."""
     step = step_time(training.setup, machine, constants)
-    measured_s = training.row.step_s or numpy.nan
-    return float(numpy.log(max(step.least_s / measured_s, measured_s / step.seconds)))
+    off = numpy.log((training.row.step_s or numpy.nan) / step.seconds)
+    host = numpy.log((step.most_s if off > 0 else step.least_s) / step.seconds)
+    return float(numpy.sqrt(max(0.0, off**2 - host**2)))
 
 
 def main() -> None:
     fitted = timed("fit")
-    names = [name for name, constant in pace.origins().items() if constant["origin"].startswith("fitted")]
+    names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]
     constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 
     def fit_to(rows: Sequence[Timed]) -> Pace:

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.io.validation import sentence
-from study.predictor.setup import Fsdp, Loss
+from study.io.validation import nearest, sentence
+from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
 
 FOLDER = ROOT / "reports" / "outside"
@@ -38,6 +39,7 @@ def _count(text: object) -> object:
 Count = Annotated[int | str | None, BeforeValidator(_count)]
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
+Patterns = dict[str, str]  # a regular expression for each of some columns
 
 
 class Row(BaseModel):
@@ -83,6 +85,26 @@ class Row(BaseModel):
     kind: MemoryKind | None  # None: the source does not say which memory it read
     assumed: Text  # what neither the row nor its source says, separated by " | "
     not_predicted: Text  # why the row, or its time, is not predicted
+    # Conditions that few rows have: reports/outside/README.md says what they mean. A file may lack them.
+    adapter: Literal["lora", "rslora", "dora"] | None = None
+    adapter_rank: int | None = None
+    adapter_targets: Text = None
+    adapter_dtype: Literal["fp32", "bf16"] | None = None
+    trained_too: Text = None
+    quantized: Quantized | None = None
+    products: Text = None
+    recompute_part: Text = None
+    seq_mean: Measured = None
+    rows_are: Literal["packed", "padded", "padded_to_seq"] | None = None
+    offload: Text = None
+    optimizer_name: Text = None
+    parallel: Text = None
+    compiled: bool | None = None
+    deterministic: bool | None = None
+    kernels: Text = None
+    experts: Text = None
+    fp32_modules: Text = None
+    attention_kernel: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured
     simulated_step_s: Measured
@@ -99,6 +121,19 @@ class Row(BaseModel):
         counts = (self.micro_batch, self.grad_acc or 1, self.seq)
         known = [count for count in counts if isinstance(count, int)]
         return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Return the rows a second and GPU. No passes mean one."""
+        if not self.step_s or not isinstance(self.micro_batch, int):
+            return None
+        return self.micro_batch * (self.grad_acc if isinstance(self.grad_acc, int) else 1) / self.step_s
+
+    def matches(self, patterns: Patterns) -> bool:
+        for name in patterns:
+            if name not in Row.model_fields:
+                raise Stop(f"{name!r} is not a column of measurements.csv", nearest(name, Row.model_fields))
+        return all(re.search(pattern, str(getattr(self, name))) for name, pattern in patterns.items())
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -118,6 +153,7 @@ class Part(BaseModel):
     about: str  # a regular expression over a row's model, GPU and address
     role: Role
     why: str
+    host_pace: float | None = None
 
 
 class Miss(BaseModel):
@@ -146,6 +182,7 @@ class Source(BaseModel):
     part: tuple[Part, ...] = ()  # the first one that matches a row decides the row's role
     miss: tuple[Miss, ...] = ()  # the first one that matches a row counts
     own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
+    host_pace: float | None = None  # if its host is one of those that constants were fitted to
 
     def why_off(self, row: Row, quantity: Quantity) -> str | None:
         """Return why a prediction of a row missed, if that is known."""
@@ -154,14 +191,40 @@ class Source(BaseModel):
         return next((miss.why for miss in matching), None)
 
     def role_of(self, row: Row) -> Role | None:
+        return self._part_of(row).role
+
+    def host_pace_of(self, row: Row) -> float | None:
+        return self._part_of(row).host_pace or self.host_pace
+
+    def _part_of(self, row: Row) -> "Part | Source":
         words = f"{row.model} on {row.gpu}, {row.url_or_path}"
-        return next((part.role for part in self.part if re.search(part.about, words)), self.role)
+        return next((part for part in self.part if re.search(part.about, words)), self)
 
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
     """Return the rows that the project keeps."""
     return tuple(read_rows(FOLDER / "measurements.csv"))
+
+
+@functools.cache
+def _comparable() -> list[list[tuple[Row, float]]]:
+    """Return the rows with a known speed: those of one source, model, machine and row length together."""
+    groups = defaultdict(list)
+    for row in rows():
+        if speed := row.rows_per_s:
+            groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append((row, speed))
+    return [*groups.values()]
+
+
+def ratios_of_speed(of: Patterns, to: Patterns) -> list[tuple[str, float]]:
+    """Return the source of each comparable pair of rows, and the speed of the first row over that of the second."""
+    return [
+        (row.source, speed / other_speed)
+        for group in _comparable()
+        for (row, speed), (other, other_speed) in itertools.product(group, repeat=2)
+        if row.matches(of) and other.matches(to)
+    ]
 
 
 @functools.cache
@@ -181,7 +244,7 @@ def read_rows(path: Path) -> list[Row]:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
     if len(lines) > MAX_ROWS:
         raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
-    if missing := [name for name in Row.model_fields if name not in header]:
+    if missing := [name for name, field in Row.model_fields.items() if field.is_required() and name not in header]:
         what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
     return [_row(path, number, line) for number, line in lines]
@@ -189,7 +252,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _row(path: Path, number: int, line: dict[str, str]) -> Row:
     try:
-        return Row.model_validate({name: (line[name] or "").strip() or None for name in Row.model_fields})
+        return Row.model_validate({name: (line.get(name) or "").strip() or None for name in Row.model_fields})
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
 

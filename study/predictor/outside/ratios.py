@@ -17,6 +17,7 @@ from statistics import mean, median
 
 from study.predictor.outside import stored
 from study.predictor.outside.published import FOLDER, Row
+from study.predictor.timing.steptime import StepTime
 
 FILE = FOLDER / "ratios.json"
 # The share of pairs inside the interval. With 0.8, as for a single step, the interval of the others covers only three
@@ -104,3 +105,17 @@ def _limit(groups: Iterable[list[float]]) -> float:
     share = COVERAGE * sum(weight for _, weight in weighted)
     reached = itertools.accumulate(weight for _, weight in weighted)
     return next(error for (error, _), sum_ in zip(weighted, reached, strict=True) if sum_ >= share - 1e-9)
+
+
+def interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
+    """Return the interval of a ratio of two predicted steps on one machine, and where it is from.
+
+    Its width is that of ratios which others published. None of those is of offloading. The host's speed is uncertain,
+    and the same on both sides.
+    """
+    if "host link" in {*step.parts, *over.parts}:
+        words = "if the two predictions err in opposite directions"
+        return step.low_s / over.high_s, step.high_s / over.low_s, words
+    known = accuracy()
+    ends = (step.seconds / over.seconds, step.least_s / over.least_s, step.most_s / over.most_s)
+    return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"

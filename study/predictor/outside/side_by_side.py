@@ -4,7 +4,6 @@ The predictions are kept in a file, because tracing the model needs torch and ta
 """
 
 import json
-import re
 
 from study.predictor.advice import answer
 from study.predictor.advice.advise import advise
@@ -15,6 +14,7 @@ from study.predictor.outside.published import FOLDER, Row, rows
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.spec.arms import NAMES
+from study.spec.shapes import letters
 
 FILE = FOLDER / "side_by_side.json"
 MODEL = "llama3-8b"
@@ -31,9 +31,8 @@ def published(model: str = MODEL, ranks: int = RANKS) -> list[Row]:
 
 
 def same_name(one: str | None, other: str | None) -> bool:
-    """Return whether two names mean the same model: Llama-3-8B and llama3-8b. Signs and capitals do not count."""
-    letters = [re.sub(r"[^a-z0-9.]", "", (name or "").lower()) for name in (one, other)]
-    return letters[0] == letters[1]
+    """Return whether two names mean the same model: Llama-3-8B and llama3-8b."""
+    return letters(one or "") == letters(other or "")
 
 
 def settings() -> list[dict]:

@@ -2,7 +2,8 @@
 
 import functools
 import json
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 
 from study.errors import Stop
@@ -11,13 +12,25 @@ from study.predictor.architecture import describe, named
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.outside.published import FOLDER, Quantity, Role, Row, rows, sources
-from study.predictor.setup import Setup
+from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import Transformer
 from study.spec.shapes import SHAPES
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
 OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and needs an explanation
+# The optimizers of a row, as a setup's. None: AdamW, whose implementation another column says. While states fit on the
+# GPU, a pager moves nothing.
+OPTIMIZERS: dict[str, Optimizer | None] = {
+    "adamw": None,
+    "adamw_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "adamw_8bit",
+    "paged_adamw_32bit": None,
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "muon": "muon",
+}
+ATTENTION_KERNELS = ("fa2", "fa3")  # those of pace.toml; others are as fast as kernels of 2023
 NOTHING = "neither memory nor time was published"
 
 
@@ -83,7 +96,7 @@ class ComparedRow:
 
 def key_of(row: Row) -> str:
     """Return the identity of a row: it changes whenever the row changes."""
-    return sha256(row.model_dump_json().encode()).hexdigest()[:12]
+    return sha256(row.model_dump_json(exclude_none=True).encode()).hexdigest()[:12]
 
 
 @functools.cache
@@ -109,35 +122,96 @@ def training_of(row: Row) -> Training:
     """Return the training of a row, or raise NotPredicted."""
     if row.config is None or row.dtype is None:
         raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
-    model = model_of(row.config)
+    model = _adapted(row, model_of(row.config))
+    _refuse_unknown(row)
     sequence = _count(row, "seq")
     setup = Setup(
         model=model,
         deepspeed=None if row.deepspeed is None else {"zero_optimization": json.loads(row.deepspeed)},
         fsdp=row.fsdp,
+        fsdp_offload=row.fsdp is not None and bool(row.offload),
         group=row.group,
         ranks=_count(row, "n_gpus"),
-        sequence=min(sequence, model.positions or sequence),
+        sequence=min(sequence, _most_tokens(model) or sequence),
         micro_batch=_count(row, "micro_batch"),
         accumulation=1 if row.grad_acc is None else _count(row, "grad_acc"),
-        precision=row.dtype,
-        checkpointing=bool(row.recompute),
+        precision="bf16" if _keeps_base_in_bf16(row) else row.dtype,
+        frozen="bf16" if _keeps_base_in_bf16(row) else "as_weights",
+        quantized=row.quantized,
+        sequence_ranks=int(row.parallel.removeprefix("sp")) if row.parallel else 1,
+        checkpointing=_every(row),
         recomputes_whole_layers=row.recompute == "whole",
         attention="eager" if row.attention == "megatron" else row.attention or "sdpa",
         one_row_as_two=row.attention == "megatron",
-        optimizer=row.optimizer or "fused",
+        optimizer=OPTIMIZERS[row.optimizer_name or "adamw"] or row.optimizer or "fused",
         loss=row.loss or "whole",
         logits=row.logits or "fp32",
         keeps_cache=bool(row.keeps_cache),
         device="cuda",
     )
-    if row.gpu_name is None:
+    if row.gpu_name is None or row.gpu_name not in GPUS:
         return Training(row, setup, None)
     per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
+    source = sources().get(row.source)
     machine = Machine(
-        gpu=row.gpu_name, gpus_per_node=per_node, network=row.network, fused_kernels=bool(row.fused_kernels)
+        gpu=row.gpu_name,
+        gpus_per_node=per_node,
+        network=row.network,
+        fused_kernels=bool(row.fused_kernels),
+        attention_kernel=row.attention_kernel if row.attention_kernel in ATTENTION_KERNELS else None,
+        host_pace=0.0 if row.compiled else source.host_pace_of(row) if source else None,
     )
     return Training(row, setup, machine)
+
+
+def _refuse_unknown(row: Row) -> None:
+    """Refuse the conditions of a row that no prediction takes into account."""
+    known = {"recompute_part": r"layers/\d+", "experts": "grouped", "optimizer_name": "|".join(OPTIMIZERS)}
+    known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora"}
+    known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": "", "fp32_modules": ""}
+    for name, words in known.items():
+        if not re.fullmatch(words, value := getattr(row, name) or "") and value:
+            raise NotPredicted(f"{name} {value} is not modelled")
+    if row.seq_mean and row.rows_are is None:
+        raise NotPredicted("rows vary, and rows_are does not say how they are put together")
+
+
+def _adapted(row: Row, model: Transformer) -> Transformer:
+    """Return a row's model, with its adapters."""
+    if row.adapter is None:
+        return model
+    targets = (row.adapter_targets or "all-linear").split()
+    return replace(model, lora_rank=row.adapter_rank, lora_targets=() if targets == ["all-linear"] else tuple(targets))
+
+
+def _keeps_base_in_bf16(row: Row) -> bool:
+    """Return whether adapters in fp32 train beside a base in bf16. DeepSpeed makes both bf16, with fp32 copies."""
+    return row.adapter_dtype == "fp32" and row.dtype in ("bf16", "bf16_pure") and not row.deepspeed
+
+
+def _every(row: Row) -> int:
+    """Return which layers are computed again: none, all, or every n-th."""
+    return int(row.recompute_part.partition("/")[2]) if row.recompute_part else bool(row.recompute)
+
+
+def _most_tokens(model: Transformer) -> int | None:
+    """Return the most tokens of a row, if positions are learned. Rotary ones have no end."""
+    learned = any(re.search("wpe|position", tensor.name) for tensor in model.tensors)
+    return model.positions if learned else None
+
+
+def _timed(training: Training) -> Setup:
+    """Return the setup whose step took the time. Rows that are padded to the longest of a pass are shorter than `seq`.
+
+    Their lengths are assumed to be exponential, with the mean of the source.
+    """
+    row, setup = training.row, training.setup
+    if row.rows_are != "padded":
+        return setup
+    if row.seq_mean is None:
+        raise NotPredicted("rows are padded, and their mean is not said")
+    longest = row.seq_mean * sum(1 / each for each in range(1, setup.micro_batch + 1))
+    return replace(setup, sequence=min(setup.sequence, round(longest)))
 
 
 def _count(row: Row, name: str) -> int:
@@ -186,19 +260,20 @@ def _memory(training: Training) -> list[Compared]:
 def _time(training: Training) -> list[Compared]:
     """Compare the seconds of a step."""
     row = training.row
-    setup = training.setup
     if row.step_s is None:
         return []
+    setup = _timed(training)
     if training.machine is None:
-        raise NotPredicted(row.not_predicted or "the column gpu_name is empty")
+        raise NotPredicted(row.not_predicted or f"the GPU {row.gpu_name or row.gpu} is not known")
+    if row.deterministic:
+        raise NotPredicted("how much slower deterministic algorithms are is not known")
     step = step_time(setup, training.machine)
     gpu = GPUS[training.machine.gpu]
     peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
     flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation
     others = {"flat 40 % MFU": _short(flops / (FLAT_MFU * peak))}
-    return [
-        Compared("time", _short(step.seconds), _short(row.step_s), (_short(step.low_s), _short(step.high_s)), others)
-    ]
+    interval = (_short(step.low_s), _short(step.high_s))
+    return [Compared("time", _short(step.seconds), _short(row.step_s), interval, others)]
 
 
 def _short(value: float) -> float:

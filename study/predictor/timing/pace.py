@@ -27,7 +27,8 @@ class Pace:
     fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
     kernel_s: float  # of the host, to launch a kernel
     module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
-    module_least_s: float  # module_s of a faster host: sources differ, and module_s rests on two rows
+    host_pace: float  # of an unknown host: its seconds over those of the hosts that kernel_s and module_s are of
+    host_factor: float  # divides and multiplies host_pace, for its interval
     contention: float  # the share of a collective's seconds by which the kernels beside it take longer
     link_share: float  # of NVLink's bandwidth, in collectives
     pcie_share: float
@@ -47,6 +48,12 @@ def _read() -> dict:
 @functools.cache
 def pace() -> Pace:
     return Pace(**{field.name: _read()["constant"][field.name]["value"] for field in fields(Pace)})
+
+
+@functools.cache
+def hosts() -> dict[str, float]:
+    """Return the pace of the hosts of sources whose steps depend on it."""
+    return {source: host["value"] for source, host in _read()["host"].items()}
 
 
 def interval_factor(trained: int) -> float:
@@ -72,6 +79,11 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
         for kind, of_kind in shares.items()
         for entry in [of_kind.get(gpu, of_kind["others"])]
     }
+
+
+def attention_s(kernel: str | None) -> float:
+    """Return the seconds of a decoder's attention by a kernel, over those of kernels that compute all scores."""
+    return _read()["attention_kernel"][kernel]["value"] if kernel else 1.0
 
 
 @functools.cache

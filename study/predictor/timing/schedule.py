@@ -96,7 +96,7 @@ class Schedule:
     def compute(self, block: Block, phase: str, *after: int | None) -> int:
         """Add the kernels of a pass over a block, and their launches."""
         seconds = self.seconds[block.name][phase == "backward"]
-        passes = 2 if phase == "backward" and self.setup.checkpointing and block.name.startswith("layer") else 1
+        passes = 2 if phase == "backward" and self.setup.computes_again(block.name) else 1
         hooks_s = 0.0
         if self.sharing.hooks_above is not None:
             hooks_s = block.modules_above(self.sharing.hooks_above) * self.constants.module_s * passes

@@ -1,13 +1,15 @@
 """The seconds of an optimizer step: the work of each block at the pace of a machine, replayed on a timeline."""
 
 from dataclasses import dataclass, replace
+from math import exp, hypot, log
 
+from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, Pace, Seconds, interval_factor, pace, work_s
+from study.predictor.timing.pace import Links, Pace, Seconds, attention_s, interval_factor, pace, work_s
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
 from study.predictor.timing.schedule import UPDATE_BYTES, Host, Schedule, Sharing
 from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
@@ -27,6 +29,12 @@ class Machine:
     network: str | None = None  # between nodes
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
+    attention_kernel: str | None = None  # a name in pace.toml; None: as fast as kernels of 2023
+    host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
+
+    def __post_init__(self):
+        if self.host_pace is not None and not 0 <= self.host_pace < 100:
+            raise Stop(f"{self.host_pace:g} is no host's pace", "give what study peaks prints, or 0 for CUDA graphs")
 
     def links(self, ranks: int) -> Links:
         gpu = GPUS[self.gpu]
@@ -38,7 +46,8 @@ class StepTime:
     """A predicted step: its seconds, their interval, and its parts."""
 
     seconds: float
-    least_s: float  # with a host that spends the least time on a module
+    least_s: float  # with a fast host, if the host is unknown
+    most_s: float  # with a slow host
     peak_s: float  # its products at the datasheet's peak: no step is faster
     factor: float  # by which the interval exceeds the prediction
     parts: dict[str, float]  # busy seconds by resource; they overlap
@@ -46,11 +55,11 @@ class StepTime:
 
     @property
     def low_s(self) -> float:
-        return max(self.peak_s, self.least_s / self.factor)
+        return max(self.peak_s, self.seconds / _joined(self.factor, self.seconds / self.least_s))
 
     @property
     def high_s(self) -> float:
-        return self.seconds * self.factor
+        return self.seconds * _joined(self.factor, self.most_s / self.seconds)
 
     @property
     def limit(self) -> str:
@@ -60,17 +69,29 @@ class StepTime:
         return max(busy_s, key=busy_s.__getitem__)
 
 
+def _joined(factor: float, other: float) -> float:
+    """Return the factor of two independent uncertainties."""
+    return exp(hypot(log(factor), log(other)))
+
+
 def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
     """The prediction for a setup on a machine."""
     constants = constants or pace()
-    seconds, parts, spans = _step(setup, machine, constants)
-    least_s = seconds
-    if Sharing.of(setup).hooks_above is not None:  # the host's time for a module is the least certain constant
-        least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
+
+    def step(host_pace: float) -> tuple[float, dict[str, float], list[Span]]:
+        host = {name: host_pace * getattr(constants, name) for name in ("kernel_s", "module_s")}
+        return _step(setup, machine, replace(constants, **host))
+
+    seconds, parts, spans = step(constants.host_pace if machine.host_pace is None else machine.host_pace)
+    least_s = most_s = seconds
+    if machine.host_pace is None:
+        least_s = step(constants.host_pace / constants.host_factor)[0]
+        most_s = step(constants.host_pace * constants.host_factor)[0]
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     gpu = GPUS[machine.gpu]
     peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
-    return StepTime(seconds, least_s, peak_s, interval_factor(setup.model.parameters), parts, tuple(spans))
+    factor = interval_factor(setup.model.parameters)
+    return StepTime(seconds, least_s, most_s, peak_s, factor, parts, tuple(spans))
 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
@@ -117,12 +138,14 @@ def _seconds(
 ) -> dict[str, tuple[Seconds, Seconds]]:
     """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
     single = _has_single_kernels(setup, machine)
+    attention = attention_s(machine.attention_kernel) if setup.model.look.kind == "decoder" else 1.0
     known: dict[int, Seconds] = {}
 
     def cost(block: Block, one_pass: Work) -> Seconds:
         if id(one_pass) not in known:
             fused = machine.fused_kernels and not (single and block.is_layer)
-            known[id(one_pass)] = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants)
+            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants)
+            known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 
     return {block.name: (cost(block, block.forward), cost(block, block.backward)) for block in work}
@@ -131,10 +154,12 @@ def _seconds(
 def update_bytes(setup: Setup) -> float:
     """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
 
-    Muon's products are not counted.
+    foreach reads and writes 21 elements, a kernel after the other, where the fused kernel needs 7. Muon's products are
+    not counted.
     """
     adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
-    return UPDATE_BYTES[setup.precision] - 2 * (adam - others)
+    again = 14 * setup.state_bytes if setup.optimizer == "foreach" else 0
+    return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again
 
 
 def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:

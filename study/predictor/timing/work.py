@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import of_a_rank, tensors_of_a_rank
-from study.predictor.setup import Setup
+from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.tracing.transformer import Transformer
 
 
@@ -98,17 +98,17 @@ def blocks(setup: Setup) -> tuple[Block, ...]:
         more = [(_more_attention(each.forward, setup), _more_attention(each.backward, setup)) for each in parts]
         return tuple(replace(each, forward=a, backward=b) for each, (a, b) in zip(parts, more, strict=True))
     if setup.checkpointing and setup.recomputes_whole_layers:
-        return _with_whole_layers_again(blocks(replace(setup, checkpointing=False)))
+        return _with_whole_layers_again(setup, blocks(replace(setup, checkpointing=False)))
     return _traced(setup)
 
 
-def _with_whole_layers_again(kept: tuple[Block, ...]) -> tuple[Block, ...]:
+def _with_whole_layers_again(setup: Setup, kept: tuple[Block, ...]) -> tuple[Block, ...]:
     """Return blocks whose layers are computed again from end to end, from those that keep their activations."""
     same: dict[Work, Work] = {}
 
     def backward(block: Block) -> Work:
         both = block.forward.and_then(block.backward)
-        return same.setdefault(both, both) if block.is_layer else block.backward
+        return same.setdefault(both, both) if setup.computes_again(block.name) else block.backward
 
     return tuple(replace(block, backward=backward(block)) for block in kept)
 
@@ -130,10 +130,19 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
-        traced = _work(passes[phase, name])
-        return same.setdefault(traced, traced)
+        found = _work(passes[phase, name])
+        for _ in range(2 if phase == "backward" and setup.computes_again(name) else 1):
+            found = found.and_then(_dequantization(setup, tensors[name])) if setup.quantized else found
+        return same.setdefault(found, found)
 
     return tuple(Block(name, work("forward", name), work("backward", name), tuple(tensors[name])) for name in tensors)
+
+
+def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:
+    """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
+    packed = [size for size in map(setup.packed_elements, tensors) if size]
+    moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + setup.product_bytes)
+    return Work(moved_bytes=moved, moving_kernels=len(packed))
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:

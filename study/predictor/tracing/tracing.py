@@ -11,7 +11,7 @@ import logging
 import re
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.build import GROUPED, WithoutValues, build, freeze
+from study.models.build import GROUPED, Adapted, WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing.lines import allocations
 from study.predictor.tracing.lines import lines as pass_lines
@@ -99,6 +99,7 @@ def _attention_backward_flops(gradient, query, key, value, *_, **__) -> int:
     return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
 
 
+KEPT = "keeps_activations"  # an attribute of a layer among others that are computed again
 PRODUCTS = (
     flop_registry
     | GROUPED
@@ -190,7 +191,7 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
         except Exception as error:  # a wrong number in a config may cause any error
             raise _refusal(model, "cannot be built from its config", error) from error
         with torch.device("meta"):
-            freeze(built, model.lora_rank, model.train_only)
+            freeze(built, model.lora_rank, model.train_only, model.lora_targets)
     return built
 
 
@@ -199,6 +200,29 @@ def _freeze_in_bf16(model: torch.nn.Module) -> None:
     for tensor in model.parameters():
         if not tensor.requires_grad:
             tensor.data = tensor.data.to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            module.like_peft = True
+
+
+def _keep_between(model: torch.nn.Module, every: int) -> None:
+    """Mark the layers that keep their activations, all but every n-th. The mark makes them another kind of layer."""
+    for layers in model.modules():
+        for place, layer in enumerate(layers.children() if isinstance(layers, torch.nn.ModuleList) else ()):
+            setattr(layer, KEPT, place % every > 0)
+
+
+def _compute_again(model: PreTrainedModel, place: Callable) -> None:
+    """Let the backward pass compute the layers again that do not keep their activations."""
+    if not model.supports_gradient_checkpointing:
+        what = f"transformers has no activation checkpointing for {model.config.model_type}"
+        raise Stop(what, "leave --checkpointing out")
+    # backward() puts function modes aside, so layers that run again enter theirs themselves
+    again = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
+    model.gradient_checkpointing_enable(again)
+    for layer in model.modules():
+        if getattr(layer, KEPT, False):
+            setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
 def followed(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
@@ -209,17 +233,13 @@ def followed(model: Transformer, options: TraceOptions, rows: int, with_all_laye
     if options.frozen == "bf16":
         _freeze_in_bf16(built)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
+    if options.checkpointing > 1:
+        _keep_between(built, options.checkpointing)
     stacks = [] if with_all_layers or model.code_from else shorten(built)
     place = functools.partial(AsOnCuda, options.cuda) if options.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
-        if options.checkpointing and not built.supports_gradient_checkpointing:
-            what = f"transformers has no activation checkpointing for {config.model_type}"
-            raise Stop(what, "leave --checkpointing out")
-        if (
-            options.checkpointing
-        ):  # backward() puts function modes aside, so layers that run again enter theirs themselves
-            again = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
-            cast(PreTrainedModel, built).gradient_checkpointing_enable(again)
+        if options.checkpointing:
+            _compute_again(cast(PreTrainedModel, built), place)
         _give_device(built)
         try:
             batch = inputs(config, rows, options.sequence)

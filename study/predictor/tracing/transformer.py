@@ -13,7 +13,7 @@ from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
 from study.spec.settings import cache_home
 
-FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 8  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
@@ -24,7 +24,7 @@ class TraceOptions(NamedTuple):
     sequence: int
     precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
     attention: str
-    checkpointing: bool
+    checkpointing: int  # as a setup's
     loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool  # linear layers are stage 3's own: see study/predictor/tracing/zero3_linear.py
     cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
@@ -55,6 +55,7 @@ class Transformer:
     name: str  # as the user calls it
     config: str  # JSON with sorted keys
     lora_rank: int | None = None  # only adapters of this rank train
+    lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
     train_only: str | None = None  # only the tensors train whose names match this regular expression
     dropout: float | None = None  # in place of every probability of the config
     code_from: str | None = None  # a model whose own Python code the user trusts
@@ -89,7 +90,7 @@ class Transformer:
     @property
     def _key(self) -> list:
         code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
-        return [self.config, self.lora_rank, self.train_only, self.dropout, code]
+        return [self.config, self.lora_rank, self.train_only, self.dropout, code, *self.lora_targets]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -8,13 +8,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.io.words import joined
-from study.ledger import evidence, ledger, words
+from study.ledger import ledger, words
 from study.ledger.certainty import LEVELS
 from study.ledger.files import doubts, read_all
 from study.ledger.judging import Verdict
 from study.ledger.ledger import bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
+from study.probes import answers
+from study.records import evidence
 from study.records.runs import Runs
 from study.report import style
 from study.report.claim_pages import label
@@ -60,10 +62,9 @@ def judge(runs: Runs, document: str | None = None) -> Judged:
     """Judge the claims of one document, or of all, by these runs."""
     chosen = [claim for claim in read_all() if document in (None, claim.document)]
     gathered = evidence.gather(runs)
-    notes = tuple(
-        each for each in (*gathered.set_aside, *gathered.notes, *doubts(chosen)) if each not in runs.set_aside
-    )
-    return Judged(runs, ledger.judge_all(chosen, runs, gathered), notes)
+    doubtful = (*gathered.set_aside, *answers.set_aside(), *gathered.notes, *doubts(chosen))
+    notes = tuple(each for each in doubtful if each not in runs.set_aside)
+    return Judged(runs, ledger.judge_all(chosen, gathered), notes)
 
 
 def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:

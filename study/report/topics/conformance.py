@@ -4,7 +4,6 @@ The results are committed in `reports/conform/`; `study conform`, `study version
 """
 
 import pandas as pd
-from packaging.version import Version
 
 from study.io.parsing import from_json
 from study.io.words import joined
@@ -38,17 +37,9 @@ def differing(rows: pd.DataFrame) -> pd.DataFrame:
     return wide[wide.isin(["fails", "refused"]).any(axis=1)].reset_index()
 
 
-def over_releases() -> pd.DataFrame:
-    """Return the properties whose status differs between releases of DeepSpeed, with the status in each of them."""
-    rows: list[dict] = []
-    for path in [*KEPT.glob("*.json"), *KEPT.glob("releases/deepspeed-*/*.json")]:
-        content = from_json(path.read_bytes())
-        rows += [{"release": content["versions"]["deepspeed"], **result} for result in content["results"]]
-    if not rows:
-        return pd.DataFrame()
-    wide = pd.DataFrame(rows).pivot(index=["adapter", "property"], columns="release", values="status")
-    wide = wide[sorted(wide, key=lambda release: Version(str(release)))]
-    return wide[wide.nunique(axis=1) > 1].reset_index()
+def over_releases() -> dict:
+    """Return what changes between releases, as `study versions all` wrote it."""
+    return from_json((KEPT / "releases" / "changes.json").read_bytes())
 
 
 def bugs() -> pd.DataFrame:
@@ -89,4 +80,16 @@ def power() -> str:
     return (
         f"Of {len(known)} bugs that a release mended, {seen} are seen before the fix and not after it. "
         f"Of {len(planted)} faults planted into the installed libraries, {found} are found."
+    )
+
+
+def headline() -> str:
+    """Return the sentence about releases that surprises most."""
+    kept = over_releases()
+    tried = {release for each in kept["tables"] if each["package"] == "deepspeed" for release in each["releases"]}
+    changes = [each for each in kept["changes"] if each["package"] == "deepspeed" and "holds" in each["sentence"]]
+    wrong = {release for each in changes for release in each["silent"]}
+    return (
+        f"**Of {len(tried)} releases of DeepSpeed, {len(wrong)} train something wrongly without a message** "
+        "that another of them trains rightly."
     )

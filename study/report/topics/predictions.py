@@ -67,6 +67,7 @@ def sources() -> pd.DataFrame:
             "address": source.address,
         }
         for source in published.sources().values()
+        if source.name in of_source.index
     )
 
 

@@ -1,4 +1,4 @@
-"""Claims about the libraries are tried with the libraries. `probe_worker` tries configurations in its own process.
+"""Asks the installed libraries, and keeps their answers. `worker` tries configurations in its own process.
 
 An answer is kept for a trial, the code that tries it and the versions of the libraries. If the trial itself fails (a
 time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the pinned
@@ -10,22 +10,20 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
-import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
 from study.errors import Stop
 from study.io.validation import nearest
-from study.ledger import arguments, probe_worker
-from study.ledger.verdict import NOT_TESTED, Finding
 from study.machine import cache, software
+from study.probes import worker
 from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import cache_home
@@ -34,10 +32,10 @@ REPRODUCTIONS = arms.PACKAGE / "reproductions"
 REPORTS = arms.ROOT / "reports"
 KEPT = "trials.json"  # beside the records of a machine
 REPRODUCTION = "reproduction"
-WORKER = [sys.executable, "-m", "study.ledger.probe_worker"]
+WORKER = [sys.executable, "-m", "study.probes.worker"]
 LIMIT_S = 300
 NEEDED = ("deepspeed", "accelerate", "torch")
-# The modules that claims may ask about, with their classes and functions. Nothing else is imported.
+# The modules that trials may ask about, with their classes and functions. Nothing else is imported.
 MODULES = (
     *("accelerate", "accelerate.utils", "torch.distributed.fsdp", "torch.nn.utils", "transformers"),
     *("deepspeed.autotuning.constants", "deepspeed.runtime.constants"),
@@ -67,51 +65,6 @@ class Answer(BaseModel):
 
     def __str__(self) -> str:
         return f"the answer of {self.trial.get('name') or json.dumps(self.trial):.150}"
-
-
-# --- what claims name ----------------------------------------------------------------------------------------------
-
-
-def _check(function: Callable) -> arguments.Check:
-    """Return a check that takes the arguments of a trial and finds what the trial finds."""
-
-    @functools.wraps(function)
-    def check(**given) -> Finding:
-        trial = trial_of(function, given)
-        if stop := refusal(trial):
-            raise stop
-        if missing := not_installed():
-            words = f"{', '.join(missing)} is not installed here"
-            return Finding(None, words, without=NOT_TESTED, missing="run make setup, then study claims again")
-        versions = tuple(f"{name} {_versions()[name]}" for name in ("deepspeed", "accelerate", "transformers"))
-        (answer,) = answers([trial])
-        if isinstance(answer, str):
-            words = f"the trial itself failed: {answer}"
-            return Finding(None, words, evidence=versions, missing="a trial that runs to its end")
-        script = f"study/reproductions/{trial['name']}.py: " if trial["what"] == REPRODUCTION else ""
-        return Finding(answer.found, f"{script}{answer.told}", evidence=versions)
-
-    return check
-
-
-def trial_of(function: Callable, given: dict) -> dict:
-    """Return the trial with all defaults of the function, so that equal trials have equal keys."""
-    return {"what": function.__name__} | (function.__kwdefaults__ or {}) | given
-
-
-def trials_of(function: arguments.Check, calls: Iterable[dict]) -> list[dict]:
-    """Return the trials that calls of a check ask for, without those that are refused."""
-    trials = [trial_of(inspect.unwrap(function), given) for given in calls]
-    return [trial for trial in trials if not refusal(trial)]
-
-
-@_check
-def reproduction(*, name: str) -> Finding:
-    """Return what a script of `study/reproductions/` finds."""
-    raise NotImplementedError  # its signature is all that is used
-
-
-TRIALS = {name: _check(function) for name, function in probe_worker.TRIALS.items()} | {REPRODUCTION: reproduction}
 
 
 def refusal(trial: dict) -> Stop | None:
@@ -156,13 +109,10 @@ def not_installed() -> tuple[str, ...]:
     return tuple(name for name in NEEDED if importlib.util.find_spec(name) is None)
 
 
-# --- answers -------------------------------------------------------------------------------------------------------
-
-
 def prepare(trials: list[dict]) -> None:
     """Try what has no answer yet; the configurations share one process."""
     if not not_installed():
-        answers(trials)
+        ask(trials)
 
 
 def keep_in(reports: Path, trials: list[dict]) -> int:
@@ -171,7 +121,7 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
     for trial in {key(trial): trial for trial in trials}.values():
         if own := _own(key(trial)):
             told = redact(own.model_dump(include={"found", "told"}))
-            answer = Answer(trial=trial, versions=_versions(), code=code(trial), **told)
+            answer = Answer(trial=trial, versions=versions(), code=code(trial), **told)
             new.append(answer.model_copy(update={"seal": answer.digest}))
     if new:
         replaced = [(each.trial, each.versions) for each in new]  # one of older code is not kept
@@ -190,7 +140,7 @@ def set_aside() -> list[str]:
     sentences = [] if paths else [f"{REPORTS.name} has no {KEPT}: no kept answer of the libraries decides anything"]
     for path in paths:
         intact, wrong = _read(path)
-        here = [each for each in intact.values() if each.versions == _versions() and not refusal(each.trial)]
+        here = [each for each in intact.values() if each.versions == versions() and not refusal(each.trial)]
         old = [
             f"{each} was given by other code, which has changed since" for each in here if each.code != code(each.trial)
         ]
@@ -198,39 +148,33 @@ def set_aside() -> list[str]:
     return sentences
 
 
-def answers(trials: list[dict]) -> list[Answer | str]:
+def ask(trials: list[dict]) -> list[Answer | str]:
     """Return the answer to each trial, kept or new. If the trial itself failed: why."""
     keys = [key(trial) for trial in trials]
     known: dict[str, Answer | str] = {name: answer for name in keys if (answer := _kept(name))}
     missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
     if len(missing) > 1:
         sys.stderr.write(f"trying {len(missing)} configurations and scripts; answers are kept\n")
-    if missing:
-        known |= _new(missing)
+    for name, new in _new(missing):
+        known[name] = new
+        if isinstance(new, Answer):
+            cache.keep(_folder(), name, new.model_dump(mode="json", include={"found", "told"}))
     return [known[name] for name in keys]
 
 
-def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
-    """Return new answers by key, and keep each. Configurations share a process."""
+def _new(missing: dict[str, dict]) -> Iterator[tuple[str, Answer | str]]:
+    """Yield new answers by key. Configurations share a process."""
     scripts = {name: trial for name, trial in missing.items() if trial["what"] == REPRODUCTION}
-    together = {name: trial for name, trial in missing.items() if name not in scripts}
-    known = _kept_anew(together, _try([*together.values()])) if together else {}
+    together = [name for name in missing if name not in scripts]
+    if together:
+        yield from zip(together, _try([missing[name] for name in together]), strict=True)
     for name, trial in scripts.items():
-        known |= _kept_anew([name], [_run(trial["name"])])
-    return known
-
-
-def _kept_anew(names: Iterable[str], tried: list[Answer | str]) -> dict[str, Answer | str]:
-    known = dict(zip(names, tried, strict=True))
-    for name, answer in known.items():
-        if isinstance(answer, Answer):
-            cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
-    return known
+        yield name, _run(trial["name"])
 
 
 def key(trial: dict) -> str:
     """Return a digest of a trial, the code that tries it, and the versions of the libraries."""
-    return _digest([trial, code(trial), _versions()])
+    return _digest([trial, code(trial), versions()])
 
 
 def code(trial: dict) -> str:
@@ -238,7 +182,7 @@ def code(trial: dict) -> str:
     if trial["what"] == REPRODUCTION:
         return _digest(_code_of(scripts()[trial["name"]].read_text()))
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
-    return _digest([_code_of(Path(probe_worker.__file__).read_text()), arm])
+    return _digest([_code_of(Path(worker.__file__).read_text()), arm])
 
 
 def _digest(content: object) -> str:
@@ -254,7 +198,7 @@ def _code_of(text: str) -> str:
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return the versions of the libraries without the name of the build: trials only use their Python code."""
     versions = software.versions().items()
     return {name: version.split("+")[0] for name, version in versions if version and name != "python"}

@@ -7,13 +7,13 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 
-from study.ledger import evidence
 from study.ledger.arguments import argument_model
 from study.ledger.checks import KINDS
 from study.ledger.model import CONDITIONS, SORTS, Claim
 from study.ledger.verdict import OWN
 from study.ledger.words import WIDTH
 from study.records import metrics
+from study.records.facts import FACTS
 
 GIVEN = ("own",)  # arguments that the program adds: the claims file's own sources
 HEAD = (
@@ -23,7 +23,7 @@ HEAD = (
     "The units are in the arguments' names. CONTRIBUTING.md shows a complete claims file. If a name of an arm, a GPU,",
     "a model, a recipe or a link is not known, the error lists those that are.",
     *textwrap.wrap(f"Kinds: {', '.join(SORTS)}. Conditions: {', '.join(CONDITIONS)}.", WIDTH),
-    *textwrap.wrap(f"`where`, `of` and `to` choose runs by {', '.join(evidence.FACTS)}.", WIDTH),
+    *textwrap.wrap(f"`where`, `of` and `to` choose runs by {', '.join(FACTS)}.", WIDTH),
     *textwrap.wrap(f"Quantities of records: {', '.join(metrics.QUANTITIES)}.", WIDTH),
 )
 

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
+from study.records import metrics
 from study.records.runs import Run
 
 SAME_WEIGHTS = ("task", "model", "data", "tokenizer", "precision", "init", "seed", "lora_rank", "train_only")
@@ -89,7 +90,7 @@ def _weights(runs: list[Run]) -> Iterator[tuple[Run, str]]:
 def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
     """Find numbers that do not agree, between arms that begin with the same weights and rows, and between repeats."""
     for group in _groups(runs, lambda run: run.key(only=SAME_FIRST_LOSS)):
-        yield from _far("the first loss", group, _first_loss, FIRST_LOSS_WITHIN)
+        yield from _far("the first loss", group, lambda run: metrics.dig(run.record, "loss.train.0"), FIRST_LOSS_WITHIN)
     for group in _groups(runs, lambda run: (run.key(without=["seed"]), str(run.machine))):
         for what, (number, within) in OF_REPEATS.items():
             yield from _far(what, group, number, within)
@@ -113,10 +114,6 @@ def _if_several(numbers: list[float]) -> tuple[float, ...]:
     return tuple(numbers) if len(numbers) > 1 else ()
 
 
-def _first_loss(run: Run) -> float | None:
-    return run.record.loss.train[0] if run.record.loss.train else None
-
-
 def _calls(run: Run) -> int | None:
     return sum(kind.calls for kind in run.record.traffic.per_rank[0].values()) if run.traffic else None
 
@@ -127,15 +124,11 @@ def _after_step(run: Run) -> int | None:
     return sum(held.values()) if held else None
 
 
-def _step_s(run: Run) -> float | None:
-    return statistics.median(run.record.time.step_s) if run.record.time.step_s else None
-
-
 # With how far they may be apart. The largest differences in the kept records are 0, 0, 0.5 %, 0 and 85 %.
 OF_REPEATS: dict[str, tuple[Callable[[Run], float | None], float]] = {
     "what a step moves": (lambda run: sum(run.traffic.values()) if run.traffic else None, 1e-6),
     "the number of calls of a step": (_calls, 1e-6),
     "what is held after a step": (_after_step, 0.01),
     "the tracked peak": (lambda run: run.tracked_bytes, 0.01),
-    "the median step": (_step_s, 4.0),
+    "the median step": (lambda run: metrics.median_step_s(run.record), 4.0),
 }

@@ -1,0 +1,49 @@
+"""What the adapters of DeepSpeed share: its import, its configuration and its whole weights."""
+
+import contextlib
+import logging
+import os
+
+logging.disable(logging.WARNING)
+os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here is compiled
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
+getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
+with contextlib.suppress(ImportError):
+    import deepspeed.module_inject.auto_ep_layer
+
+
+def configuration(options, section):
+    if options.bucket:
+        section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": options.passes,
+        "gradient_clipping": options.clip,  # 0 switches it off: the default changed to 1
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": section,
+        "bf16": {"enabled": options.precision.startswith("bf16")},
+    }
+    if options.precision == "autocast":
+        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    return config
+
+
+def full_weights(module, optimizer=None):
+    """Return the weights in fp32. Only stage 0 needs the optimizer."""
+    parameters = dict(module.named_parameters())
+    sharded = any(hasattr(parameter, "ds_id") for parameter in parameters.values())
+    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=sharded):
+        plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+    if next(iter(parameters.values())).dtype == torch.float32:
+        return plain
+    if hasattr(optimizer, "fp32_groups"):  # stage 0
+        groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        masters = {half: full for halves, fulls in groups for half, full in zip(halves, fulls, strict=True)}
+        return {name: masters.get(parameter, plain[name]) for name, parameter in parameters.items()}
+    masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+    return plain | {name: master for name, master in masters.items() if master is not None}

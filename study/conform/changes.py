@@ -1,0 +1,213 @@
+"""What changes between releases of a library, from the results that `study versions` kept.
+
+Questions whose answers change in the same releases are one change. A release that was not tried may be the first one.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pandas as pd
+from packaging.version import Version
+
+from study.conform import output, trials
+from study.conform.suite import ADAPTERS
+from study.errors import Stop
+from study.io.parsing import from_json
+from study.io.tables import say, say_wrapped
+from study.io.words import joined
+from study.spec.arms import ROOT
+
+COMMITTED = ROOT / "reports" / "conform" / "releases"
+UNUSABLE = 0.5  # a release in which one message ends a larger share of the properties is left out
+CONFIGURATION = "configuration"  # in the place of an adapter: how a release reads a config
+MOST = 5  # changes that a report shows first
+RANKING = ("holds", "not applicable", "refused", "fails")
+HEADINGS = {
+    "worse": "Worse in {until}:",
+    "better": "Better in {until}:",
+    "other": "Configurations that {until} reads in another way:",
+    "between": "The same in both releases, and another answer between them:",
+}
+Span = tuple[str, str, str]  # the first and the last of releases with the same answer, and the answer
+
+
+def tell(package: str, since: str, until: str, folder: Path) -> None:
+    """Say what changes from one release to another."""
+    rows, unusable = answers(folder)
+    rows = rows[rows["package"] == package]
+    tried = sorted(set(rows["release"]), key=Version)
+    if not tried:
+        raise Stop(f"{folder} has no results of {package}", "run study versions all")
+    since, until = since or tried[0], until or tried[-1]
+    for release in (since, until):
+        if release not in tried:
+            raise Stop(f"{package} {release} was not tried", f"choose from {', '.join(tried)}")
+    inside = [release for release in tried if Version(since) <= Version(release) <= Version(until)]
+    say(f"{package} {since} to {until}, from the results of {len(inside)} releases: {', '.join(inside)}.")
+    every = changes(rows[rows["release"].isin(inside)])
+    for direction, heading in HEADINGS.items():
+        chosen = [each for each in every if each["direction"] == direction]
+        say(*(["", heading.format(until=until)] if chosen else []))
+        for each in chosen:
+            say_wrapped(each["sentence"], indent="  ", first="- ")
+            for line in each["details"]:
+                say_wrapped(line, indent="    ", first="    ")
+    say("")
+    for row in unusable:
+        if row["package"] == package and row["release"] in inside:
+            say_wrapped(f"Left out: {row['release']} with {row['adapter']}. {row['reason']}", indent="  ")
+
+
+def write(folder: Path) -> None:
+    (folder / "changes.json").write_text(json.dumps(content(folder), indent=1) + "\n", encoding="utf-8")
+
+
+def content(folder: Path) -> dict:
+    """Return what reports show: what matters most, all changes, and each property that changes in each release."""
+    rows, unusable = answers(folder)
+    found = [{"number": number} | each for number, each in enumerate(changes(rows), 1)]
+    of_properties = [each for each in found if CONFIGURATION not in each["questions"]]
+    most = [*of_properties[:3], *(each for each in found if each["direction"] == "other")][:MOST]
+    groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
+    tables = [_table(str(package), str(adapter), each, of_properties) for (package, adapter), each in groups]
+    return {"most": most, "changes": found, "unusable": unusable, "tables": tables}
+
+
+def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) -> dict:
+    releases = sorted(set(rows["release"]), key=Version)
+    wide = rows.pivot(index="question", columns="release", values="answer")[releases].astype(object)
+    wide = wide.where(wide.notna(), None)
+    numbers = {
+        name: each["number"]
+        for each in found
+        if each["package"] == package
+        for name in each["questions"].get(adapter, [])
+    }
+    kept = [{"question": name, "number": number, "answers": list(wide.loc[name])} for name, number in numbers.items()]
+    about = {"package": package, "adapter": adapter, "releases": releases}
+    return about | {"same": len(wide) - len(kept), "rows": kept}
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+def answers(folder: Path) -> tuple[pd.DataFrame, list[dict]]:
+    """Return each answer of each release, and the releases that cannot be used with an adapter, with the reason."""
+    rows: list[dict] = []
+    unusable = []
+    known = output.explanations()
+    for package, release, path in _files(folder):
+        results, versions = output.load(path)
+        about = {"package": package, "release": release, "adapter": path.stem}
+        if reason := _unusable(results, from_json(path.read_bytes()).get("reason", "")):
+            unusable.append(about | {"reason": reason})
+            continue
+        for each in results:
+            explained = output.explanation(each, known, versions)
+            why = explained.why if explained else ""
+            own = {"question": each.property, "answer": each.status, "words": each.words, "why": why}
+            documented = explained is not None and explained.kind == "documented difference"
+            rows.append(about | own | {"silent": each.kind == "differs" and not documented})
+    return pd.DataFrame(rows + list(_configurations(folder))), unusable
+
+
+def _unusable(results: list[output.Result], reason: str) -> str:
+    ended = Counter(each.words for each in results if each.status == "fails" and each.kind != "differs")
+    words, count = max(ended.items(), key=lambda pair: pair[1], default=("", 0))
+    return reason or (f"{count} of {len(results)} properties: {words}" if count > UNUSABLE * len(results) else "")
+
+
+def _files(folder: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield package, release and file of all results: of the kept releases, and of the installed one."""
+    paths = [path for path in sorted(folder.glob("*-*/*.json")) if path.stem in ADAPTERS]
+    for path in paths:
+        package, _, release = path.parent.name.rpartition("-")
+        yield package, release, path
+    for package, adapter in sorted({(path.parent.name.rpartition("-")[0], path.stem) for path in paths}):
+        path = COMMITTED.parent / f"{adapter}.json"
+        yield package, output.load(path)[1][package] or "", path
+
+
+def _configurations(folder: Path) -> Iterator[dict]:
+    """Yield the answers to the trials of the ledger."""
+    paths = sorted(folder.glob(f"*-*/{trials.ANSWERS}"))
+    found = [(*path.parent.name.rpartition("-")[::2], from_json(path.read_bytes())) for path in paths]
+    now = {trials.key(row["trial"]): row["found"] for row in trials.installed()}
+    for package in {package for package, _, _ in found}:
+        found.append((package, trials.installed()[0]["versions"][package], now))
+    for package, release, values in found:
+        about = {
+            "package": package,
+            "release": release,
+            "adapter": CONFIGURATION,
+            "words": "",
+            "why": "",
+            "silent": False,
+        }
+        for key in now:
+            yield about | {"question": key, "answer": json.dumps(values[key])}
+
+
+# --- changes -------------------------------------------------------------------------------------------------------
+
+
+def changes(rows: pd.DataFrame) -> list[dict]:
+    """Return what changes, the weightiest first: wrong results without a message, then crashes, then the others."""
+    groups: dict[tuple, list[pd.DataFrame]] = {}
+    for (package, adapter, _), each in rows.groupby(["package", "adapter", "question"], sort=False):
+        each = each.sort_values("release", key=lambda column: column.map(Version))
+        spans = _spans(each)
+        if len(spans) > 1:
+            groups.setdefault((package, adapter == CONFIGURATION, *spans), []).append(each)
+    found = [_change(package, spans, pd.concat(each)) for (package, _, *spans), each in groups.items()]
+    return sorted(found, key=lambda each: each["weight"], reverse=True)
+
+
+def _spans(rows: pd.DataFrame) -> list[Span]:
+    pairs = groupby(zip(rows["release"], rows["answer"], strict=True), key=lambda pair: pair[1])
+    runs = [(answer, [release for release, _ in run]) for answer, run in pairs]
+    return [(releases[0], releases[-1], answer) for answer, releases in runs]
+
+
+def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
+    configured = rows["adapter"].iloc[0] == CONFIGURATION
+    questions = {str(name): list(each["question"].unique()) for name, each in rows.groupby("adapter", sort=False)}
+    first, last = spans[0][2], spans[-1][2]
+    wrong = rows[~rows["answer"].isin(["holds", "not applicable"])].sort_values(
+        "silent", kind="stable", ascending=False
+    )
+    silent = sorted(set(rows.loc[rows["silent"], "release"]), key=Version)
+    rank = max((RANKING.index(answer) for _, _, answer in spans if answer in RANKING), default=0)
+    weight = (bool(silent), rank, sum(map(len, questions.values())))
+    change = {"package": package, "spans": spans, "questions": questions, "silent": silent, "weight": weight}
+    if configured:
+        return change | {"direction": "between" if first == last else "other", **_configured(spans, questions)}
+    order = RANKING.index(last) - RANKING.index(first)
+    change["direction"] = "worse" if order > 0 else "better" if order < 0 else "between"
+    named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())
+    adapter, (name, *_) = next(iter(questions.items()))
+    seen = wrong.iloc[0]
+    more = "" if package == "deepspeed" else f" --package {package}"
+    details = [f"{'A wrong result without a message: ' if silent else ''}{seen['words']}.", seen["why"]]
+    details += [f"Shown by: study bisect {adapter} {name} {spans[0][1]} {spans[1][0]}{more}"]
+    if seen["answer"] == "fails":
+        details += [f"Script: study report-bug {adapter}/{name}@{package}-{seen['release']}"]
+    return change | {"sentence": f"{history(spans)}: {named}", "details": [each for each in details if each]}
+
+
+def _configured(spans: list[Span], questions: dict[str, list[str]]) -> dict:
+    asked = {trials.key(row["trial"]): trials.words(row["trial"]) for row in trials.installed()}
+    keys = set(questions[CONFIGURATION])
+    claims = [name for name, _, own in trials.claims() if keys & set(own)]
+    named = joined([asked[key] for key in questions[CONFIGURATION]])
+    return {"sentence": f"{named}: {history(spans)}", "details": [f"Claims: {', '.join(claims)}"] if claims else []}
+
+
+def history(spans: list[Span]) -> str:
+    """Return the spans in words: holds until A, fails from B to C, holds since D."""
+    first, *between, last = spans
+    middle = [f"{answer} {f'in {one}' if one == other else f'from {one} to {other}'}" for one, other, answer in between]
+    return ", ".join([f"{first[2]} until {first[1]}", *middle, f"{last[2]} since {last[0]}"])

@@ -1,0 +1,83 @@
+"""What a release answers to the configurations that claims of the ledger try: defaults, and what is accepted.
+
+The ledger's worker tries them in a process of its own, which uses the release. Its reproductions are not run.
+"""
+
+import functools
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from study.conform.suite import environment
+from study.errors import Stop
+from study.io.parsing import from_json, from_toml
+from study.spec.arms import PACKAGE, ROOT
+
+KEPT = "trials.json"
+ANSWERS = "configurations.json"  # beside the results of the properties
+WORKER = [sys.executable, "-P", "-m", "study.probes.worker"]
+LIMIT_S = 600
+DEFAULTS: dict[str, dict] = {
+    "deepspeed_config": {"look": "accepted", "ranks": 1},
+    "accelerate_yaml": {"look": "accepted"},
+}  # of the worker's functions
+SHORT = {"deepspeed_config": "config", "accelerate_yaml": "change", "constructed": "arguments"}
+
+
+@functools.cache
+def installed() -> tuple[dict, ...]:
+    """Return the trials of the ledger that run no script, with what the installed libraries answer."""
+    rows = [row for path in sorted(ROOT.glob(f"reports/*/{KEPT}")) for row in from_json(path.read_bytes())]
+    return tuple({key(row["trial"]): row for row in rows if row["trial"]["what"] != "reproduction"}.values())
+
+
+def key(trial: dict) -> str:
+    return hashlib.sha256(json.dumps(trial, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def words(trial: dict) -> str:
+    """Return what a trial asks, in a line."""
+    if trial["what"] in SHORT:
+        return f"{trial['look']} of {json.dumps(trial[SHORT[trial['what']]])}"
+    return f"{trial['of'].rpartition('.')[2]}.{trial.get('field') or trial.get('name')}"
+
+
+def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, object]:
+    """Return the answers of a release by the keys of the trials: from its file, or tried now."""
+    path = folder / ANSWERS
+    if path.exists():
+        return from_json(path.read_bytes())
+    trials = [row["trial"] for row in installed()]
+    text = json.dumps([{"what": "default", "of": package, "field": "__version__"}, *trials])
+    env = environment(overlay)
+    done = subprocess.run(WORKER, input=text, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    if done.returncode:
+        raise Stop(f"the trials ended: {done.stderr.strip().splitlines()[-1]:.300}", "look at the release")
+    imported, *answers = json.loads(done.stdout)
+    if imported.get("found", "").partition("+")[0] != version:
+        raise RuntimeError(f"{package} {imported} was imported instead of {version}")
+    found = {key(trial): answer.get("found", answer) for trial, answer in zip(trials, answers, strict=True)}
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+    return found
+
+
+def claims() -> Iterator[tuple[str, object, list[str]]]:
+    """Yield each claim that such trials decide, with its value and their keys."""
+    known = {row["trial"]["what"] for row in installed()}
+    for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
+        for claim in from_toml(path.read_bytes()).get("claim", []):
+            given = claim.get("with", {})
+            if given.get("what") in known and "relation" not in claim:
+                yield claim["id"], claim["value"], [key(trial) for trial in _each(given)]
+
+
+def _each(given: dict) -> Iterator[dict]:
+    """Yield the trials of a check: one, or one for each element of its lists."""
+    count = max(len(value) if isinstance(value, list) else 1 for value in given.values())
+    for number in range(count):
+        own = {name: value[number] if isinstance(value, list) else value for name, value in given.items()}
+        yield DEFAULTS.get(given["what"], {}) | own
