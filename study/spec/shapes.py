@@ -34,7 +34,7 @@ def shape_of(model: str) -> str:
 
 
 def spelled(model: str) -> str:
-    """Return the built-in shape whose name a user spells in another way: Qwen 3 8B is qwen3-8b. Else the name itself."""
+    """Return the built-in shape whose name is spelled in another way: Qwen 3 8B is qwen3-8b. Else the name itself."""
     return next((name for name in SHAPES if letters(name) == letters(model)), model)
 
 
