@@ -73,6 +73,7 @@ def content(folder: Path) -> dict:
     most = [*of_properties[:3], *(each for each in found if each["direction"] == "other")][:MOST]
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
     tables = [_table(str(package), str(adapter), each, of_properties) for (package, adapter), each in groups]
+    tables.sort(key=lambda each: len(each["releases"]), reverse=True)
     return {"most": most, "changes": found, "unusable": unusable, "tables": tables}
 
 
@@ -88,7 +89,8 @@ def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) ->
     }
     kept = [{"question": name, "number": number, "answers": list(wide.loc[name])} for name, number in numbers.items()]
     about = {"package": package, "adapter": adapter, "releases": releases}
-    return about | {"same": len(wide) - len(kept), "rows": kept}
+    same = [name for name, each in wide.iterrows() if name not in numbers and None not in list(each)]
+    return about | {"same": len(same), "rows": kept}
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ def answers(folder: Path) -> tuple[pd.DataFrame, list[dict]]:
 
 
 def _unusable(results: list[output.Result], reason: str) -> str:
-    ended = Counter(each.words for each in results if each.status == "fails" and each.kind != "differs")
+    ended = Counter(each.words for each in results if each.status in ("fails", "refused") and each.kind != "differs")
     words, count = max(ended.items(), key=lambda pair: pair[1], default=("", 0))
     return reason or (f"{count} of {len(results)} properties: {words}" if count > UNUSABLE * len(results) else "")
 
@@ -180,9 +182,8 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
         "silent", kind="stable", ascending=False
     )
     silent = sorted(set(rows.loc[rows["silent"], "release"]), key=Version)
-    rank = max((RANKING.index(answer) for _, _, answer in spans if answer in RANKING), default=0)
-    weight = (bool(silent), rank, sum(map(len, questions.values())))
-    change = {"package": package, "spans": spans, "questions": questions, "silent": silent, "weight": weight}
+    change: dict = {"package": package, "spans": spans, "questions": questions, "silent": silent}
+    change["weight"] = _weight(spans, questions, bool(silent))
     if configured:
         return change | {"direction": "between" if first == last else "other", **_configured(spans, questions)}
     order = RANKING.index(last) - RANKING.index(first)
@@ -198,12 +199,30 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     return change | {"sentence": f"{history(spans)}: {named}", "details": [each for each in details if each]}
 
 
+def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) -> list[int]:
+    """Return what orders changes: properties before configurations, silence before messages, then how many, how new."""
+    answers = {answer for _, _, answer in spans}
+    newest = list(Version(spans[-1][0]).release)
+    if CONFIGURATION in questions:  # a default that changed says nothing, and a key that is rejected does
+        return [0, answers.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *newest]
+    return [1, silent, max(map(RANKING.index, answers)), sum(map(len, questions.values())), *newest]
+
+
 def _configured(spans: list[Span], questions: dict[str, list[str]]) -> dict:
     asked = {trials.key(row["trial"]): trials.words(row["trial"]) for row in trials.installed()}
     keys = set(questions[CONFIGURATION])
-    claims = [name for name, _, own in trials.claims() if keys & set(own)]
     named = joined([asked[key] for key in questions[CONFIGURATION]])
-    return {"sentence": f"{named}: {history(spans)}", "details": [f"Claims: {', '.join(claims)}"] if claims else []}
+    details = [_claim(name, values, spans) for name, values in trials.claims(keys)]
+    return {"sentence": f"{named}: {history(spans)}", "details": details}
+
+
+def _claim(name: str, values: list, spans: list[Span]) -> str:
+    """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
+    right = [all(str(json.loads(answer)) == str(value) for value in values) for _, _, answer in spans]
+    if right[0] == right[-1]:
+        return f"Claim {name} rests on this."
+    since = next(first for (first, _, _), now in zip(spans, right, strict=True) if now == right[-1])
+    return f"Claim {name} is {'right' if right[-1] else 'out of date'} since {since}."
 
 
 def history(spans: list[Span]) -> str:

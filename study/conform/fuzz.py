@@ -142,7 +142,7 @@ def draw(source: random.Random) -> Property:
     case = {name: source.choice(values) for name, values in CHOICES.items()}
     case |= {"model": source.choice(models), "width": source.randint(1, 33)}
     check = source.choice(CHECKS)
-    if check == "checkpoint_of_weights":  # says nothing of schedules and of master weights, which are not loaded
+    if check in ("checkpoint_of_weights", "one_large_batch"):  # their references have no schedule or master weights
         case |= {"schedule": "", "precision": "fp32"}
     launches = 2 if check.startswith("checkpoint") else 1
     base = next(each for each in properties if each.check == check)

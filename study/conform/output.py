@@ -20,13 +20,7 @@ REPEATED = (*FROM_PROPERTY, "adapter", "seconds")
 HOLDS = {"status": "holds", "words": "", "kind": "", "shrunk": None, "ranks": (2,)}  # is not written for a release
 LIBRARIES = ("torch", "deepspeed", "accelerate")
 EXPLAINED = Path(__file__).with_name("explained.toml")
-BADGE = """\
-<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{name}: {count}">
-<rect width="{width}" height="20" rx="3" fill="#555"/>
-<rect x="{left}" width="{right}" height="20" rx="3" fill="{colour}"/>
-<g fill="#fff" text-anchor="middle" font-family="Verdana, sans-serif" font-size="11">
-<text x="{middle}" y="14">{name}</text><text x="{far}" y="14">{count}</text></g></svg>
-"""
+BADGE = Path(__file__).with_name("templates") / "badge.svg"
 
 
 @dataclass(frozen=True)
@@ -168,4 +162,4 @@ def badge(name: str, results: list[Result]) -> str:
     left, right = 7 * len(name) + 10, 7 * len(text) + 10
     colour = "#c33" if count(results)["fails"] else "#2a2"
     places = {"left": left, "right": right, "width": left + right, "middle": left // 2, "far": left + right // 2}
-    return BADGE.format(name=name, count=text, colour=colour, **places)
+    return BADGE.read_text(encoding="utf-8").format(name=name, count=text, colour=colour, **places)

@@ -156,10 +156,12 @@ def _columns(adapter: Adapter, releases: list[str], package: str, only: str, ove
 def _matrix(overlays: Path, out: Path) -> None:
     """Run all parts of the matrix, and write what changes."""
     put_programs_on_path()
-    for part in from_toml(Path(__file__).with_name("matrix.toml").read_bytes())["part"]:
+    plan = from_toml(Path(__file__).with_name("matrix.toml").read_bytes())
+    properties = [each for each in read() if each.name in plan["properties"]]
+    for part in plan["part"]:
         for adapter, version in itertools.product(part["adapters"], part["releases"]):
             release = installed(part["package"], version, overlays)
-            results = cell(ADAPTERS[adapter], read(), release, overlays, out)
+            results = cell(ADAPTERS[adapter], properties, release, overlays, out)
             name = f"{release.package}-{version}"
             if not release.reason:
                 trials.tried(release.package, version, overlays / name, out / name)

@@ -65,14 +65,16 @@ def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, 
     return found
 
 
-def claims() -> Iterator[tuple[str, object, list[str]]]:
-    """Yield each claim that such trials decide, with its value and their keys."""
+def claims(keys: set[str]) -> Iterator[tuple[str, list]]:
+    """Yield each claim that rests on some of these trials, with the values that it expects of them."""
     known = {row["trial"]["what"] for row in installed()}
     for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
         for claim in from_toml(path.read_bytes()).get("claim", []):
-            given = claim.get("with", {})
-            if given.get("what") in known and "relation" not in claim:
-                yield claim["id"], claim["value"], [key(trial) for trial in _each(given)]
+            if claim.get("with", {}).get("what") in known and "relation" not in claim:
+                asked = [key(trial) for trial in _each(claim["with"])]
+                values = claim["value"] if isinstance(claim["value"], list) else [claim["value"]] * len(asked)
+                if expected := [value for value, name in zip(values, asked, strict=True) if name in keys]:
+                    yield claim["id"], expected
 
 
 def _each(given: dict) -> Iterator[dict]:

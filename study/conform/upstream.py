@@ -21,26 +21,7 @@ UPSTREAM = ROOT / "reports" / "upstream"
 REPRODUCTIONS = PACKAGE / "reproductions"
 LIMIT_S = 120
 THREAD = re.compile(r"[\w-]+/[\w-]+#\d+")
-ISSUE = """\
-<!-- State: not filed. Written by `study report-bug {name}`. -->
-# {title}
-
-**Versions**: {versions}, Python {python}, Linux, gloo, no GPU.
-
-**Expected**: {expected}
-
-**Seen**: {seen}
-
-**Why it matters**: {matters}
-
-**Nearest known thread**: {thread}
-
-**Script** ({how}):
-
-```python
-{script}
-```
-"""
+ISSUE = Path(__file__).with_name("templates") / "issue.md"
 
 
 def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Path = UPSTREAM) -> None:
@@ -98,7 +79,7 @@ def of_property(name: str, result: Result, why: output.Explanation | None, versi
     also = [other for other in (why.adapters if why else ()) if other != adapter.name]
     seen = f"{result.words} ({adapter.about}" + (f"; the same with {', '.join(also)})" if also else ")")
     script = scripts.script(adapter.file, adapter.settings, each.check, case, result.ranks, each.sentence + ".")
-    return ISSUE.format(
+    return ISSUE.read_text(encoding="utf-8").format(
         name=name,
         title=f"{each.sentence}: not with {adapter.about}",
         versions=_listed(versions),
@@ -118,7 +99,7 @@ def of_reproduction(path: Path) -> str:
     claimed, _, happens = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
     claimed, happens = (" ".join(text.split()) for text in (claimed.removeprefix("Claimed: "), happens))
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return ISSUE.format(
+    return ISSUE.read_text(encoding="utf-8").format(
         name=path.stem,
         title=claimed,
         versions=_listed(output.installed()),
