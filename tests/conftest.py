@@ -226,19 +226,26 @@ def cache(shared) -> Path:
     return shared / "cache"
 
 
-def _without_traces(tmp_path_factory):
+def forget_traces(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """No trace is known: neither in this process nor in the cache."""
     from study.predictor.tracing import transformer
     from study.spec.settings import CACHE
 
+    patch.setenv(CACHE, str(folder))
+    patch.setattr(transformer, "_seen", {})
+
+
+@pytest.fixture
+def without_traces(monkeypatch, tmp_path_factory):
+    """With the patches of the test itself: undone before them, this cache would be that of all tests that follow."""
+    forget_traces(monkeypatch, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def module_without_traces(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(transformer, "_seen", {})
+        forget_traces(patch, tmp_path_factory.mktemp("cache"))
         yield
-
-
-without_traces = pytest.fixture(_without_traces)
-module_without_traces = pytest.fixture(_without_traces, scope="module")  # its tests share theirs
 
 
 def advised_config(folder: Path, arm: str) -> Path:

@@ -66,6 +66,15 @@ def test_figures_have_no_more_decimals_than_can_be_seen_and_their_texts_keep_all
     assert not any(re.search(r"\.\d{3}", line) for line in lines)
 
 
+def test_a_bar_and_a_line_of_the_grid_are_written_shorter():
+    drawing, (axes,) = style.panels([2.0])
+    axes.barh([0], [1])
+    lines = re.findall(r' d="([^"]+)"', style.svg(drawing, "bar"))
+    assert any(re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+V[\d.]+H[\d.]+z", line) for line in lines), "a rectangle"
+    assert any(re.fullmatch(r"M[\d.]+ [\d.]+V[\d.]+", line) for line in lines), "upright"
+    assert any(re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+", line) for line in lines), "level"
+
+
 MARKUP = "<img src=x onerror=alert(1)>"
 
 

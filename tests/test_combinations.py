@@ -83,3 +83,13 @@ def test_the_command_says_it(capsys, monkeypatch):
     assert "of each L4 belong to another program" in " ".join(answers[0].split())
     assert "It fits on L4" in answers[0]
     assert "It does not fit on L4" in " ".join(answers[1].split())
+
+
+def test_deepcompile_is_not_predicted_and_has_to_be_started(setup):
+    assert "engine.compile()" in answer("deepcompile", setup("zero3_deepcompile")).sentence
+    assert not [each for each in combinations.answers(setup()) if each.id == "deepcompile"]
+
+
+def test_fp8_is_refused_with_the_reason(setup):
+    with pytest.raises(Stop, match="copies in 8 bits come on top"):
+        setup(precision="fp8")

@@ -106,6 +106,7 @@ PLANTED = [  # the finding, a record, and the change that is the mistake
     ("activations_dominate", "zero2", peak("zero2", activations=600, weights=500)),
     ("zero_on_one_rank", "zero2", {"observed__ranks": 1, "observed__ranks_counted": 1}),
     ("states_replicated", "ddp", peak("ddp", weights=30, moments=60, gradients=30, activations=80)),
+    ("loaded_whole", "zero3", {"watched": {"host_freed_bytes": [700_000_000] * 16}}),
     ("second_copy_unused", "zero3",
      {"observed__second_partition_ranks": 8, "observed__second_partition_parameters": 42_000_000}),
     ("gathers_repeated", "zero3",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, ranks_of
 
 from study.errors import Stop
 from study.machine import operators, software
@@ -306,11 +306,11 @@ def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypat
     assert all(place.is_relative_to(tmp_path) for place in places)
 
 
-def test_it_looks_where_pytorch_puts_them(extensions):
+def test_it_looks_where_pytorch_puts_them(extensions, tmp_path):
     """PyTorch itself says where, and which headers it compiles against."""
     code = "from torch.utils import cpp_extension as e; import json\n"
     code += "print(json.dumps([e._get_build_directory('cpu_adam', False), e.include_paths()]))"
-    folder, headers = json.loads(python("-c", code).stdout.splitlines()[-1])
+    folder, headers = json.loads(ranks_of(code, tmp_path, ranks=1).output.splitlines()[-1])
     assert Path(folder) == operators.folder("cpu_adam")
     Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
     Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))

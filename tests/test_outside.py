@@ -72,7 +72,7 @@ def test_frozen_rows_are_tests_of_sources_of_their_own_with_columns_that_the_rea
     conditions = [name for name, field in Row.model_fields.items() if not field.is_required()]
     explained = (published.FOLDER / "README.md").read_text()
     assert all(f"| `{name}` " in explained for name in conditions)
-    assert set(conditions) <= set(FROZEN.open().readline().strip().split(","))
+    assert set(conditions) <= set(FROZEN.read_text().partition("\n")[0].split(","))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_p
     path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
     header, line = path.read_text().splitlines()
     unknown = {"parallel": "tp2", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
-    unknown |= {"experts": "loop", "offload": "activations", "adapter": "dora", "optimizer_name": "lion"}
+    unknown |= {"experts": "deepep", "offload": "activations", "optimizer_name": "lion"}
     for name, value in unknown.items():
         path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")
         refused, plain = map(compare, published.read_rows(path))
@@ -196,9 +196,11 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
     [
         (ADAPTERS, {"precision": "bf16", "frozen": "bf16"}),
         (ADAPTERS | {"deepspeed": '{"stage": 2}', "dtype": "bf16_cast"}, {"precision": "bf16_cast"}),
+        (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"frozen": "bf16"}),
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
+        ({"experts": "loop"}, {"experts_loop": True}),
         ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
         ({"optimizer_name": "paged_adamw_8bit"}, {"optimizer": "adamw_8bit"}),
         ({"optimizer_name": "adamw", "optimizer": "foreach"}, {"optimizer": "foreach"}),
@@ -208,6 +210,9 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
     training = training_of(row(**change))
     assert {name: getattr(training.setup, name) for name in values} == values
     assert training.setup.model.lora_rank == change.get("adapter_rank")
+    is_dora = change.get("adapter") == "dora"
+    assert training.setup.model.dora == is_dora
+    assert training.setup.model.lora_targets == (("c_attn", "c_fc") if is_dora else ()), "as GPT-2 calls them"
 
 
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
@@ -215,9 +220,16 @@ def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     varied = training_of(row(rows_are="padded", seq_mean=300, micro_batch=2))
     assert (varied.setup.sequence, trainings._timed(varied).sequence) == (1024, 450)
     assert trainings._timed(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
+    assert row(rows_are="padded", seq_mean=300, tokens_per_s_per_gpu=600).step_s == 2
     compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
     assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
-    assert training_of(row(attention_kernel="te")).machine.attention_kernel is None
+    kernels = {
+        ("te", "torch 2.7.1"): None,
+        ("sdpa", "torch 2.1.0"): None,
+        ("sdpa", "torch 2.10.0, accelerate 1"): "fa2",
+    }
+    for (kernel, versions), meant in kernels.items():
+        assert training_of(row(attention_kernel=kernel, versions=versions)).machine.attention_kernel == meant
 
 
 @pytest.mark.slow

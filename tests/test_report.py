@@ -85,14 +85,14 @@ def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_mac
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_named_with_what_is_wrong(name, site):
-    (line,) = re.findall(rf"<li>[^<]*{name}[^<]*</li>", (site / "index.html").read_text())
+    (line,) = re.findall(rf"<li>[^<]*{name}[^<]*", (site / "index.html").read_text())
     assert BROKEN[name] in html.unescape(line)
 
 
 def test_the_index_has_the_answers_first_then_the_verdicts_and_then_every_run(site, real_runs):
     text = (site / "index.html").read_text()
     assert text.index('class="answer"') < text.index('id="verdicts"') < text.index('id="runs"')
-    rows = table(site / "data" / "claims-claims.csv")
+    rows = table(site / "data" / "claims-claims.csv.zip")
     assert len(rows) > 200
     listed = (site / "claims" / "index.html").read_text()
     assert all(f'<li id="{row["claim"]}"' in listed for row in rows)
@@ -115,8 +115,8 @@ def test_a_run_s_page_has_its_results_settings_log_and_record(site, real_runs):
     assert f"<td>{size(moved['all_reduce']['bytes'])}<" in text
     assert "<th>ZeRO stage<td>2<td>2<" in text
     assert diagnosis.diagnose(store.load(real_runs / "real-zero2"))[0].sentence in html.unescape(text)
-    for words in ("micro_batch", "deepspeed.zero_optimization.stage"):
-        assert f"\n{words}: " in text, words
+    for words in ("\nmicro_batch: ", "\ndeepspeed:\n", "\n  zero_optimization:\n    stage: 2\n"):
+        assert words in text, words
     assert (real_runs / "real-zero2" / "log.txt").read_text().splitlines()[-1].split("/")[-1] in text
     with zipfile.ZipFile(site / "run" / "records.zip") as archive:
         every = [json.loads(line) for line in archive.read("records.jsonl").splitlines()]
@@ -126,7 +126,7 @@ def test_a_run_s_page_has_its_results_settings_log_and_record(site, real_runs):
 
 
 def test_a_claim_s_page_says_what_it_rests_on_and_leads_to_its_runs(site, real_runs):
-    rows = {row["claim"]: row for row in table(site / "data" / "claims-claims.csv")}
+    rows = {row["claim"]: row for row in table(site / "data" / "claims-claims.csv.zip")}
     run_ids = [
         json.loads((real_runs / f"real-{arm}" / "record.json").read_text())["run_id"] for arm in ("ddp", "zero2")
     ]
@@ -150,8 +150,8 @@ def test_every_figure_is_whole_and_has_its_data_beside_it(site):
     for image, name in figures:
         xml.etree.ElementTree.fromstring(image)
         assert redact(image) == image, "leaving out paths changes no figure"
-        assert table(site / "data" / f"{name}.csv"), name
-    losses = table(site / "data" / "compare-losses.csv")
+        assert table(site / "data" / f"{name}.csv.zip"), name
+    losses = table(site / "data" / "compare-losses.csv.zip")
     assert {row["line"] for row in losses} == {"single", "ddp", "zero2", "zero3_cpu"}
 
 
@@ -268,7 +268,7 @@ def test_a_run_whose_name_leads_elsewhere_is_set_aside(name, quick, tmp_path):
     quick(runs, tmp_path / "deep" / "out")
     assert all(tmp_path / "deep" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
     text = (tmp_path / "deep" / "out" / "index.html").read_text()
-    (line,) = re.findall(r"<li>[^<]*odd[^<]*</li>", text)
+    (line,) = re.findall(r"<li>[^<]*odd[^<]*", text)
     assert "run_id" in line
     assert 'href="run/good.html"' in text
 
@@ -295,9 +295,9 @@ def test_odd_runs_do_not_end_a_report(quick, tmp_path, monkeypatch):
     assert len({str(path).casefold() for path in pages}) == len(pages), "some file systems ignore case"
     assert_links_lead_somewhere(tmp_path / "out")
     text = (tmp_path / "out" / "index.html").read_text()
-    assert re.search(r"<li>fails has no page[^<]*no more room[^<]*</li>", text)
+    assert re.search(r"<li>fails has no page[^<]*no more room[^<]*", text)
     for name in ("deep", "surrogate"):
-        assert re.search(rf"<li>[^<]*{name}/record\.json is not a valid record[^<]*</li>", text)
+        assert re.search(rf"<li>[^<]*{name}/record\.json is not a valid record[^<]*", text)
     assert not list((tmp_path / "out").rglob("*log.txt")), "a link may lead anywhere"
 
 

@@ -103,9 +103,9 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
 
     setup = setup_of("llama", precision="bf16", checkpointing=checkpointing)
     stage_3 = dataclasses.replace(setup, deepspeed={"zero_optimization": {"stage": 3}})
-    monkeypatch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
-    kept, peak = measured(monkeypatch, stage_3)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
+        kept, peak = measured(patch, stage_3)
     monkeypatch.setattr(transformer, "_seen", {})
     seen = profile(stage_3)
     assert seen.kept == pytest.approx(kept, rel=0, abs=32)
@@ -120,9 +120,9 @@ def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing
     setup = setup_of(name, rows=7, precision="bf16_cast", checkpointing=checkpointing)
     lines = tracing.lines(setup.model, setup.trace_options, (7,))
     fresh = Transformer.of(json.loads(setup.model.config), "fresh")
-    monkeypatch.setattr(Transformer, "_lines", lambda *_: lines)
-    direct = fresh.profile(setup.trace_options, 7)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "_lines", lambda *_: lines)
+        direct = fresh.profile(setup.trace_options, 7)
     assert profile(setup) == direct
     assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
 
@@ -259,20 +259,24 @@ def test_what_is_frozen_has_no_gradients_and_no_states():
         assert lora.parameters == full.parameters + trains, arm
 
 
+TWO = ("q_proj", "v_proj")
+SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT = [  # bytes of real passes over this model, measured with PEFT 0.21.2: at the end of the forward pass, and at most
-    (("q_proj", "v_proj"), False, 815_912, 1_306_472),
-    (("q_proj", "v_proj"), True, 311_528, 802_088),
-    (("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), False, 1_039_528, 1_530_088),
-    (("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), True, 311_528, 802_088),
+    (TWO, False, False, 815_912, 1_306_472),
+    (TWO, True, False, 311_528, 802_088),
+    (SEVEN, False, False, 1_039_528, 1_530_088),
+    (TWO, False, True, 910_376, 1_400_936),
+    (SEVEN, False, True, 1_606_312, 2_096_872),
+    (SEVEN, True, True, 311_528, 1_096_904),
 ]
 
 
-@pytest.mark.parametrize(("targets", "checkpointing", "kept", "peak"), PEFT)
-def test_adapters_in_fp32_beside_a_base_in_bf16_keep_what_pefts_do(targets, checkpointing, kept, peak):
+@pytest.mark.parametrize(("targets", "checkpointing", "dora", "kept", "peak"), PEFT)
+def test_adapters_in_fp32_beside_a_base_in_bf16_keep_what_pefts_do(targets, checkpointing, dora, kept, peak):
     """Each adapter keeps its own copy of its input. The model is that of `setup_of`, with 3 rows of 40 tokens."""
-    values = {"precision": "bf16", "frozen": "bf16", "checkpointing": checkpointing}
-    setup = setup_of("llama", **values)
-    setup = dataclasses.replace(setup, model=dataclasses.replace(setup.model, lora_rank=4, lora_targets=targets))
+    setup = setup_of("llama", precision="bf16", frozen="bf16", checkpointing=checkpointing)
+    model = dataclasses.replace(setup.model, lora_rank=4, lora_targets=targets, dora=dora)
+    setup = dataclasses.replace(setup, model=model)
     seen = profile(setup)
     assert seen.kept == kept
     assert max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward") == peak

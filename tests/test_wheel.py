@@ -41,7 +41,6 @@ LIGHT = {
     "doctor": "torch",
 }
 WHOLE = {  # the rest is called in this process by other tests
-    "claims S000-13 --runs runs": "verdict",
     "sweep smoke --dry-run": "arms-zero3_nvme-",
     "explain runs/good runs/other": "all that is tracked",
     "operators": "operators are compiled",
@@ -117,8 +116,7 @@ def test_the_wheel_has_every_command(study, tmp_path):
     for words, expected in WHOLE.items():
         done = run(study, tmp_path, words)
         assert done.returncode == 0, words
-        notes = [re.sub(r"test_\w+/runs.*", "", line) for line in done.stderr.splitlines()]
-        assert notes == (NOTES if "claims" in words else []), words
+        assert done.stderr == "", words
         assert expected in done.stdout, words
 
 
@@ -138,6 +136,8 @@ def test_the_light_install_reads_predicts_and_judges(words, light, tmp_path):
     done = run(light[0], tmp_path, words)
     assert "Traceback" not in done.stderr
     assert LIGHT[words] in done.stdout, done.stderr
+    if "S000-13" in words:
+        assert [re.sub(r"test_\w+/runs.*", "", line) for line in done.stderr.splitlines()] == NOTES
 
 
 @pytest.mark.parametrize("words", HEAVY)

@@ -33,9 +33,10 @@ def write(shape: str, form: str, saved: str, folder: Path) -> dict:
     model.save_pretrained(folder, max_shard_size=size // SHARDS if form.endswith("shards") else 2 * size)
     if not form.startswith("safetensors"):
         _pickle(folder, as_today=form.startswith("pickled"))
-    return {
-        "class": kind.__name__, "parameters": model.num_parameters(), "layers": sorted(model._no_split_modules or ())
-    }  # fmt: skip
+    embeddings = model.get_input_embeddings()
+    holders = {type(module).__name__ for module in model.modules() if embeddings in module.modules()}
+    layers = sorted(set(model._no_split_modules or ()) - holders)  # see `study.training.patches.name_layers`
+    return {"class": kind.__name__, "parameters": model.num_parameters(), "layers": layers}
 
 
 def _pickle(folder: Path, as_today: bool) -> None:

@@ -18,8 +18,8 @@ def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None =
     None if its model, or the size of its data in the same memory, is not known here, for scripts that are not ours, and
     for compiled models.
     """
-    setup = setup_of(record, ranks, deepspeed)
     try:
+        setup = setup_of(record, ranks, deepspeed)
         return None if setup is None else estimate(setup)
     except Stop as stop:
         if stop.status != "unavailable":

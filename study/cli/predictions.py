@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from study.cli import loading as loads
 from study.cli import steps
 from study.errors import Stop
 from study.io.numbers import size
@@ -91,6 +92,7 @@ def estimate(
     beside: float = 0.0,
     host_pace: float | None = None,
     explain: bool = False,
+    loading: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
@@ -113,6 +115,7 @@ def estimate(
         host_pace: With --gpu: seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs.
             Default: unknown.
         explain: With --gpu: list every constant behind the predicted time, with its source.
+        loading: Predict instead the host memory that a node needs until its ranks have loaded the model.
         as_json: Print the prediction as JSON.
     """
     chosen = arms.load_arm(training.arm)
@@ -132,6 +135,8 @@ def estimate(
         prediction = _predicted(wanted, training, kernels, ranks, fsdp, links)
         prediction = dataclasses.replace(prediction, beside=beside)
         parameters = prediction.whole.parameters
+    if loading:
+        return _loading(prediction, as_json)
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
     states = states_bytes(parameters, stage, ranks, recipe or recipe_of(training.precision, kernels.optimizer))
     if as_json:
@@ -163,6 +168,16 @@ def _predicted(
     gpu = links.gpu if links else None
     step = step_time(setup, links.machine(setup.ranks)) if links else None
     return Prediction(fsdp or training.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step)
+
+
+def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:
+    """Print the host memory of a node while its ranks load, or return it."""
+    if prediction is None:
+        raise Stop("--loading needs a model with its tensors", "give --model, or --layers and --hidden")
+    if as_json:
+        return {"loading": loads.needed_bytes(prediction.setup, prediction.gpu)}
+    loads.tell(prediction.setup, prediction.gpu)
+    return None
 
 
 def _as_dict(prediction: Prediction | None) -> dict:

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from study.ledger.arguments import as_list
 from study.ledger.verdict import MEASURED, VIRTUAL, Finding
-from study.records.evidence import SEAL, Evidence, may_decide
+from study.records.evidence import SEAL, Evidence, may_decide, notes_on
 from study.records.facts import facts, refuse_impossible
 from study.records.runs import Run
-from study.records.schema import MEASURE_VERSION
 from study.spec.shapes import shape_of
 
 # The conditions that a claim may state. If no record has one of them (link, nodes), records cannot decide the claim.
@@ -102,7 +101,7 @@ def choose(
             counting.append(run)
             tolerated.update(differs.values())
     frequent = (tolerated if counting else decisive).most_common()
-    return Chosen(tuple(counting), tuple(others), (*(words for words, _ in frequent), *_notes(counting)))
+    return Chosen(tuple(counting), tuple(others), (*(words for words, _ in frequent), *notes_on(counting)))
 
 
 def _transfers(claim: Claimed, where: dict, relative: bool) -> set[str]:
@@ -159,13 +158,3 @@ def _in_words(name: str, has: object, wanted: list) -> str:
 def _model(name: str | None) -> str | None:
     """Return one name for a built-in shape and for the last part of its hub name or folder."""
     return Path(shape_of(name.lower())).name if name else None
-
-
-def _notes(runs: list[Run]) -> list[str]:
-    """Return what to know about the runs that count, whatever the claim."""
-    counts = {
-        "from another version of the instruments": sum(run.record.measure_version != MEASURE_VERSION for run in runs),
-        "from a changed source tree": sum(bool(run.record.dirty) for run in runs),
-        "not sealed, but of this machine": sum(not run.sealed for run in runs),
-    }
-    return [f"{count} of {len(runs)} runs are {reason}" for reason, count in counts.items() if count]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from study.errors import Stop
 from study.io.numbers import count, is_number, quantity
+from study.io.words import distinct
 from study.ledger import predictions
 from study.ledger.model import Case, Check, Claim, Reference
 from study.ledger.verdict import (
@@ -19,7 +20,6 @@ from study.ledger.verdict import (
     VIRTUAL,
     WORST_FIRST,
     Finding,
-    distinct,
     over_cases,
 )
 from study.ledger.verdict import verdict as compare

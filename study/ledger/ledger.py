@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 
 from study.io.numbers import is_number, short
+from study.io.words import distinct
 from study.ledger import committed, predictions
 from study.ledger.arguments import as_list
 from study.ledger.judging import SCALED, Verdict, in_units, judge
@@ -24,7 +25,6 @@ from study.ledger.verdict import (
     VERDICTS,
     WORST_FIRST,
     allowed,
-    distinct,
 )
 from study.probes import answers
 from study.records.evidence import Evidence

@@ -131,10 +131,6 @@ class Check(BaseModel):
     def _expected_unit(self) -> str | None:
         return KINDS[self.check].unit(self._choice, self.arguments)
 
-    @property
-    def _numbers(self) -> list[float]:
-        return [*filter(is_number, as_list(self.value))]
-
     @field_validator("tolerance")
     @classmethod
     def _has_a_reason(cls, tolerance: float, info: ValidationInfo) -> float:
@@ -171,7 +167,7 @@ class Check(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_compared(self):
-        numbers = self._numbers
+        numbers = [*filter(is_number, as_list(self.value))]
         is_reference = isinstance(self.value, FindingOf)
         if (self.unit or self.tolerance or self.relation != "equal") and not (numbers or is_reference):
             raise ValueError(f"value must be a number: there is a unit, a tolerance or a relation (got {self.value!r})")

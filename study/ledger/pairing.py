@@ -16,7 +16,6 @@ from study.records.runs import Run
 
 Table = dict
 Side = dict | None
-Pairs = list[tuple[Table, Table]]
 TRAINING = "training"  # in `of` and `to`: which of the published script's trainings
 
 

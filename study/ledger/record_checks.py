@@ -9,7 +9,6 @@ from study.io.numbers import is_number
 from study.ledger.arguments import as_list
 from study.ledger.choosing import Chosen, Claimed
 from study.ledger.pairing import (
-    Pairs,
     Side,
     Table,
     compared,
@@ -283,7 +282,7 @@ def same_loss(
     return resting_on(claim, runs, "; ".join(words), value, missing=missing)
 
 
-def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> Pairs:
+def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> list[tuple[Table, Table]]:
     if arms is None and of is not None and to is not None:
         return [(of, to)]
     if arms is None or of is not None or to is not None:

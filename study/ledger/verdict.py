@@ -1,7 +1,6 @@
 """Findings, and the only place where verdicts are made: by comparing a finding with the claimed value."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from study.io.numbers import is_number
@@ -97,8 +96,3 @@ def over_cases(verdicts: list[str], rule: str) -> str:
     if len(different) == 1:
         return verdicts[0]
     return SUPPORTED if different <= {SUPPORTED, UNDERSTATED} else INCONCLUSIVE
-
-
-def distinct(words: Iterable[str], mark: str = "; ") -> str:
-    """Return the texts in one, each once, without empty ones."""
-    return mark.join(dict.fromkeys(filter(None, words)))

@@ -50,6 +50,12 @@ def peaks() -> RankMemory:
     return result
 
 
+def freed_bytes() -> int | None:
+    """Return the host memory that this process had at its highest point and has given back. None if unknown."""
+    status = fields("/proc/self/status")
+    return difference(_kib(status.get("VmHWM")), _kib(status.get("VmRSS")))
+
+
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
     """Return the peaks over two periods together. Values that are not peaks come from the second."""
     both = second.model_dump()

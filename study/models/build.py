@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Collection
+from typing import cast
 
 import torch
 from torch import nn
@@ -44,19 +45,35 @@ class Adapted(nn.Module):
 
     like_peft = False  # as in PEFT 0.21: inputs are copied to the adapter's type, and its output is scaled
 
-    def __init__(self, base: nn.Linear | Conv1D, rank: int):
+    def __init__(self, base: nn.Linear | Conv1D, rank: int, dora: bool = False):
         super().__init__()
         dtype = base.weight.dtype
         inputs, outputs = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
         self.base = base
         self.down = nn.Linear(inputs, rank, bias=False, dtype=dtype)
         self.up = nn.Linear(rank, outputs, bias=False, dtype=dtype)
+        self.magnitude = nn.Parameter(torch.ones(outputs, dtype=dtype)) if dora else None
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.base(x)
         if self.like_peft:
-            return self.base(x) + self.up(self.down(x.to(self.down.weight.dtype))) * 2.0
-        return self.base(x) + self.up(self.down(x))
+            x = x.to(self.down.weight.dtype)
+            more = self.up(self.down(x)) * 2.0 if self.magnitude is None else self._with_magnitude(x, result)
+            return (result + more).to(result.dtype)
+        return result + self.up(self.down(x))
+
+    def _with_magnitude(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """Return what DoRA adds (arXiv 2402.09353, 4.3): the norm of the whole weight is a constant."""
+        like = self.down.weight
+        thin = self.up(self.down(torch.eye(like.shape[1], device=like.device, dtype=like.dtype))).T.to(x.dtype)
+        base = self.base.weight.to(x.dtype)
+        oriented = base.T if isinstance(self.base, Conv1D) else base
+        norm = torch.linalg.norm(oriented + 2.0 * thin.detach(), dim=1).detach()
+        scale = (cast(torch.Tensor, self.magnitude) / norm).view(1, -1)
+        lora = self.up(self.down(x))
+        bias = self.base.bias
+        return (scale - 1) * (result if bias is None else result - bias) + scale * lora * 2.0
 
 
 def freeze(
@@ -64,15 +81,16 @@ def freeze(
     lora_rank: int | None = None,
     train_only: str | None = None,
     lora_targets: Collection[str] = (),
+    dora: bool = False,
 ) -> None:
     """Freeze a model, except adapters and a classifier, or tensors with matching names.
 
-    Adapters are at the linear layers with these names, without names at every one.
+    Adapters are at the linear layers with these names, without names at every one except the head.
     """
     if lora_rank is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
-        _add_adapters(model, lora_rank, lora_targets)
+        _add_adapters(model, lora_rank, lora_targets, dora)
     elif train_only is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(re.search(train_only, name) is not None)
@@ -84,16 +102,17 @@ def freeze(
     model.enable_input_require_grads()
 
 
-def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str]) -> None:
-    """Put an adapter beside frozen linear layers, except the output embeddings."""
+def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str], dora: bool) -> None:
+    """Put an adapter beside frozen linear layers, by their names or at all except the output embeddings."""
     found = set()
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if not isinstance(child, (nn.Linear, Conv1D)) or child is head or isinstance(module, Adapted):
+            if not isinstance(child, (nn.Linear, Conv1D)) or isinstance(module, Adapted):
                 continue
-            if not child.weight.requires_grad and (not targets or name in targets):
-                setattr(module, name, Adapted(child, rank))
+            wanted = name in targets if targets else child is not head
+            if not child.weight.requires_grad and wanted:
+                setattr(module, name, Adapted(child, rank, dora))
                 found.add(name)
     if missing := sorted({*targets} - found):
         raise Stop(f"the model has no linear layer named {' or '.join(missing)}", "name those of its layers")

@@ -27,7 +27,13 @@ class Answer:
 
 def answers(setup: Setup, gpu: str | None = None, beside: float = 0.0) -> list[Answer]:
     """Return what a setup's combinations cost. `beside` is the share of the GPU that another program takes."""
-    found = [*_frozen_gathered(setup), *_quantized(setup), *_recomputed(setup), *_beside(setup, gpu, beside)]
+    found = [
+        *_frozen_gathered(setup),
+        *_quantized(setup),
+        *_recomputed(setup),
+        *_beside(setup, gpu, beside),
+        *_compiled(setup),
+    ]
     return [Answer(id, sentence, tuple(PREFIX + thread for thread in threads)) for id, sentence, threads in found]
 
 
@@ -115,3 +121,14 @@ def _beside(setup: Setup, gpu: str | None, beside: float) -> Found:
         )
     threads = ("modelscope/ms-swift/issues/7986", "huggingface/trl/pull/3133", "vllm-project/vime/pull/190")
     yield "beside", text, threads
+
+
+def _compiled(setup: Setup) -> Found:
+    """DeepSpeed's `compile` section asks for DeepCompile, and the script has to start it."""
+    if (setup.deepspeed or {}).get("compile", {}).get("deepcompile"):
+        text = (
+            "DeepCompile is not predicted: this is the training without it. It needs an NVIDIA GPU, PyTorch 2.6 and a "
+            "stage from 1 to 3, and begins when the script calls engine.compile(); until then DeepSpeed 0.19.8 trains "
+            "without it, and logs one line. It refuses managed_gradient_accumulation=false"
+        )
+        yield "deepcompile", text, ("deepspeedai/DeepSpeed/pull/7154", "deepspeedai/DeepSpeed/pull/7366")

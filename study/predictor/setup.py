@@ -55,13 +55,18 @@ class Setup:
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
+    experts_loop: bool = False  # transformers 4 computes one expert after the other. Only times depend on it here
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
 
     def __post_init__(self):
         if self.precision == "fp8":
-            what = "the memory of a training in fp8 depends on the library, and is unknown here"
-            raise Stop(what, "give bf16: weights, gradients and states take the same memory", "unavailable")
+            what = (
+                "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and "
+                "states stay in 16 or 32 bits, and copies in 8 bits come on top "
+                "(https://github.com/NVIDIA/TransformerEngine/issues/1429)"
+            )
+            raise Stop(what, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from study.machine.gpus import measured_flops
 from study.records import agreement, audit, seal, store
 from study.records.runs import Run, Runs
+from study.records.schema import MEASURE_VERSION
 from study.spec.arms import ROOT, all_paths
 
 SEAL = "study keep RUNS --into reports/YOUR-MACHINE seals them"
@@ -79,3 +80,13 @@ def _faults(run: Run, unknown_commits: set[str]) -> list[str]:
     if record.commit in unknown_commits:
         faults.append(f"its commit {str(record.commit)[:40]} is not in the history of this study")
     return faults
+
+
+def notes_on(runs: list[Run]) -> list[str]:
+    """Return what to know about runs that count."""
+    counts = {
+        "from another version of the instruments": sum(run.record.measure_version != MEASURE_VERSION for run in runs),
+        "from a changed source tree": sum(bool(run.record.dirty) for run in runs),
+        "not sealed, but of this machine": sum(not run.sealed for run in runs),
+    }
+    return [f"{count} of {len(runs)} runs are {reason}" for reason, count in counts.items() if count]

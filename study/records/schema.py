@@ -149,6 +149,7 @@ class Watched(Section):
     timed_rows: int | None = None  # of all ranks, in the timed steps
     timed_tokens: int | None = None
     clip_grad_norm: float | None = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
+    host_freed_bytes: list[int] = []  # of each rank: its highest resident memory before the loop, less that then
 
 
 class Cell(Section):

@@ -114,7 +114,7 @@ class Bars:
 
     bars: list[Bar]
     legend: dict[str, str]  # the colours of the parts that occur
-    label: str  # for a reader who does not see it
+    label: str  # for a reader who does not see it; the bars are text
 
 
 def bars(
@@ -129,5 +129,4 @@ def bars(
         pieces = [(part, size(parts[part]), colours[part], 100 * parts[part] / longest) for part in seen]
         drawn.append(Bar(name, size(sum(parts.values())), pieces, name == predicted))
         present |= set(seen)
-    words = "; ".join(f"{bar.name} {bar.total}" for bar in drawn)
-    return Bars(drawn, {part: tone for part, tone in colours.items() if part in present}, f"{label}: {words}")
+    return Bars(drawn, {part: tone for part, tone in colours.items() if part in present}, label)

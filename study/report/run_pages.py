@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from study.records.privacy import redact
 from study.records.runs import Run, Runs
 from study.records.schema import Record, ScriptTraining
 from study.report import charts, claim_pages, style
-from study.report.templating import write_page
+from study.report.templating import write_page, write_zipped
 from study.report.topics import memory, speed
 from study.watcher import diagnosis
 
@@ -61,9 +60,7 @@ def write(
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
     # In one file: alone they are fifteen times as large, because they repeat each other.
-    with zipfile.ZipFile(folder / "records.zip", "w") as archive:
-        text = "".join(lines).encode(errors="replace")
-        archive.writestr(zipfile.ZipInfo("records.jsonl"), text, zipfile.ZIP_DEFLATED)
+    write_zipped(folder / "records.zip", "records.jsonl", "".join(lines).encode(errors="replace"))
     return pages, problems
 
 
@@ -93,8 +90,8 @@ def page(run: Run) -> dict:
         "memory": _memory(run),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
-        "settings": _flat(record["requested"]),
-        "observed": _flat(record["observed"]),
+        "settings": [*_lines(record["requested"])],
+        "observed": [*_lines(record["observed"])],
     }
 
 
@@ -229,16 +226,13 @@ def _texts(run: Run) -> dict[str, str]:
     return texts
 
 
-def _flat(section: dict) -> dict:
-    """Return what is known of a section: nested names joined by dots, long lists by their length."""
-    known = {name: value for name, value in _entries(section) if value is not None and value != []}
-    long = {name: f"{len(value)} values" for name, value in known.items() if isinstance(value, list) and len(value) > 8}
-    return known | long
-
-
-def _entries(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _lines(section: dict, indent: str = "") -> Iterator[str]:
+    """Yield what is known of a section as lines, as in a config: parts are indented, long lists have their length."""
     for name, value in section.items():
         if isinstance(value, dict):
-            yield from _entries(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+            if inner := [*_lines(value, f"{indent}  ")]:
+                yield f"{indent}{name}:"
+                yield from inner
+        elif value is not None and value != []:
+            is_long = isinstance(value, list) and len(value) > 8
+            yield f"{indent}{name}: {f'{len(value)} values' if is_long else short(value)}"

@@ -36,7 +36,7 @@ from study.report import (
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
-from study.report.templating import TEMPLATES, as_html, write_csv, write_page
+from study.report.templating import TEMPLATES, as_html, write_csv, write_page, write_zipped
 from study.report.topics import claims, conformance
 from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
@@ -92,8 +92,10 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             failed = executed.result()
         write_notebook_pages(site, judged, failed)
         write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *judged.notes, *problems])
-        for copy in [path for kind in ("svg", "json") for path in (site / "data").glob(f"*.{kind}")]:
-            copy.unlink()  # the pages have these figures, and the tables of the page `claims` have all of the JSON
+        for path in [*(site / "data").iterdir()]:
+            if path.suffix == ".csv":
+                write_zipped(path.with_name(f"{path.name}.zip"), path.name, path.read_bytes())
+            path.unlink()  # the pages have the figures, and the tables of the page `claims` have all of the JSON
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return judged, failed
 

@@ -3,6 +3,7 @@
 No figure tells things apart by colour alone: each arm has its own marker; virtual or emulated is open or hatched.
 """
 
+import base64
 import hashlib
 import html
 import io
@@ -20,6 +21,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -77,6 +79,12 @@ COLLECTIVES |= {"all-to-all": ORANGE, "any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
 VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document compared with its own numbers
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
+PLACE = r"([-\d.e]+)"
+STRAIGHT = [  # lines and bars in fewer words
+    (re.compile(rf"M{PLACE} {PLACE}L{PLACE} \2L\3 {PLACE}L\1 \4z"), r"M\1 \2H\3V\4H\1z"),
+    (re.compile(rf'M{PLACE} {PLACE}L\1 {PLACE}"'), r'M\1 \2V\3"'),
+    (re.compile(rf'M{PLACE} {PLACE}L{PLACE} \2"'), r'M\1 \2H\3"'),
+]
 MARK = "mark of "  # the id of a mark that belongs to an arm begins with it
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
 UNITS_OF_LABELS = {"rows/pass": "rows per pass", "warmup steps": "warm-up steps"}
@@ -330,7 +338,10 @@ def conditions(group: str) -> str:
 def _rounded(attribute: re.Match) -> str:
     """Coordinates with one decimal: a tenth of a point is a fifth of a dot, and all six make a large report."""
     rounded = re.sub(r"\.0(?!\d)", "", re.sub(r"(\.\d)\d+", r"\1", attribute[0]))
-    return re.sub(r"\s*([MLCQz])\s+(?=[-\d])|\s+(?=z|\"$)", r"\1", rounded)
+    text = re.sub(r"\s*([MLCQz])\s+(?=[-\d])|\s+(?=z|\"$)", r"\1", rounded)
+    for shape, shorter in STRAIGHT:
+        text = shape.sub(shorter, text)
+    return text
 
 
 def _alike(group: re.Match) -> str:
@@ -359,7 +370,7 @@ def _ungrouped(text: str) -> str:
 def _classed(text: str) -> str:
     """The figure with a class for each look that it has often. A page has many figures: equal names are equal looks."""
     counts = Counter(LOOK.findall(text))
-    names = {look: f"s{hashlib.md5(repr(look).encode()).hexdigest()[:8]}" for look in counts if counts[look] >= OFTEN}
+    names = {look: _short_name(look) for look in counts if counts[look] >= OFTEN}
     rules = [f".{name}{{{clip and f'clip-path:{clip};'}{look}}}" for (clip, look), name in names.items()]
 
     def shortened(match: re.Match) -> str:
@@ -367,6 +378,11 @@ def _classed(text: str) -> str:
         return f' class="{name}"' if name else match[0]
 
     return LOOK.sub(shortened, text).replace("</style>", f"{''.join(rules)}</style>", 1)
+
+
+def _short_name(look: tuple[str, str]) -> str:
+    """Return a class for a look: of a thousand million names, so that no two looks of a page share one."""
+    return f"s{base64.urlsafe_b64encode(hashlib.md5(repr(look).encode()).digest())[:5].decode()}"
 
 
 def _with_data(group: re.Match) -> str:
@@ -377,8 +393,8 @@ def _with_data(group: re.Match) -> str:
 
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
-    with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):
-        drawing.savefig(out := io.StringIO(), format="svg", metadata={"Date": None, "Creator": None})
+    with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):  # `savefig` would draw it twice
+        FigureCanvasSVG(drawing).print_svg(out := io.StringIO(), metadata={"Date": None, "Creator": None})
     text = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue()))
     label = html.escape(label or name)
     for unneeded in UNNEEDED:

@@ -6,6 +6,7 @@ Everything that a template shows is escaped: records come from anybody.
 import functools
 import itertools
 import re
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from study.report.style import conditions
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-OPTIONAL = re.compile(r"</t[dhr]>\s*(?=</?t(?:[dhr]|body|head|able)\b)")  # end tags that HTML does not need
+OPTIONAL = re.compile(  # end tags that HTML does not need
+    r"</t[dhr]>\s*(?=</?t(?:[dhr]|body|head|able)\b)|</thead>\s*(?=<tbody)|</tbody>\s*(?=</?t(?:able|body)\b)"
+    r"|</li>\s*(?=<li\b|</[uo]l>)|</d[dt]>\s*(?=<d[dt]\b|</d(?:l|iv)>)|</p>\s*(?=<(?:p|h[1-6]|[uod]l|div|table|pre|details)\b)"
+)
+BETWEEN = re.compile(r"(</(?:[uod]l|div|h[1-6]|figure|table|details|figcaption|svg|pre|nav|section)>)\s*\n\s*")
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
@@ -48,7 +53,7 @@ def write_page(path: Path, template: str, **values) -> None:
     """Fill in a template. `up` leads to the site's root from where the page is."""
     text = _templates().get_template(template).render(**{"up": ""} | values)
     # Half of a surrogate pair, as JSON may hold, cannot be encoded.
-    path.write_text(OPTIONAL.sub("", text), errors="replace")
+    path.write_text(BETWEEN.sub(r"\1", OPTIONAL.sub("", text)), errors="replace")
 
 
 @functools.cache
@@ -139,6 +144,12 @@ def write_csv(path: Path, rows: pd.DataFrame) -> None:
     """Write a table as CSV, every digit of it."""
     texts = rows.select_dtypes(exclude="number").astype(object).map(no_formula)
     rows.assign(**{str(name): texts[name] for name in texts}).rename(columns=no_formula).to_csv(path, index=False)
+
+
+def write_zipped(path: Path, name: str, content: bytes) -> None:
+    """Write a file as the only one in a zip file, which pandas reads as it is. Equal contents give equal bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, 9)
 
 
 def no_formula(value: object) -> object:

@@ -29,6 +29,8 @@ HALVES = tuple(AUTOCAST.values())
 LARGE = 0.1  # of the peak: a smaller share gets no finding
 DDP_BUCKET_BYTES = 25 * 2**20  # DDP's bucket_cap_mb
 FLOOR_ELEMENTS = 10_000
+WHOLE = 0.9  # of the weights
+NOTICEABLE_BYTES = 500e6  # of weights: a process frees less in its imports
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 
 T = TypeVar("T")
@@ -353,6 +355,15 @@ def _replicated(facts: Facts) -> Results:
         yield "states_replicated", {"states_bytes": states, "memory_bytes": sharable - sharable // facts.ranks}
 
 
+def _loaded_whole(facts: Facts) -> Results:
+    """Name sharded ranks that each held about as much as the whole model before the loop, and gave it back."""
+    freed = required(facts.record.watched.host_freed_bytes or None)
+    if facts.weights_bytes < NOTICEABLE_BYTES:
+        return
+    if facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * facts.weights_bytes:
+        yield "loaded_whole", {"each_bytes": min(freed), "node_bytes": sum(freed), "weights_bytes": facts.weights_bytes}
+
+
 def _second_copy(facts: Facts) -> Results:
     """Weights that stage 3 does not release are not gathered in the backward pass, and then hpZ's copy is not used."""
     among = facts.observed.second_partition_ranks
@@ -395,6 +406,7 @@ RULES: list[tuple[str, Callable[[Facts], Results]]] = [  # by topic; mistakes ar
     ("activations", _activations),
     ("ZeRO on one rank", _one_rank),
     ("what every rank holds", _replicated),
+    ("what every rank holds", _loaded_whole),
     ("the second copy of hpZ", _second_copy),
     ("gathers in a step", lambda facts: _repeated(facts, "gathers_repeated", 3, "all_gather")),
     ("gradients reduced in a step", lambda facts: _repeated(facts, "reductions_repeated", 2, *REDUCING)),

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from study.errors import Stop
 from study.measure import hardware, readback, roles
 from study.measure.collectives import CollectiveLog
-from study.measure.memory import peaks
+from study.measure.memory import freed_bytes, peaks
 from study.records import store
 from study.records.schema import Record, Watched
 from study.spec.settings import AUTOCAST
@@ -123,6 +123,7 @@ class Recording:
         self._log: CollectiveLog | None = None
         self._monitor: subprocess.Popen | None = None
         self._not_clean: set[int] = set()  # the step after the instruments
+        self._freed_bytes = freed_bytes()  # before the loop
 
     def begin(self) -> None:
         if self.ranks.rank == 0:
@@ -233,6 +234,7 @@ class Recording:
             components=self.instruments.components,
             traffic=self.instruments.counts,
             written_bytes=self.instruments.written_bytes,
+            host_freed_bytes=self._freed_bytes,
         )
 
     def _timed(self) -> list[int]:

@@ -53,6 +53,7 @@ class RankMeasurements(Section):
     components: RankComponents | None = None
     traffic: dict[str, Collective] | None = None
     written_bytes: int | None = None
+    host_freed_bytes: int | None = None
 
 
 def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, Any]:
@@ -107,6 +108,7 @@ def fill(record: Record, ranks: list[RankMeasurements]) -> None:
         optimizer_home=seen.offload_optimizer,
         weights_home=seen.offload_param,
     )
+    record.watched.host_freed_bytes = _all(rank.host_freed_bytes for rank in ranks)
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
     if counts := _all(rank.traffic for rank in ranks):
         record.traffic = Traffic(per_rank=counts, kernel_bytes_written=[rank.written_bytes for rank in ranks])

@@ -1,6 +1,7 @@
 """An advice in words and as a table: the answer first, then every arm, then the assumptions."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
@@ -9,11 +10,15 @@ from study.predictor.advice.advise import MISS, SEPARABLE, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import Question
 from study.predictor.combinations import beside_bytes
+from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.timing.pace import ceilings, interval_factor, pace
+from study.spec import arms
+from study.spec.settings import HALF_WEIGHTS
 
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
+PUBLISHED_BYTES = 2  # of a weight in the files of most models
 LARGEST = 120  # of a unit; hours are always hours
 IN_WORDS = {
     "fp32": "fp32",
@@ -32,6 +37,8 @@ def in_words(advice: Advice) -> list[str]:
     if choice is None:
         return [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
     lines = [f"Use {use(choice, question)}."]
+    if load := to_load(choice, question):
+        lines.append(load)
     if choice.is_tight:
         instead = "fewer rows per pass" if choice.micro_batch > 1 else "what needs less, below"
         lines.append(f"It fits only just: if it runs out of memory, take {instead}.")
@@ -40,6 +47,29 @@ def in_words(advice: Advice) -> list[str]:
     kind = "Simplest alternative" if other.simplicity < choice.simplicity else "Alternative"
     just = " It fits only just." if other.is_tight else ""
     return [*lines, f"{kind}: {use(other, question)}.{just}"]
+
+
+def to_load(row: Row, question: Question) -> str | None:
+    """Return what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
+    arm = arms.load_arm(row.arm)
+    way: Way = "plain"
+    better: Way = "meta"
+    how = "let rank 0 load alone and the others begin on the meta device"
+    if arm.stage == 3:
+        way, better = "zero3_late", "zero3"
+        how = "create the Accelerator or TrainingArguments before from_pretrained"
+    elif arm.fsdp is not None:
+        way = "fsdp2"
+    weight_bytes = 2 if row.precision in HALF_WEIGHTS else 4
+    load = Load(question.model, way, question.local, PUBLISHED_BYTES, weight_bytes, on_gpu=True)
+    needed = max(peaks(load).values())
+    if needed <= question.host_memory_bytes:
+        return None
+    least = max(peaks(replace(load, way=better)).values())
+    return (
+        f"To load it, a node may need {size(needed)} of host memory and has {size(question.host_memory_bytes)}: each "
+        f"of {load.ranks} ranks makes a whole copy in fp32 of files in 16 bits. To need {size(least)}, {how}."
+    )
 
 
 def use(row: Row, question: Question) -> str:
@@ -150,7 +180,7 @@ def assumptions(question: Question) -> list[str]:
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "
-        f"{interval_factor(question.model.parameters):.2f}",
+        f"{interval_factor(question.model.parameters):.2f}, and by more where an unknown host decides",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and its effect is not known here",
@@ -163,6 +193,7 @@ def _by_default(question: Question) -> list[str]:
         "batch": f"{question.batch} rows per step (--batch)",
         "host_memory": f"{size(question.host_memory_bytes)} of host memory in a node (--host-memory)",
     }
+    values["host_pace"] = f"a host of pace {pace().host_pace} (--host-pace)"
     if question.gpus > 1:
         values["link"] = f"{question.link} between GPUs (--link)"
         values["gpus_per_node"] = f"{question.local} GPUs in a node (--gpus-per-node)"

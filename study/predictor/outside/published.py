@@ -105,6 +105,7 @@ class Row(BaseModel):
     experts: Text = None
     fp32_modules: Text = None
     attention_kernel: Text = None
+    versions: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured
     simulated_step_s: Measured
@@ -118,8 +119,9 @@ class Row(BaseModel):
         """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one."""
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
-        counts = (self.micro_batch, self.grad_acc or 1, self.seq)
-        known = [count for count in counts if isinstance(count, int)]
+        tokens = self.seq_mean if self.rows_are == "padded" else self.seq
+        counts = (self.micro_batch, self.grad_acc or 1, tokens)
+        known = [count for count in counts if isinstance(count, (int, float))]
         return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
 
     @property

@@ -30,7 +30,14 @@ OPTIMIZERS: dict[str, Optimizer | None] = {
     "adafactor": "adafactor",
     "muon": "muon",
 }
-ATTENTION_KERNELS = ("fa2", "fa3")  # those of pace.toml; others are as fast as kernels of 2023
+# Other models' names of the linear layers that Llama calls so. Some join query, key and value, or gate and up.
+NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
+    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
+    "o_proj": ("out_proj", "dense", "c_proj"),
+    "fc1": ("dense_h_to_4h", "c_fc"),
+    "fc2": ("dense_4h_to_h", "c_proj"),
+}
 NOTHING = "neither memory nor time was published"
 
 
@@ -138,6 +145,7 @@ def training_of(row: Row) -> Training:
         precision="bf16" if _keeps_base_in_bf16(row) else row.dtype,
         frozen="bf16" if _keeps_base_in_bf16(row) else "as_weights",
         quantized=row.quantized,
+        experts_loop=row.experts == "loop",
         sequence_ranks=int(row.parallel.removeprefix("sp")) if row.parallel else 1,
         checkpointing=_every(row),
         recomputes_whole_layers=row.recompute == "whole",
@@ -158,7 +166,7 @@ def training_of(row: Row) -> Training:
         gpus_per_node=per_node,
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
-        attention_kernel=row.attention_kernel if row.attention_kernel in ATTENTION_KERNELS else None,
+        attention_kernel=_attention_kernel(row),
         host_pace=0.0 if row.compiled else source.host_pace_of(row) if source else None,
     )
     return Training(row, setup, machine)
@@ -166,8 +174,8 @@ def training_of(row: Row) -> Training:
 
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
-    known = {"recompute_part": r"layers/\d+", "experts": "grouped", "optimizer_name": "|".join(OPTIMIZERS)}
-    known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora"}
+    known = {"recompute_part": r"layers/\d+", "experts": "grouped|loop", "optimizer_name": "|".join(OPTIMIZERS)}
+    known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
     known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": "", "fp32_modules": ""}
     for name, words in known.items():
         if not re.fullmatch(words, value := getattr(row, name) or "") and value:
@@ -181,7 +189,10 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     if row.adapter is None:
         return model
     targets = (row.adapter_targets or "all-linear").split()
-    return replace(model, lora_rank=row.adapter_rank, lora_targets=() if targets == ["all-linear"] else tuple(targets))
+    own = {tensor.name.split(".")[-2] for tensor in model.tensors if "." in tensor.name}
+    named = [next((each for each in (name, *NAMES.get(name, ())) if each in own), name) for name in targets]
+    chosen = () if targets == ["all-linear"] else tuple(dict.fromkeys(named))
+    return replace(model, lora_rank=row.adapter_rank, lora_targets=chosen, dora=row.adapter == "dora")
 
 
 def _keeps_base_in_bf16(row: Row) -> bool:
@@ -198,6 +209,15 @@ def _most_tokens(model: Transformer) -> int | None:
     """Return the most tokens of a row, if positions are learned. Rotary ones have no end."""
     learned = any(re.search("wpe|position", tensor.name) for tensor in model.tensors)
     return model.positions if learned else None
+
+
+def _attention_kernel(row: Row) -> str | None:
+    """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, by its release notes."""
+    if row.attention_kernel in ("fa2", "fa3"):
+        return row.attention_kernel
+    version = re.search(r"torch (\d+)\.(\d+)", row.versions or "")
+    is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
+    return "fa2" if is_new and (row.attention_kernel or row.attention) == "sdpa" else None
 
 
 def _timed(training: Training) -> Setup:

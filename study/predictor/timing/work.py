@@ -12,6 +12,10 @@ from study.predictor.memory.tensor import of_a_rank, tensors_of_a_rank
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.tracing.transformer import Transformer
 
+EXPERT = "of_an_expert"
+# Kernels of an expert: its tokens are found, three products, the gate, the weights, the sum. A test counts them.
+LOOP_KERNELS = {"forward": 10, "backward": 20}
+
 
 @dataclass(frozen=True)
 class Product:
@@ -126,16 +130,33 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
         passes[phase, block].append((kind, count, numbers))
     tensors: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in setup.model.tensors:
-        tensors[tensor.block].append(tensor)
+        tensors[tensor.block] += _of_each_expert(tensor) if setup.experts_loop else [tensor]
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
         found = _work(passes[phase, name])
-        for _ in range(2 if phase == "backward" and setup.computes_again(name) else 1):
+        again = ["forward"] if phase == "backward" and setup.computes_again(name) else []
+        for each in [phase, *again]:
             found = found.and_then(_dequantization(setup, tensors[name])) if setup.quantized else found
+            found = found.and_then(_loop(tensors[name], each)) if setup.experts_loop else found
         return same.setdefault(found, found)
 
     return tuple(Block(name, work("forward", name), work("backward", name), tuple(tensors[name])) for name in tensors)
+
+
+def _of_each_expert(tensor: Tensor) -> list[Tensor]:
+    """Return the matrices of a mixture's tensor: three modules for each expert, of which gate and up are one tensor."""
+    if len(tensor.shape) < 3 or not tensor.block.startswith("layer."):
+        return [tensor]
+    parts = tensor.shape[0] * (2 if "gate_up" in tensor.name else 1)
+    shape = (tensor.elements // parts,)
+    return [replace(tensor, name=f"{tensor.name}.{number}.{EXPERT}", shape=shape) for number in range(parts)]
+
+
+def _loop(tensors: list[Tensor], phase: str) -> Work:
+    """Return the kernels of a loop over experts, which wait for the host. Their bytes are those of all at once."""
+    experts = sum(tensor.name.endswith(EXPERT) for tensor in tensors) // 3
+    return Work(moving_kernels=experts * LOOP_KERNELS[phase])
 
 
 def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:

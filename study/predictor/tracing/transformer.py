@@ -13,7 +13,7 @@ from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
 from study.spec.settings import cache_home
 
-FORMAT = 8  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 10  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
@@ -56,6 +56,7 @@ class Transformer:
     config: str  # JSON with sorted keys
     lora_rank: int | None = None  # only adapters of this rank train
     lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
+    dora: bool = False  # adapters have a magnitude, as DoRA's
     train_only: str | None = None  # only the tensors train whose names match this regular expression
     dropout: float | None = None  # in place of every probability of the config
     code_from: str | None = None  # a model whose own Python code the user trusts
@@ -90,7 +91,15 @@ class Transformer:
     @property
     def _key(self) -> list:
         code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
-        return [self.config, self.lora_rank, self.train_only, self.dropout, code, *self.lora_targets]
+        return [
+            self.config,
+            self.lora_rank,
+            self.train_only,
+            self.dropout,
+            code,
+            *self.lora_targets,
+            *("dora",) * self.dora,
+        ]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:

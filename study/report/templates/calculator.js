@@ -141,7 +141,7 @@ function element(name, attributes = {}, ...children) {
 }
 
 function keyOf(colour, text) {
-  return element("span", { class: "key" }, element("i", { style: `background: ${colour}` }), text);
+  return element("span", { class: "key", style: `--tone: ${colour}` }, text);
 }
 
 function drawBars(answers, gpu) {

@@ -1,10 +1,12 @@
-"""What killed a run: ways in which trainings hang, and whether `study oom` names what threads about memory name."""
+"""What killed a run: hangs, whether `study oom` names what threads about memory name, and host memory while loading."""
 
 import json
 from pathlib import Path
 
 import pandas as pd
 
+from study.predictor.architecture import named
+from study.predictor.memory.loading import Load, peaks
 from study.records import hangs as waits
 from study.records.collectives import RankLog
 from study.records.runs import Runs
@@ -12,13 +14,19 @@ from study.spec.arms import ROOT
 from study.watcher import hang_causes
 
 HANGS = ROOT / "reports" / "cpu-2core" / "hangs.jsonl"
+LOADING = ROOT / "reports" / "cpu-2core" / "loading.jsonl"
 THREADS = ROOT / "reports" / "oom_threads.json"
 HALVES = {
     "tuned": "looked at while the matcher was built",
     "held_out": "scored once, when it was committed",
     "later": "collected afterwards; two faults that it showed were mended",
 }
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+FIRST_SCORE = "Of the held-out half 16 were close at first. Then a mistake was mended: a single rank has DDP too"
+RELEASES = LOADING.with_name("loading_releases.jsonl")
+CLOSE = 0.05  # of what was measured
 COMMAND = "python -m study.bench.hangs reports/cpu-2core/hangs.jsonl"
+LOADING_COMMAND = "python -m study.bench.loading reports/cpu-2core/loading.jsonl"
 
 
 def _lines(path: Path) -> list[dict]:
@@ -117,3 +125,75 @@ def misses(rows: pd.DataFrame) -> pd.DataFrame:
     return missed[["half", "url", "cause", "why", "named"]].rename(
         columns={"cause": "its cause", "why": "in the thread's words", "named": "study oom lists first"}
     )
+
+
+def loading(path: Path = LOADING) -> pd.DataFrame:
+    """Return a row for each cell of the load observatory: private host memory at the peak, measured and predicted."""
+    rows = [row | _peaks(row) for row in _lines(path) if {"prepare", row["last"]} & {*row["phases"]}]
+    return pd.DataFrame(rows).sort_values(["way", "model", "ranks"]) if rows else pd.DataFrame()
+
+
+def _peaks(row: dict) -> dict[str, float]:
+    """Return the highest private memory of all ranks until they have prepared the model, in GB."""
+    saved, loaded = ELEMENT_BYTES[row["saved"]], ELEMENT_BYTES[row["dtype"]]
+    legacy = row["files"] == "legacy"
+    # Each model of the cells has a head that is tied to its embedding.
+    load = Load(named(row["model"]), row["way"], row["ranks"], saved, loaded, reads_whole=legacy, tied=True)
+    phases = {name: row["phases"][name] for name in ("from_pretrained", "prepare") if name in row["phases"]}
+    predicted = max(peaks(load)[name] for name in phases)
+    measured = max(phase["peak_bytes"] + phase["shared_bytes"] for phase in phases.values())
+    before = sum(row["phases"]["imports"]["private_bytes"])
+    return {
+        "measured_gb": measured / 1e9, "predicted_gb": predicted / 1e9, "ratio": predicted / measured,
+        "beyond": (predicted - before) / (measured - before),
+        "cache_gb": max(phase["cache_rank_peak_bytes"] for phase in phases.values()) / 1e9,
+    }  # fmt: skip
+
+
+def loading_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells for readers."""
+    if rows.empty:
+        return rows
+    table = rows.assign(half=rows["held_out"].map({True: "held out", False: "looked at"}))
+    names = {"measured_gb": "measured GB", "predicted_gb": "predicted GB", "ratio": "predicted / measured"}
+    names |= {"beyond": "ratio without libraries", "cache_gb": "mapped by a rank, GB"}
+    return table[["way", "model", "files", "saved", "dtype", "ranks", "half", *names]].rename(columns=names)
+
+
+def loading_in_words(rows: pd.DataFrame) -> str:
+    """Return how many predictions are close, in each half, and for which ways they are not."""
+    if rows.empty:
+        return ""
+    close = (rows["ratio"] - 1).abs() <= CLOSE
+    halves = [
+        f"{int(close[half].sum())} of {int(half.sum())} {name}"
+        for name, half in (("looked at", ~rows["held_out"]), ("held out", rows["held_out"]))
+    ]
+    far = ", ".join(sorted(rows["way"][~close].unique())) or "none"
+    return (
+        f"**{int(close.sum())} of {len(rows)} peaks are predicted within {CLOSE:.0%}**: {', '.join(halves)}. "
+        f"Ways with misses: {far}. {FIRST_SCORE}."
+    )
+
+
+def releases(path: Path = RELEASES) -> pd.DataFrame:
+    """Return the private memory that from_pretrained adds on each rank, in whole models, by release of transformers."""
+    rows = [
+        {
+            "transformers": row["software"]["transformers"],
+            "way": row["way"],
+            "files": f"{row['saved']}, loaded as {row['dtype']}",
+            "whole models on rank 0": added[0] / size,
+            "on each other rank": max(added[1:]) / size,
+        }
+        for row in _lines(path) + _lines(LOADING)
+        if row["way"] == "fsdp2_efficient" and row["outcome"] == "loads" and row["files"] == "safetensors"
+        for size in [row["parameters"] * ELEMENT_BYTES[row["dtype"]]]
+        for added in [_added(row["phases"])]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _added(phases: dict) -> list[int]:
+    pairs = zip(phases["from_pretrained"]["rank_peak_bytes"], phases["imports"]["private_bytes"], strict=True)
+    return [peak - before for peak, before in pairs]

@@ -47,18 +47,19 @@ def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
 
 def parity(rows: pd.DataFrame) -> pd.DataFrame:
     """Return for each line its largest difference from the baseline, and how far the baseline's seeds are apart."""
-    distances = []
-    for group, members in parts(rows, "group").items():
-        apart = _seeds_apart(members)
-        for line, mine in parts(members, "line").items():
-            steps = int(mine["step"].max())
-            is_compared = mine["difference"].notna().any()
-            about = {"group": group, "line": line, "arm": mine["arm"].iloc[0], "n": mine["run"].nunique()}
-            about |= {"steps": steps, "final_loss": mine[mine["step"] == steps]["loss"].median()}
-            about |= {"against": ", ".join(sorted(mine["against"].dropna().unique())) or None}
-            about |= {"largest_difference": mine["difference"].max()}
-            distances.append(about | {"seeds_differ_by": apart if is_compared else None})
-    return pd.DataFrame(distances)
+    if rows.empty:
+        return rows
+    place = ["group", "line"]
+    of_line = rows.groupby(place, sort=False)
+    table = of_line.agg(arm=("arm", "first"), n=("run", "nunique"), steps=("step", "max"))
+    last = rows[rows["step"] == of_line["step"].transform("max")]
+    table["final_loss"] = last.groupby(place)["loss"].median()
+    against = rows.dropna(subset="against").groupby(place)["against"].unique()
+    table["against"] = against.map(lambda arms: ", ".join(sorted(arms)))
+    table["largest_difference"] = of_line["difference"].max()
+    apart = {group: _seeds_apart(members) for group, members in parts(rows, "group").items()}
+    table["seeds_differ_by"] = table.index.get_level_values("group").map(apart)
+    return table.assign(seeds_differ_by=table["seeds_differ_by"].where(of_line["difference"].count() > 0)).reset_index()
 
 
 def _seeds_apart(rows: pd.DataFrame) -> float | None:
@@ -155,7 +156,8 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
 def band(ax: Axes, rows: pd.DataFrame, tone: str, name: str = "loss", **look: Any) -> None:
     """Draw the mean over runs at each step as a line, from the smallest to the largest value as a band."""
     values = rows.groupby("step", sort=False)[name].agg(["min", "mean", "max"])
-    ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
+    if (values["min"] < values["max"]).any():
+        ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
     (line,) = ax.plot(values.index, values["mean"], color=tone, **look)
     first = rows.iloc[0]
     ends = f"from {values['mean'].iloc[0]:.4g} to {values['mean'].iloc[-1]:.4g}"

@@ -3,6 +3,8 @@
 Ratios are of runs in one environment. Two environments are only compared cell by cell.
 """
 
+import math
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +24,7 @@ from study.report.grouping import SET_BY_MODEL, columns, each, largest_groups, l
 from study.report.style import FAINT, INK, OPEN, SHADE, colour, conditions
 
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
+MEASURED = ("loss", "step_s", "peak_mb", "moved_mb")
 # Document 000, "Communication Amortization Effects": speed over DDP's, for effective batches from and to.
 BATCHES_000 = (
     {"from": 32, "to": 64, "zero2": 0.92, "zero3": 0.72},
@@ -260,10 +263,11 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
         if any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
             for (arm, value, ranks), mine in by(members, "arm", setting, "ranks").items():
                 row = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
-                of_runs = every_run(mine)[["loss", "step_s", "peak_mb", "moved_mb"]].astype(float)
-                medians = of_runs.rename(columns={"loss": "final_loss"}).median().to_dict()
-                rows.append(row | medians | {"peak_mb": of_runs["peak_mb"].max()})
-    return pd.DataFrame(rows)
+                of_runs = [row_of(run) for run in mine]
+                known = {name: [each[name] for each in of_runs if each[name] is not None] for name in MEASURED}
+                medians = {name: statistics.median(values) if values else math.nan for name, values in known.items()}
+                rows.append(row | medians | {"peak_mb": max(known["peak_mb"], default=math.nan)})
+    return pd.DataFrame(rows).rename(columns={"loss": "final_loss"})
 
 
 def every_run(runs: Iterable[Run]) -> pd.DataFrame:

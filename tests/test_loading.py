@@ -1,0 +1,96 @@
+"""Host memory while a model is loaded: the cells and their halves, the prediction, and what is said about it."""
+
+import json
+
+import pytest
+
+from study.bench import loading as bench
+from study.bench.loading import Cell, cells, held_out, measure
+from study.cli.commands import start
+from study.predictor.advice.advise import best_of_arm
+from study.predictor.advice.answer import to_load
+from study.predictor.advice.question import Given, Question
+from study.predictor.architecture import named
+from study.predictor.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
+from study.report.topics import killed
+from study.spec.arms import ROOT, load_arm
+
+HALVES = ROOT / "reports" / "cpu-2core" / "loading_halves.json"
+WEIGHTS = 4 * 124_439_808  # of gpt2
+
+
+def load(way: str, **values) -> Load:
+    return Load(named("gpt2"), way, **({"ranks": 8, "saved_bytes": 4, "weight_bytes": 4} | values))
+
+
+def test_the_held_out_half_is_the_one_that_was_committed_before_it_was_measured():
+    halves = json.loads(HALVES.read_text())
+    names = [cell.name for cell in cells()]
+    assert halves["seed"] == bench.SEED
+    assert [name for name in names if name in held_out(names)] == halves["held_out"]
+    assert [name for name in names if name not in held_out(names)] == halves["tuned"]
+
+
+def test_a_copy_of_each_rank_is_made_only_if_the_type_changes_or_the_file_cannot_be_mapped():
+    assert loaded_bytes(load("plain")) == 0
+    assert loaded_bytes(load("plain", saved_bytes=2)) == 8 * WEIGHTS
+    assert loaded_bytes(load("plain", reads_whole=True)) == 8 * WEIGHTS
+    assert loaded_bytes(load("plain", reads_whole=True, saved_bytes=2)) == 8 * 1.5 * WEIGHTS
+    assert loaded_bytes(load("fsdp2_efficient", saved_bytes=2)) == 8 * WEIGHTS
+    assert loaded_bytes(load("meta", saved_bytes=2)) == WEIGHTS
+
+
+def test_on_a_gpu_only_whole_copies_are_in_host_memory():
+    assert loaded_bytes(load("zero3", saved_bytes=2, on_gpu=True)) == 0
+    assert loaded_bytes(load("zero3", reads_whole=True, on_gpu=True)) == WEIGHTS
+    assert prepared_bytes(load("zero3", saved_bytes=2, on_gpu=True)) == 0
+    assert prepared_bytes(load("zero3_late", saved_bytes=2, on_gpu=True)) == 8 * WEIGHTS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_more_ranks_never_need_less(way):
+    for values in ({}, {"saved_bytes": 2}, {"reads_whole": True}):
+        needed = [max(peaks(load(way, ranks=ranks, **values)).values()) for ranks in (1, 2, 4, 8)]
+        assert needed == sorted(needed)
+
+
+def test_the_prediction_says_what_a_node_needs(capsys, golden):
+    start(["estimate", "--model", "llama3-8b", "--ranks", "8", "--gpu", "H100", "--loading"])
+    golden("command_estimate_loading.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("model", "memory", "words"), [
+    ("llama3-8b", "256GB", "TrainingArguments"), ("llama3-8b", "1TB", None), ("gpt2", "8GB", "meta device")
+])  # fmt: skip
+def test_an_advice_warns_of_a_host_that_cannot_load(model, memory, words):
+    given = Given(precision="fp32", host_memory=memory)
+    question = Question.of(named(model), 8, "H100", given)
+    arm = "zero3" if model == "llama3-8b" else "ddp"
+    said = to_load(best_of_arm(question, load_arm(arm)), question)
+    assert said is None if words is None else words in said
+
+
+def test_30_peaks_are_predicted_within_5_percent_half_of_them_held_out():
+    rows = killed.loading()
+    close = (rows["ratio"] - 1).abs() <= killed.CLOSE
+    assert len(rows) >= 54
+    assert close[rows["held_out"]].sum() >= 15
+    assert close.sum() >= 30
+
+
+def test_releases_of_2026_make_a_copy_on_each_rank_though_rank_0_alone_should_load():
+    rows = killed.releases().drop_duplicates("transformers").set_index("transformers")
+    copies = rows["on each other rank"]
+    assert copies["5.0.0"] > 1.2
+    assert copies["5.6.0"] > 1.2
+    assert copies["4.57.6"] < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_two_real_ranks_load_train_and_say_their_memory(way, tmp_path):
+    row = measure(Cell(way, "llama-micro", "safetensors_shards", "float32", "float32", 2, "step"), tmp_path)
+    assert row["outcome"] == "loads", row["said"]
+    assert list(row["phases"]) == list(bench.PHASES)
+    for phase in row["phases"].values():
+        assert phase["peak_bytes"] >= sum(phase["private_bytes"]) > 0
