@@ -7,7 +7,7 @@ import pytest
 from study.errors import Stop
 from study.models.config import class_for, kind_of, load
 from study.spec.settings import Flags, Settings, resolve
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, shape_of
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, shape_of, spelled
 from study.training import models
 
 PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads tied to embeddings counted once
@@ -138,8 +138,6 @@ def test_dropout_is_set_everywhere_in_the_model(model, dropout):
 def test_the_shape_that_a_name_means():
     assert [shape_of(name) for name in ("path/to/gpt2/", "openai-community/gpt2", "gpt2")] == ["gpt2"] * 3
     assert [shape_of(name) for name in ("google-bert/bert-base-uncased/", "bert-base")] == ["bert-base"] * 2
-    assert [shape_of(name) for name in ("Qwen 3 8B", "Qwen3_8B", "path/to/Llama-3-8B")] == ["qwen3-8b"] * 2 + [
-        "llama3-8b"
-    ]
-    assert shape_of("Qwen 3 80B") == "Qwen 3 80B"
     assert [shape_of(name) for name in ("gpt-tiny", "path/to/mine/", "")] == ["gpt-tiny", "path/to/mine/", ""]
+    said = {"Qwen 3 8B": "qwen3-8b", "Llama3_8B": "llama3-8b", "Qwen 3 80B": "Qwen 3 80B", "bert-large-uncased": None}
+    assert {name: spelled(name) for name in said} == {name: shape or name for name, shape in said.items()}

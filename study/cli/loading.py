@@ -3,7 +3,7 @@
 from study.io.numbers import size
 from study.io.tables import say_wrapped, show
 from study.machine.gpus import GPUS
-from study.predictor.memory.loading import WAYS, Load, peaks, process_bytes
+from study.predictor.memory.loading import WAYS, Load, Way, peaks, process_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import Setup
 
@@ -11,50 +11,40 @@ LOCAL = 8  # ranks of a node, if no GPU says how many it has
 THREADS = "https://github.com/huggingface/transformers/issues/43749, https://github.com/Roblox/FAI-RL/pull/68"
 
 
-def loads(setup: Setup, gpu: str | None) -> list[dict[str, Load]]:
+def loads(setup: Setup, gpu: str | None) -> dict[Way, dict[str, Load]]:
     """Return each way to load the model, from files of three kinds, as the ranks of one node."""
     ranks = min(setup.ranks, GPUS[gpu].per_node if gpu else LOCAL)
     same = setup.stored_bytes
+    other = 4 if same == 2 else 2
     kinds = {
         "files in that type": (same, False),
-        "in another type": (6 - same, False),
+        "in another type": (other, False),
         "pickled before 2020": (same, True),
     }
-    return [
-        {
+    return {
+        way: {
             kind: Load(setup.model, way, ranks, saved, same, reads_whole=legacy, on_gpu=setup.on_gpu)
             for kind, (saved, legacy) in kinds.items()
         }
         for way in WAYS
-    ]
+    }
 
 
-def needed_bytes(load: Load) -> float:
-    """Return the private memory of a node at the highest peak, without the page cache."""
-    return max(peaks(load).values())
-
-
-def values(setup: Setup, gpu: str | None) -> list[dict]:
-    """Return the prediction as values: private bytes of the node by way and kind of files."""
-    return [
-        {"way": next(iter(row.values())).way} | {kind: needed_bytes(load) for kind, load in row.items()}
-        for row in loads(setup, gpu)
-    ]
+def needed_bytes(setup: Setup, gpu: str | None) -> dict[Way, dict[str, float]]:
+    """Return the private memory of a node at the highest peak, by way and kind of files, without the page cache."""
+    return {
+        way: {kind: max(peaks(load).values()) for kind, load in row.items()} for way, row in loads(setup, gpu).items()
+    }
 
 
 def tell(setup: Setup, gpu: str | None) -> None:
     """Print what a node needs in each way, and what the numbers mean."""
-    rows = loads(setup, gpu)
-    one = next(iter(rows[0].values()))
-    kind = "fp32" if one.weight_bytes == 4 else "16 bits"
+    one = loads(setup, gpu)["plain"]["files in that type"]
+    dtype = "fp32" if one.weight_bytes == 4 else "16 bits"
     node = "one rank" if one.ranks == 1 else f"a node with {one.ranks} ranks"
-    say_wrapped(f"Host memory that {node} needs to load {one.model.name} in {kind}, predicted:", "")
-    show(
-        [
-            {"way": WAYS[next(iter(row.values())).way]} | {name: size(needed_bytes(load)) for name, load in row.items()}
-            for row in rows
-        ]
-    )
+    say_wrapped(f"Host memory that {node} needs to load {one.model.name} in {dtype}, predicted:", "")
+    rows = needed_bytes(setup, gpu).items()
+    show([{"way": WAYS[way]} | {kind: size(needed) for kind, needed in row.items()} for way, row in rows])
     each = f"{size(HOST_PROCESS_BYTES)} each, assumed" if setup.on_gpu else "counted on a CPU"
     say_wrapped(
         "",

@@ -175,7 +175,7 @@ def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:
     if prediction is None:
         raise Stop("--loading needs a model with its tensors", "give --model, or --layers and --hidden")
     if as_json:
-        return {"loading": loads.values(prediction.setup, prediction.gpu)}
+        return {"loading": loads.needed_bytes(prediction.setup, prediction.gpu)}
     loads.tell(prediction.setup, prediction.gpu)
     return None
 

@@ -85,7 +85,7 @@ def freeze(
 ) -> None:
     """Freeze a model, except adapters and a classifier, or tensors with matching names.
 
-    Adapters are at the linear layers with these names, without names at every one.
+    Adapters are at the linear layers with these names, without names at every one except the head.
     """
     if lora_rank is not None:
         for name, tensor in model.named_parameters():
@@ -103,14 +103,15 @@ def freeze(
 
 
 def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str], dora: bool) -> None:
-    """Put an adapter beside frozen linear layers, except the output embeddings."""
+    """Put an adapter beside frozen linear layers, by their names or at all except the output embeddings."""
     found = set()
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if not isinstance(child, (nn.Linear, Conv1D)) or child is head or isinstance(module, Adapted):
+            if not isinstance(child, (nn.Linear, Conv1D)) or isinstance(module, Adapted):
                 continue
-            if not child.weight.requires_grad and (not targets or name in targets):
+            wanted = name in targets if targets else child is not head
+            if not child.weight.requires_grad and wanted:
                 setattr(module, name, Adapted(child, rank, dora))
                 found.add(name)
     if missing := sorted({*targets} - found):

@@ -9,7 +9,7 @@ from study.io import parsing as texts
 from study.io.validation import nearest
 from study.machine import hub
 from study.predictor.tracing.transformer import Transformer
-from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, VOCABULARY, config_of, is_local, shape_of
+from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, VOCABULARY, config_of, is_local, spelled
 
 NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
@@ -37,7 +37,7 @@ def named(
 
     `lora_rank` and `train_only` say which part of it trains. `gpt-tiny` has the vocabulary of the embedded corpus.
     """
-    shape = model if "/" in model or is_local(model) else shape_of(model)
+    shape = model if "/" in model or is_local(model) else spelled(model)
     if shape in SHAPES:
         return Transformer.of(config_of(shape), shape, lora_rank=lora_rank, train_only=train_only)
     hub.refuse_code(model, trust_remote_code)

@@ -28,13 +28,14 @@ def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
 
 
 def shape_of(model: str) -> str:
-    """Return the built-in shape that a hub name or the last part of a path means; the name itself if it means none.
-
-    Signs and capitals do not count: Qwen 3 8B is qwen3-8b.
-    """
+    """Return the built-in shape that a hub name or the last part of a path means; the name itself if it means none."""
     last = Path(model).name
-    by_hub = (name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name)
-    return next(by_hub, next((name for name in SHAPES if letters(name) == letters(last)), model))
+    return next((name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name), model)
+
+
+def spelled(model: str) -> str:
+    """Return the built-in shape whose name is spelled in another way: Qwen 3 8B is qwen3-8b. Else the name itself."""
+    return next((name for name in SHAPES if letters(name) == letters(model)), model)
 
 
 def letters(name: str) -> str:

@@ -30,6 +30,14 @@ OPTIMIZERS: dict[str, Optimizer | None] = {
     "adafactor": "adafactor",
     "muon": "muon",
 }
+# Other models' names of the linear layers that Llama calls so. Some join query, key and value, or gate and up.
+NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
+    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
+    "o_proj": ("out_proj", "dense", "c_proj"),
+    "fc1": ("dense_h_to_4h", "c_fc"),
+    "fc2": ("dense_4h_to_h", "c_proj"),
+}
 NOTHING = "neither memory nor time was published"
 
 
@@ -181,8 +189,10 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     if row.adapter is None:
         return model
     targets = (row.adapter_targets or "all-linear").split()
-    named = () if targets == ["all-linear"] else tuple(targets)
-    return replace(model, lora_rank=row.adapter_rank, lora_targets=named, dora=row.adapter == "dora")
+    own = {tensor.name.split(".")[-2] for tensor in model.tensors if "." in tensor.name}
+    named = [next((each for each in (name, *NAMES.get(name, ())) if each in own), name) for name in targets]
+    chosen = () if targets == ["all-linear"] else tuple(dict.fromkeys(named))
+    return replace(model, lora_rank=row.adapter_rank, lora_targets=chosen, dora=row.adapter == "dora")
 
 
 def _keeps_base_in_bf16(row: Row) -> bool:
