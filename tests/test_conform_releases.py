@@ -153,7 +153,7 @@ def test_every_kept_result_is_of_the_release_of_its_folder():
             assert not [result for result in results if result.kind == "hangs"], path
 
 
-@pytest.mark.parametrize("part", PARTS[:1], ids=lambda part: part["adapters"][0])
+@pytest.mark.parametrize("part", PARTS[:2], ids=lambda part: part["adapters"][0])
 def test_the_first_parts_of_the_matrix_are_whole(part):
     for adapter, release in itertools.product(part["adapters"], part["releases"]):
         assert (changes.COMMITTED / f"{part['package']}-{release}" / f"{adapter}.json").is_file(), release

@@ -86,8 +86,9 @@ class Rank:
         dtype = getattr(torch, self.cell["dtype"])
         if self.way == "meta" and self.number:
             with torch.device("meta"):
-                return kind(kind.config_class.from_pretrained(self.cell["model_folder"])).to(dtype)
-        return kind.from_pretrained(self.cell["model_folder"], dtype=dtype)
+                config = kind.config_class.from_pretrained(self.cell["model_folder"], trust_remote_code=False)
+                return kind(config).to(dtype)
+        return kind.from_pretrained(self.cell["model_folder"], dtype=dtype, trust_remote_code=False)
 
     def prepare(self, accelerator: Any, model: Any) -> tuple[Any, Any]:
         import torch

@@ -113,7 +113,8 @@ def answers(folder: Path) -> tuple[pd.DataFrame, list[dict]]:
             own = {"question": each.property, "answer": each.status, "words": each.words, "why": why}
             documented = explained is not None and explained.kind == "documented difference"
             rows.append(about | own | {"silent": each.kind == "differs" and not documented})
-    return pd.DataFrame(rows + list(_configurations(folder))), unusable
+    frame = pd.DataFrame(rows + list(_configurations(folder)))
+    return frame.fillna({"words": "", "why": "", "silent": False}).astype({"silent": bool}), unusable
 
 
 def _unusable(results: list[output.Result], reason: str) -> str:
@@ -141,14 +142,7 @@ def _configurations(folder: Path) -> Iterator[dict]:
     for package in {package for package, _, _ in found}:
         found.append((package, trials.installed()[0]["versions"][package], now))
     for package, release, values in found:
-        about = {
-            "package": package,
-            "release": release,
-            "adapter": CONFIGURATION,
-            "words": "",
-            "why": "",
-            "silent": False,
-        }
+        about = {"package": package, "release": release, "adapter": CONFIGURATION}
         for key in now:
             yield about | {"question": key, "answer": json.dumps(values[key])}
 
@@ -178,9 +172,7 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     configured = rows["adapter"].iloc[0] == CONFIGURATION
     questions = {str(name): list(each["question"].unique()) for name, each in rows.groupby("adapter", sort=False)}
     first, last = spans[0][2], spans[-1][2]
-    wrong = rows[~rows["answer"].isin(["holds", "not applicable"])].sort_values(
-        "silent", kind="stable", ascending=False
-    )
+    wrong = rows[rows["answer"].isin(["fails", "refused"])].sort_values("silent", ascending=False, kind="stable")
     silent = sorted(set(rows.loc[rows["silent"], "release"]), key=Version)
     change: dict = {"package": package, "spans": spans, "questions": questions, "silent": silent}
     change["weight"] = _weight(spans, questions, bool(silent))

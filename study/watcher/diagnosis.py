@@ -30,6 +30,7 @@ LARGE = 0.1  # of the peak: a smaller share gets no finding
 DDP_BUCKET_BYTES = 25 * 2**20  # DDP's bucket_cap_mb
 FLOOR_ELEMENTS = 10_000
 WHOLE = 0.9  # of the weights
+NOTICEABLE_BYTES = 500e6  # of weights: a process frees less in its imports
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 
 T = TypeVar("T")
@@ -357,6 +358,8 @@ def _replicated(facts: Facts) -> Results:
 def _loaded_whole(facts: Facts) -> Results:
     """Name sharded ranks that each held about as much as the whole model before the loop, and gave it back."""
     freed = required(facts.record.watched.host_freed_bytes or None)
+    if facts.weights_bytes < NOTICEABLE_BYTES:
+        return
     if facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * facts.weights_bytes:
         yield "loaded_whole", {"each_bytes": min(freed), "node_bytes": sum(freed), "weights_bytes": facts.weights_bytes}
 

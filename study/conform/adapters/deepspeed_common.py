@@ -37,8 +37,10 @@ def full_weights(module, optimizer=None):
     """Return the weights in fp32. Only stage 0 needs the optimizer."""
     parameters = dict(module.named_parameters())
     sharded = any(hasattr(parameter, "ds_id") for parameter in parameters.values())
-    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=sharded):
-        plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+    plain = {}
+    for name, parameter in parameters.items():  # of several, releases until 0.19.6 wait only for the last one on gloo
+        with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
+            plain[name] = parameter.detach().float().clone()
     if next(iter(parameters.values())).dtype == torch.float32:
         return plain
     if hasattr(optimizer, "fp32_groups"):  # stage 0
