@@ -79,17 +79,17 @@ def content(folder: Path) -> dict:
 
 def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) -> dict:
     releases = sorted(set(rows["release"]), key=Version)
-    wide = rows.pivot(index="question", columns="release", values="answer")[releases].astype(object)
-    wide = wide.where(wide.notna(), None)
+    wide = rows.pivot(index="question", columns="release", values="answer")[releases]
+    given = {name: [None if pd.isna(answer) else answer for answer in each] for name, each in wide.iterrows()}
     numbers = {
         name: each["number"]
         for each in found
         if each["package"] == package
         for name in each["questions"].get(adapter, [])
     }
-    kept = [{"question": name, "number": number, "answers": list(wide.loc[name])} for name, number in numbers.items()]
+    kept = [{"question": name, "number": number, "answers": given[name]} for name, number in numbers.items()]
     about = {"package": package, "adapter": adapter, "releases": releases}
-    same = [name for name, each in wide.iterrows() if name not in numbers and None not in list(each)]
+    same = [name for name, each in given.items() if name not in numbers and None not in each]
     return about | {"same": len(same), "rows": kept}
 
 
