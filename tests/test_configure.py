@@ -60,7 +60,7 @@ def test_groups_are_written_as_large_as_nodes(tmp_path):
 
 @functools.cache
 def of_eight_gpus() -> Advice:
-    return advised(model=named("llama-micro"), gpus=8, batch=16, checkpointing=True)
+    return advised(model=named("llama3.2-1b"), gpus=8, batch=16, checkpointing=True)
 
 
 @pytest.mark.parametrize("name", DECODERS_ALONE)

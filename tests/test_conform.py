@@ -326,13 +326,8 @@ def test_a_property_of_other_ranks_is_not_applicable(ranks):
 # --- random trainings ----------------------------------------------------------------------------------------------
 
 
-def test_random_trainings_find_a_fault_and_make_it_smaller(ranks, tmp_path):
-    trial = next(
-        trial
-        for seed in range(20)
-        for trial in [fuzz.attempt(toy("sum", tmp_path), random.Random(seed), ranks, Counter())]
-        if trial.status == "fails"
-    )
+def test_a_random_training_finds_a_fault_and_is_made_smaller(ranks, tmp_path):
+    trial = fuzz.attempt(toy("sum", tmp_path), random.Random(45), ranks, Counter())
     assert trial.is_finding
     assert trial.smaller["layers"] < trial.case["layers"]
 
