@@ -75,13 +75,13 @@ def held_out(names: list[str]) -> set[str]:
     return set(random.Random(SEED).sample(sorted(names), len(names) // 2))
 
 
-def made(cell: Cell, folder: Path) -> dict:
+def written_model(cell: Cell, folder: Path) -> dict:
     """Return the model's class and size. Its files are written if they are not there."""
     note = folder / "made.json"
     if not note.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        asked = [cell.model, cell.files, cell.saved, str(folder)]
-        subprocess.run([sys.executable, "-m", "study.bench.loading_models", *asked], check=True)
+        arguments = [cell.model, cell.files, cell.saved, str(folder)]
+        subprocess.run([sys.executable, "-m", "study.bench.loading_models", *arguments], check=True)
     return json.loads(note.read_text())
 
 
@@ -94,11 +94,11 @@ class Watched:
 
     def __init__(self, cell: Cell, folder: Path, model: dict, models: Path):
         self.cell, self.folder = cell, folder
-        asked = asdict(cell) | model | {"folder": str(folder), "model_folder": str(models / model["folder"])}
+        settings = asdict(cell) | model | {"folder": str(folder), "model_folder": str(models / model["folder"])}
         base = os.environ | {"WORLD_SIZE": str(cell.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
         base |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "LOCAL_WORLD_SIZE": str(cell.ranks)}
         base |= {"TORCH_EXTENSIONS_DIR": str(operators_folder()), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "study.bench.loading_rank", json.dumps(asked)]
+        command = [sys.executable, "-m", "study.bench.loading_rank", json.dumps(settings)]
         self.output = [(folder / f"output-{rank}").open("w+") for rank in range(cell.ranks)]
         self.processes = [
             subprocess.Popen(command, env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=out, stderr=out)
@@ -149,6 +149,8 @@ class Watched:
             for process in self.processes:
                 process.kill()
             codes = [process.wait() for process in self.processes]
+        for output in self.output:
+            output.close()
         for rank, code in enumerate(codes):
             if code > 0:
                 lines = (self.folder / f"output-{rank}").read_text(errors="replace").split("\n")
@@ -165,7 +167,7 @@ def _free_port() -> str:
 def measure(cell: Cell, models: Path) -> dict:
     """Return the record of a cell."""
     folder = f"{cell.model}-{cell.files}-{cell.saved}"
-    model = made(cell, models / folder) | {"folder": folder}
+    model = written_model(cell, models / folder) | {"folder": folder}
     with TemporaryDirectory() as place:
         watched = Watched(cell, Path(place), model, models)
         phases = dict(watched.phases())

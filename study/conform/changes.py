@@ -201,9 +201,9 @@ def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) ->
 
 
 def _configured(spans: list[Span], questions: dict[str, list[str]]) -> dict:
-    asked = {trials.key(row["trial"]): trials.words(row["trial"]) for row in trials.installed()}
+    words = {trials.key(row["trial"]): trials.words(row["trial"]) for row in trials.installed()}
     keys = set(questions[CONFIGURATION])
-    named = joined([asked[key] for key in questions[CONFIGURATION]])
+    named = joined([words[key] for key in questions[CONFIGURATION]])
     details = [_claim(name, values, spans) for name, values in trials.claims(keys)]
     return {"sentence": f"{named}: {history(spans)}", "details": details}
 

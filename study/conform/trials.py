@@ -59,10 +59,10 @@ def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, 
     imported, *answers = json.loads(done.stdout)
     if imported.get("found", "").partition("+")[0] != version:
         raise RuntimeError(f"{package} {imported} was imported instead of {version}")
-    found = {key(trial): answer.get("found", answer) for trial, answer in zip(trials, answers, strict=True)}
+    by_key = {key(trial): answer.get("found", answer) for trial, answer in zip(trials, answers, strict=True)}
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
-    return found
+    path.write_text(json.dumps(by_key, indent=0) + "\n", encoding="utf-8")
+    return by_key
 
 
 def claims(keys: set[str]) -> Iterator[tuple[str, list]]:
@@ -71,9 +71,9 @@ def claims(keys: set[str]) -> Iterator[tuple[str, list]]:
     for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
         for claim in from_toml(path.read_bytes()).get("claim", []):
             if claim.get("with", {}).get("what") in known and "relation" not in claim:
-                asked = [key(trial) for trial in _each(claim["with"])]
-                values = claim["value"] if isinstance(claim["value"], list) else [claim["value"]] * len(asked)
-                if expected := [value for value, name in zip(values, asked, strict=True) if name in keys]:
+                names = [key(trial) for trial in _each(claim["with"])]
+                values = claim["value"] if isinstance(claim["value"], list) else [claim["value"]] * len(names)
+                if expected := [value for value, name in zip(values, names, strict=True) if name in keys]:
                     yield claim["id"], expected
 
 
