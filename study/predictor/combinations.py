@@ -159,8 +159,8 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
         "offloaded",
         f"Offloading makes a step {longer:.1f} times as long, predicted: {here.seconds:.3g} s instead of "
         f"{there.seconds:.3g} s ({_parts(here)}); with {SEVERAL} times as many passes in a step {ours / theirs:.1f} "
-        f"times. It saves {size(whole - peak)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload and "
-        "ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
+        f"times. It saves {size(whole - peak)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
+        "and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
         f"{here.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
         ("deepspeedai/DeepSpeed/issues/7966", "deepspeedai/DeepSpeed/issues/6834", "deepspeedai/DeepSpeed/issues/5469"),
     )
