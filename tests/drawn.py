@@ -5,11 +5,12 @@ import random
 SEED = 20261123
 CELLS = 45
 # Half of them are decoders of today, the others older ones, encoders, mixtures and models of images.
-FAMILIES = """
-    smollm3 granite olmo cohere cohere2 stablelm starcoder2 phi gemma glm glm4 nemotron exaone4 ernie4_5 helium arcee
-    apertus opt gpt_neo biogpt roberta electra distilbert albert granitemoe olmoe deit dinov2
-""".split()
-ARMS = "ddp zero1 zero2 zero3 zero1_cpu zero2_cpu zero3_cpu zero3_hpz fsdp2 fsdp2_grad_op".split()
+FAMILIES = [
+    "smollm3", "granite", "olmo", "cohere", "cohere2", "stablelm", "starcoder2", "phi", "gemma", "glm", "glm4",
+    "nemotron", "exaone4", "ernie4_5", "helium", "arcee", "apertus", "opt", "gpt_neo", "biogpt", "roberta", "electra",
+    "distilbert", "albert", "granitemoe", "olmoe", "deit", "dinov2",
+]  # fmt: skip
+ARMS = ["ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_hpz", "fsdp2", "fsdp2_grad_op"]
 # What families call dimensions that most call as Llama does.
 NAMES = {
     "opt": {"intermediate_size": "ffn_dim"},
