@@ -383,11 +383,11 @@ def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
 
 
 def test_products_in_8_bits_take_half_the_time_and_conversions():
-    """Each factor is converted: 5 bytes for each of its elements. The head's product stays as it is."""
+    """Each factor is converted: 5 bytes for each of its elements. Memory limits one product. The head stays as it is."""
     each = setup("ddp", describe("gpt2"), precision="bf16", micro_batch=32)
     seconds = [_seconds(blocks(each), each, replace(H100, in_8_bits=is_8), pace.pace()) for is_8 in (False, True)]
     whole, halved = (of["layer.1"][0] for of in seconds)
-    assert halved.products == pytest.approx(whole.products / 2)
+    assert 0.5 * whole.products < halved.products < 0.53 * whole.products
     linear = blocks(each)[1].forward.products
     factors = sum(product.m * product.k + product.k * product.n for product in linear)
     share = pace.pace().moving_share * GPUS["H100-80GB"].memory_bytes_per_s
