@@ -7,7 +7,11 @@ import pytest
 from study.cli.predictions import Divided, Kernels, estimate
 from study.cli.steps import Training
 from study.errors import Stop
-from study.predictor.architecture import named
+from study.predictor.advice.advise import advise, best_layout
+from study.predictor.advice.answer import in_words
+from study.predictor.advice.configure import write
+from study.predictor.advice.question import Given, Question
+from study.predictor.architecture import decoder, named
 from study.predictor.estimate import estimate as predict
 from study.predictor.outside.published import Row, rows
 from study.predictor.outside.trainings import compare
@@ -125,6 +129,29 @@ def test_the_command(capsys):
     assert "A rank of 16 under zero1 tp4 pp2 needs" in capsys.readouterr().out
     with pytest.raises(Stop, match="--tp 0"):
         estimate(wanted, training, Kernels(), Divided(tp=0), ranks=16)
+
+
+def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):
+    model = decoder(70e9, 80, 8192, 28672, kv_heads=8)
+    asked = Question.of(model, 32, "H100", Given(link="eth-25", price=2.0))
+    advice = advise(asked)
+    choice, other = advice.choice, advice.alternative
+    assert choice and other and choice.layout
+    assert (choice.arm, choice.fits, choice.micro_batch * choice.accumulation * 32) == (
+        "megatron",
+        True,
+        asked.batch * choice.row_ranks,
+    )
+    assert choice.step_s < other.step_s
+    assert f"{choice.step_s * 2 * 32 / 3600:.2g} at 2 for an hour of a GPU" in in_words(advice)[0]
+    (path,) = write(tmp_path / "train.sh", advice)
+    text = path.read_text()
+    assert f"--tensor-model-parallel-size {choice.layout.tensor} " in text
+    assert "--num-query-groups 8 " in text
+    with pytest.raises(Stop, match="ends in .sh"):
+        write(tmp_path / "train.yaml", advice)
+    for change in ({"optimizer": "muon"}, {"precision": "fp32"}, {"model": named("gpt-j-6b")}):
+        assert best_layout(replace(asked, **change)).limit == "Megatron-LM", "no library trains it so"
 
 
 def test_published_rows_are_near():

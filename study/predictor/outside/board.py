@@ -66,19 +66,20 @@ def scores() -> list[dict]:
     """Return the score of each predictor on all rows, for each quantity. The lowest error is the best."""
     found = []
     for quantity in LIMITS:
-        lines = [_score(name, predictions(name).query("quantity == @quantity")) for name in predictors()]
+        lines = [_score(name, quantity) for name in predictors()]
         lines = [{"quantity": quantity} | line for line in lines if line["answered"]]
         found += sorted(lines, key=lambda line: line["error"])
     return found
 
 
-def _score(name: str, numbers: pd.DataFrame) -> dict:
+def _score(name: str, quantity: str) -> dict:
     """Return a predictor's figures. A refused number counts as off by 100 %, and so does what is off by more."""
+    both = predictions(name)
+    numbers = both[both["quantity"] == quantity]
     off = numbers["error"].abs()
     answered = off.dropna()
     bounded = numbers.dropna(subset=["predicted", "low", "high"])
     inside = (bounded["low"] <= bounded["measured"]) & (bounded["measured"] <= bounded["high"])
-    limit = LIMITS[numbers["quantity"].iloc[0]]
     right, pairs = _order(numbers)
     return {
         "predictor": name,
@@ -87,7 +88,7 @@ def _score(name: str, numbers: pd.DataFrame) -> dict:
         "refused": 1 - len(answered) / len(numbers),
         "error": off.fillna(1.0).clip(upper=1.0).mean(),
         "median of answered": answered.median(),
-        "near": (answered <= limit).mean(),
+        "near": (answered <= LIMITS[quantity]).mean(),
         "in order": right / pairs if pairs else None,
         "in interval": inside.mean() if len(bounded) else None,
     }
@@ -95,7 +96,7 @@ def _score(name: str, numbers: pd.DataFrame) -> dict:
 
 def _order(numbers: pd.DataFrame) -> tuple[int, int]:
     """Return the pairs of a table's rows that are predicted in their order of speed, and all such pairs."""
-    answered = numbers.dropna(subset=["predicted", "rows_per_s"]).query("quantity == 'time'")
+    answered = numbers[numbers["quantity"] == "time"].dropna(subset=["predicted", "rows_per_s"])
     right = pairs = 0
     for _, table in answered.groupby("table"):
         speeds = zip(table["rows_per_s"], table["rows_per_s"] * table["measured"] / table["predicted"], strict=True)
@@ -117,7 +118,8 @@ def on_their_rows() -> list[dict]:
             line = {"rows of": name, "quantity": quantity, "numbers": len(mine)}
             for other in (name, "ours", FLAT):
                 same = predictions(other).merge(mine[["row", "quantity"]], on=["row", "quantity"])
-                line["its own" if other == name else other] = same["error"].abs().median()
+                off = same["error"].abs().median()
+                line["its own" if other == name else other] = None if pd.isna(off) else off
             found.append(line)
     return found
 
