@@ -136,19 +136,15 @@ def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):
     asked = Question.of(model, 32, "H100", Given(link="eth-25", price=2.0))
     advice = advise(asked)
     choice, other = advice.choice, advice.alternative
-    assert choice and other and choice.layout
-    assert (choice.arm, choice.fits, choice.micro_batch * choice.accumulation * 32) == (
-        "megatron",
-        True,
-        asked.batch * choice.row_ranks,
-    )
+    assert (choice.arm, choice.fits) == ("megatron", True)
+    assert choice.micro_batch * choice.accumulation * 32 == asked.batch * choice.row_ranks
     assert choice.step_s < other.step_s
     assert f"{choice.step_s * 2 * 32 / 3600:.2g} at 2 for an hour of a GPU" in in_words(advice)[0]
     (path,) = write(tmp_path / "train.sh", advice)
     text = path.read_text()
     assert f"--tensor-model-parallel-size {choice.layout.tensor} " in text
     assert "--num-query-groups 8 " in text
-    with pytest.raises(Stop, match="ends in .sh"):
+    with pytest.raises(Stop, match=r"ends in \.sh"):
         write(tmp_path / "train.yaml", advice)
     for change in ({"optimizer": "muon"}, {"precision": "fp32"}, {"model": named("gpt-j-6b")}):
         assert best_layout(replace(asked, **change)).limit == "Megatron-LM", "no library trains it so"
