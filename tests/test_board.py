@@ -3,9 +3,10 @@
 import pandas as pd
 import pytest
 
+from study.bench import board
 from study.cli.outside import outside
 from study.errors import Stop
-from study.predictor.outside import board, published
+from study.predictor.outside import published
 from study.predictor.outside.trainings import FLAT
 
 KEYS = [*board.tests()]

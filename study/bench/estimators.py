@@ -10,9 +10,9 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
+from study.bench import board
 from study.errors import Stop
 from study.io.tables import say
-from study.predictor.outside import board
 from study.predictor.outside.trainings import NotPredicted, training_of
 from study.predictor.setup import Setup
 

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
+from study.bench import board as boards
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
-from study.predictor.outside import board as boards
 from study.predictor.outside import errors, published, ratios, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.stored import percent

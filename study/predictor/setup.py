@@ -5,7 +5,7 @@ from typing import Literal
 
 from study.errors import Stop
 from study.predictor.memory.profile import Tensor
-from study.predictor.parallel.layout import Layout, check
+from study.predictor.parallel.layout import Layout
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
@@ -84,8 +84,8 @@ class Setup:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
         if self.layout and (self.fsdp or self.stage > 1):
             raise Stop("with pipeline stages or divided layers, only states are shared here", "give --arm ddp or zero1")
-        if self.layout:
-            check(self.layout, self.model, self.ranks, self.accumulation)
+        if self.layout and (reason := self.layout.refusal(self.model, self.ranks, self.accumulation)):
+            raise Stop(reason, "give other sizes, ranks or passes", "unavailable")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":

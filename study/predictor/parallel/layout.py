@@ -4,9 +4,9 @@ Neighbouring ranks divide a layer, then rows, then states; the stages of a pipel
 default order. Its sequence parallelism is always on: ranks that divide a layer also divide what lies between layers.
 """
 
+import itertools
 from dataclasses import dataclass, fields
 
-from study.errors import Stop
 from study.predictor.memory.profile import Tensor
 from study.predictor.tracing.transformer import Transformer
 
@@ -73,21 +73,13 @@ class Layout:
 
     def blocks(self, model: Transformer) -> list[list[str]]:
         """Return the blocks of each stage, in the order of the model. Layers are divided as evenly as possible."""
-        count = layers_of(model)
-        ends = [round(number * count / self.stages) for number in range(self.stages + 1)]
-        parts = [[f"layer.{place}" for place in range(*pair)] for pair in zip(ends, ends[1:], strict=False)]
-        return [["embeddings", *parts[0]], *parts[1:-1], [*parts[-1], "head"]] if len(parts) > 1 else [_all(parts[0])]
-
-
-def _all(layers: list[str]) -> list[str]:
-    return ["embeddings", *layers, "head"]
+        layers = [f"layer.{place}" for place in range(layers_of(model))]
+        ends = [round(number * len(layers) / self.stages) for number in range(self.stages + 1)]
+        parts = [layers[begin:end] for begin, end in itertools.pairwise(ends)]
+        parts[0] = ["embeddings", *parts[0]]
+        parts[-1] = [*parts[-1], "head"]
+        return parts
 
 
 def layers_of(model: Transformer) -> int:
     return len({tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")})
-
-
-def check(layout: Layout, model: Transformer, ranks: int, accumulation: int) -> None:
-    """Raise Stop if the ranks cannot divide the model so."""
-    if reason := layout.refusal(model, ranks, accumulation):
-        raise Stop(reason, "give other sizes, ranks or passes", "unavailable")

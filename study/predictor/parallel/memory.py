@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from study.predictor.memory.profile import Profile, Tensor
 from study.predictor.papers import RECIPES, recipe_of
-from study.predictor.parallel.layout import Layout
+from study.predictor.parallel.layout import Layout, layers_of
 from study.predictor.parallel.pipeline import in_flight
 from study.predictor.setup import Setup
 
@@ -65,16 +65,14 @@ class Activations(NamedTuple):
 
 def activations(setup: Setup, traced: Profile) -> Activations:
     """Read the bytes from a trace of the whole model. Megatron's fused kernels keep less than transformers' own."""
-    first: dict[str, float] = {}
+    begins: dict[str, float] = {}
     for tensor in setup.model.tensors:
-        first.setdefault(tensor.block, traced.at_use.get(tensor.name, 0.0))
-        first[tensor.block] = min(first[tensor.block], traced.at_use.get(tensor.name, first[tensor.block]))
-    count = sum(block.startswith("layer.") for block in first)
-    embedded = first["layer.0"]
-    end = min([each for each in [first.get("head", 0)] if each > embedded], default=traced.most.kept)
-    layers = [g.most.in_use for g in traced.gradients if g.tensor.block.startswith("layer.")]
-    kept = (end - embedded) / count - (0 if setup.checkpointing else _spared(setup))
-    return Activations(embedded, kept, max(layers, default=0.0), traced.most.total - end)
+        kept = traced.at_use.get(tensor.name, traced.most.kept)
+        begins[tensor.block] = min(kept, begins.get(tensor.block, kept))
+    end = begins.get("head", traced.most.kept)
+    layer = (end - begins["layer.0"]) / layers_of(setup.model) - (0 if setup.checkpointing else _spared(setup))
+    backward = [each.most.in_use for each in traced.gradients if each.tensor.block.startswith("layer.")]
+    return Activations(begins["layer.0"], layer, max(backward, default=0.0), traced.most.total - end)
 
 
 def _spared(setup: Setup) -> int:
@@ -119,7 +117,7 @@ def hidden_bytes(setup: Setup) -> int:
     return whole_pass(setup).tokens * width * setup.product_bytes
 
 
-def of_layer(setup: Setup, layout: Layout, phase: str) -> list[Exchange]:
+def exchanges(setup: Setup, layout: Layout, phase: str) -> list[Exchange]:
     """Return what ranks send each other for a layer. A pass that is computed again sends again."""
     config = setup.model.dimensions
     again = 2 if setup.checkpointing and phase == "backward" else 1
@@ -143,7 +141,7 @@ def traffic(setup: Setup, layout: Layout) -> dict[str, int]:
     blocks = [block for part in layout.blocks(setup.model)[:: layout.pipeline] for block in part]
     layers = sum(block.startswith("layer.") for block in blocks)
     for phase in ("forward", "backward"):
-        for each in of_layer(setup, layout, phase):
+        for each in exchanges(setup, layout, phase):
             moved[each.kind] += round(each.calls * each.size_bytes * layers * setup.accumulation)
     if layout.tensor > 1:  # the backward pass gathers the inputs again, for the gradients of weights
         moved["all_gather"] += 2 * hidden_bytes(setup) * layers * setup.accumulation

@@ -37,20 +37,14 @@ def in_flight(layout: Layout, place: int, microbatches: int) -> int:
 def order(layout: Layout, place: int, microbatches: int) -> list[Pass]:
     """Return the passes of a rank: forward passes to warm up, then one of each kind by turns, then the rest."""
     total = microbatches * layout.chunks
-
-    def passes(phase: str) -> list[Pass]:
-        found = []
-        for number in range(total):
-            group, within = divmod(number, layout.pipeline * layout.chunks)
-            chunk, rest = divmod(within, layout.pipeline)
-            if layout.chunks == 1:
-                group, chunk, rest = number, 0, 0
-            stage = (chunk if phase == "forward" else layout.chunks - 1 - chunk) * layout.pipeline + place
-            found.append(Pass(phase, stage, group * (layout.pipeline if layout.chunks > 1 else 1) + rest))
-        return found
-
-    forward = passes("forward")
-    backward = passes("backward")
+    forward = []
+    backward = []
+    for number in range(total):  # as many microbatches as stages go through a chunk, then through the next one
+        group, within = divmod(number, layout.stages)
+        chunk, rest = divmod(within, layout.pipeline)
+        microbatch = group * layout.pipeline + rest
+        forward.append(Pass("forward", chunk * layout.pipeline + place, microbatch))
+        backward.append(Pass("backward", (layout.chunks - 1 - chunk) * layout.pipeline + place, microbatch))
     first = warm_up(layout, place, microbatches)
     turns = [each for pair in zip(forward[first:], backward, strict=False) for each in pair]
     return forward[:first] + turns + backward[total - first :]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from study.predictor.parallel import pipeline
 from study.predictor.parallel.layout import Layout
-from study.predictor.parallel.memory import hidden_bytes, of_layer, states, whole_pass
+from study.predictor.parallel.memory import exchanges, hidden_bytes, states, whole_pass
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import Links, Pace, Seconds, collective_s
 from study.predictor.timing.replay import Span, length_s, replay
@@ -106,7 +106,7 @@ def step(
 def _sent_s(setup: Setup, layout: Layout, links: Links, constants: Pace, phase: str, attention_s: float) -> float:
     """Return the seconds for which a pass over a layer waits for others."""
     total_s = 0.0
-    for kind, group, calls, size_bytes in of_layer(setup, layout, phase):
+    for kind, group, calls, size_bytes in exchanges(setup, layout, phase):
         sent = calls * sent_s(kind, size_bytes, group_links(links, layout, group), constants)
         total_s += max(0.0, sent - attention_s) if group == "context" else sent
     return total_s
