@@ -13,7 +13,20 @@ from study.ledger.certainty import LEVELS
 from study.ledger.files import doubts, read_all
 from study.ledger.judging import Verdict
 from study.ledger.ledger import bases, counted
-from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
+from study.ledger.verdict import (
+    CONSISTENT,
+    CONTRADICTS,
+    MEASURED,
+    OWN,
+    PREDICTED,
+    READ,
+    REFUTED,
+    SUPPORTED,
+    TRIED,
+    UNDERSTATED,
+    VERDICTS,
+    VIRTUAL,
+)
 from study.ledger.words import plainly
 from study.probes import answers
 from study.records import evidence
@@ -27,6 +40,8 @@ COUNTED = ("claim", "document", "verdict", "basis", "premise", "by_construction"
 MOST_CENTRAL = 7  # rows of a table that a reader takes in at a glance
 RESTS_ON = {MEASURED: "real runs", VIRTUAL: "virtual ranks", TRIED: "the library itself", PREDICTED: "a formula"}
 RESTS_ON |= {OWN: "its own numbers", READ: "a source"}
+HOLDS = (SUPPORTED, UNDERSTATED, CONSISTENT)
+FAILS = (REFUTED, CONTRADICTS)
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
@@ -99,13 +114,28 @@ def headline(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(verdicts: pd.DataFrame) -> str:
-    """Return what became of the central claims of a text, in one sentence."""
+    """Return whether what a text stands for holds, and what of it is refuted and supported, claim by claim."""
     table = central(verdicts)
     if table.empty:
         return ""
-    of_finding = {finding: list(rows["claim"]) for finding, rows in parts(table, "finding").items()}
-    found = [f"{len(ids)} {finding} ({', '.join(ids)})" for finding, ids in of_finding.items()]
-    return f"**Of the {len(table)} claims that this text stands for: {joined(found)}.**"
+    claims_by_finding = parts(table, "finding")
+    failing = [name for name in claims_by_finding if name in FAILS]
+    holding = [name for name in claims_by_finding if name in HOLDS]
+    decided = table["finding"].isin([*FAILS, *HOLDS]).sum()
+    outcome = _outcome(bool(failing), bool(holding))
+    text = f"**What this text stands for {outcome}: of its {len(table)} central claims {decided} are decided here.**"
+    for name in (*failing, *holding):
+        quotes = [f"“{row['claimed']}” ({row['claim']})" for row in records(claims_by_finding[name])]
+        text += f"\n\n{name[0].upper()}{name[1:]}: {'; '.join(quotes)}."
+    return text
+
+
+def _outcome(fails: bool, holds: bool) -> str:
+    if fails and holds:
+        return "holds in part"
+    if fails:
+        return "does not hold"
+    return "holds" if holds else "could not be judged"
 
 
 def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:
