@@ -48,8 +48,12 @@ def in_this_process(monkeypatch, words: str) -> int | None:
 
 
 def test_all_arms_are_listed(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert in_this_process(monkeypatch, "arms") is None
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 100
+    assert "zero3_superoffload: no: DeepSpeed has SuperOffload only for NVIDIA GPUs" in lines
+    listed = [line.split()[0] for line in lines if line.strip()]
     assert [name for name in listed if name in NAMES] == list(NAMES)
     assert "zero3_textbook" in listed
 

@@ -13,20 +13,7 @@ from study.ledger.certainty import LEVELS
 from study.ledger.files import doubts, read_all
 from study.ledger.judging import Verdict
 from study.ledger.ledger import bases, counted
-from study.ledger.verdict import (
-    CONSISTENT,
-    CONTRADICTS,
-    MEASURED,
-    OWN,
-    PREDICTED,
-    READ,
-    REFUTED,
-    SUPPORTED,
-    TRIED,
-    UNDERSTATED,
-    VERDICTS,
-    VIRTUAL,
-)
+from study.ledger.verdict import FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.probes import answers
 from study.records import evidence
@@ -40,8 +27,6 @@ COUNTED = ("claim", "document", "verdict", "basis", "premise", "by_construction"
 MOST_CENTRAL = 7  # rows of a table that a reader takes in at a glance
 RESTS_ON = {MEASURED: "real runs", VIRTUAL: "virtual ranks", TRIED: "the library itself", PREDICTED: "a formula"}
 RESTS_ON |= {OWN: "its own numbers", READ: "a source"}
-HOLDS = (SUPPORTED, UNDERSTATED, CONSISTENT)
-FAILS = (REFUTED, CONTRADICTS)
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
