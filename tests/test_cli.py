@@ -378,6 +378,9 @@ def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsy
         answer = json.loads(capsys.readouterr().out)
         assert answer["fine"] == (code is None)
         assert [each["remedy"] for each in answer["findings"]] == [each.remedy for each in findings]
+        assert in_this_process(monkeypatch, "doctor") == (code or 0)
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first == ("This machine lacks: ninja." if code else "This machine has everything that the study needs.")
 
 
 def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):

@@ -86,9 +86,16 @@ def doctor(
     if as_json:
         rows = [{"what": each.what, "found": each.found, "fine": each.fine, "remedy": each.remedy} for each in findings]
         return {"fine": all(each.fine for each in findings), "findings": rows}
+    lacking = [finding.what for finding in findings if not finding.fine]
+    say(
+        f"This machine lacks: {', '.join(lacking)}."
+        if lacking
+        else "This machine has everything that the study needs.",
+        "",
+    )
     show([{"": "ok" if finding.fine else "NO", "what": finding.what, "found": finding.found} for finding in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in findings if not finding.fine])
-    sys.exit(0 if all(finding.fine for finding in findings) else 1)
+    sys.exit(1 if lacking else 0)
 
 
 def _compare(comparison: hosts.Comparison) -> None:
