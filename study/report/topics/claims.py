@@ -138,7 +138,7 @@ def sentence(verdicts: pd.DataFrame) -> str:
     mine = counted(records(verdicts))
     if not mine:
         return ""
-    world = [row for row in mine if row["basis"] != OWN]
+    world = _about_the_world(mine)
     suspected = Counter(row["verdict"] for row in world if row["suspected"])
     resting = bases([row for row in world if not row["suspected"]])
     chosen = Counter(row["verdict"] for row in world if not row["suspected"])
@@ -156,6 +156,23 @@ def sentence(verdicts: pd.DataFrame) -> str:
     if certain := int(verdicts["by_construction"].sum()):
         texts.append(f"Not counted, because no planted falsehood turns our check: {certain}.")
     return " ".join(texts)
+
+
+def in_one_sentence(verdicts: pd.DataFrame) -> str:
+    """Return how many published claims hold, how many do not, and how many verdicts rest on real runs."""
+    rows = [row for row in _about_the_world(counted(records(verdicts))) if not row["suspected"]]
+    if not rows:
+        return ""
+    counts = Counter(row["verdict"] for row in rows)
+    holding = sum(counts[name] for name in HOLDS)
+    failing = sum(counts[name] for name in FAILS)
+    counted_words = f"{holding} hold, {failing} do not, and {len(rows) - holding - failing} could not be decided here"
+    return f"Of {len(rows)} published claims **{counted_words}**; {bases(rows)[MEASURED]} verdicts rest on real runs."
+
+
+def _about_the_world(rows: list[dict]) -> list[dict]:
+    """Leave out claims that were compared only with other numbers of the same text."""
+    return [row for row in rows if row["basis"] != OWN]
 
 
 def _counts(counts: Counter) -> str:
