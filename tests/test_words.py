@@ -6,6 +6,7 @@ import pandas as pd
 from conftest import ROOT
 
 from study.cli import catalogue, results
+from study.io.numbers import number_of, quantity
 from study.ledger import files, ledger, words
 from study.ledger import verdict as v
 from study.ledger.judging import Verdict
@@ -165,3 +166,10 @@ def test_the_report_says_how_to_object():
     text = claim_pages.objecting()
     assert "names the claim's id" in text
     assert "\n## " not in text
+
+
+def test_one_of_a_thing_has_no_plural():
+    assert [number_of(n, "passes") for n in (0, 1, 2)] == ["0 passes", "1 pass", "2 passes"]
+    assert quantity(1, "calls of deepspeed.initialize") == "1 call of deepspeed.initialize"
+    assert quantity(1, "times DDP's bytes") == "1 times DDP's bytes", "a ratio"
+    assert quantity("yes", "") == "yes"
