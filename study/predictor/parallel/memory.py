@@ -35,22 +35,28 @@ def held_tensors(setup: Setup, layout: Layout, place: int) -> list[Tensor]:
     return tensors
 
 
+def owned(setup: Setup, layout: Layout, place: int) -> float:
+    """Return the elements whose optimizer states a rank holds. Replicas share them; those of experts are fewer."""
+    trained = [tensor for tensor in held_tensors(setup, layout, place) if tensor.trains]
+    if not setup.stage:
+        return sum(map(layout.elements, trained))
+    replicas = setup.group or layout.replicas(setup.ranks)
+    experts = sum(layout.elements(tensor) for tensor in trained if len(tensor.shape) == 3)
+    return (sum(map(layout.elements, trained)) + (layout.expert - 1) * experts) / replicas
+
+
 def states(setup: Setup, layout: Layout, place: int) -> dict[str, int]:
     """Return the bytes that a rank of a pipeline holds during the whole step."""
     weight_bytes, _, of_optimizer = RECIPES[recipe_of(setup.precision, setup.optimizer)]
     tensors = held_tensors(setup, layout, place)
     trained = [tensor for tensor in tensors if tensor.trains]
     master_bytes = setup.state_bytes if setup.precision == "bf16_cast" else 0
-    replicas = setup.group or layout.replicas(setup.ranks) if setup.stage else 1
-    owned = 0.0
-    for tensor in trained:
-        shared = replicas / layout.expert if len(tensor.shape) == 3 and setup.stage else replicas
-        owned += layout.elements(tensor) / shared
+    updated = owned(setup, layout, place)
     return {
         "weights": weight_bytes * sum(map(layout.elements, tensors)),
         "gradients": GRADIENT_BYTES * sum(map(layout.elements, trained)),
-        "master": round(master_bytes * owned),
-        "moments": round((of_optimizer - master_bytes) * owned),
+        "master": round(master_bytes * updated),
+        "moments": round((of_optimizer - master_bytes) * updated),
     }
 
 

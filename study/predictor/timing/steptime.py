@@ -117,8 +117,7 @@ def _of_layout(
     whole = parallel.whole_pass(setup)
     work = layouts.divided(_blocks(whole, machine), setup, layout)
     seconds = _seconds(work, whole, machine, constants)
-    states = [parallel.states(setup, layout, place) for place in range(layout.pipeline)]
-    owned = max(each["moments"] for each in states) / 8
+    owned = max(parallel.owned(setup, layout, place) for place in range(layout.pipeline))
     update_s = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
     return layouts.step(setup, layout, machine.links(setup.ranks), constants, seconds, update_s)
 
