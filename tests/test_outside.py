@@ -174,7 +174,7 @@ def test_memory_needs_no_known_gpu():
 def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_path):
     path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
     header, line = path.read_text().splitlines()
-    unknown = {"parallel": "tp2", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
+    unknown = {"parallel": "dualpipe", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
     unknown |= {"experts": "deepep", "offload": "activations", "optimizer_name": "lion"}
     for name, value in unknown.items():
         path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")

@@ -51,7 +51,9 @@ def in_words(advice: Advice) -> list[str]:
 
 def to_load(row: Row, question: Question) -> str | None:
     """Return what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
-    arm = arms.load_arm("zero1" if row.layout else row.arm)
+    if row.layout:
+        return None  # Megatron-LM's ranks read their own parts
+    arm = arms.load_arm(row.arm)
     way: Way = "plain"
     better: Way = "meta"
     how = "let rank 0 load alone and the others begin on the meta device"

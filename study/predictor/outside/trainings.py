@@ -224,8 +224,8 @@ def _most_tokens(model: Transformer) -> int | None:
 
 def _attention_kernel(row: Row) -> str | None:
     """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, by its release notes."""
-    if row.attention_kernel in ("fa2", "fa3", "te"):  # Transformer Engine's skip the masked half, too
-        return "fa3" if row.attention_kernel == "fa3" else "fa2"
+    if row.attention_kernel in ("fa2", "fa3"):
+        return row.attention_kernel
     version = re.search(r"torch (\d+)\.(\d+)", row.versions or "")
     is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
     return "fa2" if is_new and (row.attention_kernel or row.attention) == "sdpa" else None
