@@ -6,17 +6,16 @@ from typing import Any
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
-from study.oom.sizes import Dimensions
+from study.oom.sizes import BUCKETS, Dimensions
 from study.predictor.advice.advise import usual_precision
 from study.predictor.advice.question import SEQUENCE, Precision
 from study.predictor.setup import Setup, distribution
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.spec import arms
+from study.spec.arms import OFFLOADS
 from study.watcher import effective, sources
 
-OFFLOADS = ("offload_optimizer", "offload_param")
-BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
 OF_SETTINGS = {  # our names, by those of `study diff`
     "rows per pass and rank": "micro_batch",
