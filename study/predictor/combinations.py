@@ -158,7 +158,7 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
     yield (
         "offloaded",
         f"Offloading makes a step {longer:.1f} times as long, predicted: {here.seconds:.3g} s instead of "
-        f"{there.seconds:.3g} s ({_parts(here, setup)}); with {SEVERAL} times as many passes a step {ours / theirs:.1f} "
+        f"{there.seconds:.3g} s ({_parts(here, setup)}); with {SEVERAL} times the passes in a step {ours / theirs:.1f} "
         f"times. It saves {size(whole - peak)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
         "and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
         f"{here.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
