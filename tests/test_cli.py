@@ -48,8 +48,12 @@ def in_this_process(monkeypatch, words: str) -> int | None:
 
 
 def test_all_arms_are_listed(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert in_this_process(monkeypatch, "arms") is None
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 100
+    assert "zero3_superoffload: no: DeepSpeed has SuperOffload only for NVIDIA GPUs" in lines
+    listed = [line.split()[0] for line in lines if line.strip()]
     assert [name for name in listed if name in NAMES] == list(NAMES)
     assert "zero3_textbook" in listed
 
@@ -232,7 +236,10 @@ WRONG = {
     "timeline --model no-words": "no-words cannot be given rows (",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
-    ADVISE + "--params 1e9": "give --layers and --hidden as well",
+    ADVISE + "--params 1e9 --layers 24": "give --hidden as well",
+    ADVISE + "--params 71B": "no built-in shape has 71B parameters",
+    "advise --model gpt2 --gpu H100 --gpus 4xH100+4xA100": "GPUs of several kinds in one training are not modelled",
+    "timeline --model gpt2 --sequence 8q": "--sequence: expected a whole number (got '8q')",
     ADVISE + NUMBERS + "--heads 7": "--hidden 1024 is not a multiple of --heads 7",
     ADVISE + NUMBERS + "--layers -24": "--layers must be a finite number above 0 (got -24)",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
@@ -307,6 +314,24 @@ def test_a_model_is_advised_by_its_numbers_as_by_its_name(monkeypatch, capsys):
     assert numbered == named
 
 
+@pytest.mark.parametrize("words", ["--params 8B --sequence 2k", "--model 8b --sequence 2048", "--params 8e9"])
+def test_a_size_is_a_built_in_shape(words, monkeypatch, capsys):
+    assert in_this_process(monkeypatch, f"advise --gpus 8 --gpu H100 {words} --json") is None
+    out, err = capsys.readouterr()
+    question = json.loads(out)["question"]
+    assert (question["model"]["name"], question["sequence"]) == ("llama3-8b", 2048)
+    assert "taken as llama3-8b" in err
+
+
+def test_claims_are_found_by_words(monkeypatch, capsys):
+    assert in_this_process(monkeypatch, "claims 60 GB") is None
+    lines = capsys.readouterr().out.splitlines()
+    assert "P1-25" in {line.partition(":")[0] for line in lines}
+    assert sum(": " in line and not line.startswith(" ") for line in lines) < 10, "160 GB is not 60 GB"
+    assert in_this_process(monkeypatch, "claims exclusively for multi-GPU") is None
+    assert "\nconditions " in capsys.readouterr().out, "a single claim is shown in full"
+
+
 @pytest.mark.parametrize(
     ("words", "first"),
     [
@@ -353,6 +378,9 @@ def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsy
         answer = json.loads(capsys.readouterr().out)
         assert answer["fine"] == (code is None)
         assert [each["remedy"] for each in answer["findings"]] == [each.remedy for each in findings]
+        assert in_this_process(monkeypatch, "doctor") == (code or 0)
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first == ("This machine lacks: ninja." if code else "This machine has everything that the study needs.")
 
 
 def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):

@@ -1,15 +1,20 @@
 """What people combine: each answer has its number, which the predictor gives, and its threads."""
 
+import re
+
 import pytest
 
 from study.cli.commands import main
 from study.errors import Stop
 from study.io.numbers import size
+from study.machine.gpus import GPUS
 from study.predictor import combinations
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.estimate import estimate
+from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import Setup
+from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.wanted import Wanted, asked_for
 
 
@@ -40,9 +45,14 @@ def test_stage_3_gathers_what_is_frozen(setup, lora):
 
 
 def test_weights_in_4_bits_are_whole_on_each_rank(setup, lora):
-    frozen = lora.parameters - lora.trained
-    sentence = answer("quantized_whole", setup()).sentence
-    assert f"all {size(frozen / 2)} of them and not {size(frozen / 8)}" in sentence
+    packed = [t.elements for t in lora.tensors if t.block.startswith("layer.") and len(t.shape) == 2 and not t.trains]
+    held = sum(packed) * (0.5 + 4 / 64)
+    plain, quantized = (answer("quantized_whole", setup(quantized=kind)).sentence for kind in (None, "nf4"))
+    assert quantized.startswith(f"Each rank holds all {size(held)} of nf4 weights")
+    assert f"and not {size(held / 4)}" in quantized
+    assert plain.startswith("If the frozen weights are quantized")
+    whole, sharded = (sum(estimate(setup(arm, quantized="nf4")).at_peak.values()) for arm in ("zero3", "fsdp2"))
+    assert whole - sharded >= 0.7 * held
 
 
 def test_recomputation_with_frozen_weights(setup):
@@ -54,8 +64,34 @@ def test_a_second_program_on_the_gpu(setup, lora):
     sentence = answer("beside", setup(), "L4", 0.55).sentence
     assert size(0.55 * 24.15e9)[:3] in sentence
     largest = max(tensor.elements for tensor in lora.tensors)
-    assert f"all at once take {size(2 * lora.parameters)} and fit, tensor by tensor {size(2 * largest)}" in sentence
-    assert "all at once take" not in answer("beside", setup("ddp"), "L4", 0.55).sentence
+    whole, states = 2 * lora.parameters, sum(estimate(setup()).after_step.values())
+    assert f"at once adds {size(whole)} to {size(states)} of states and fits" in sentence
+    assert f"tensor by tensor it adds {size(2 * largest)} at most" in sentence
+    assert sentence.endswith(f"A reference model adds {size(whole / 4)} to each rank")
+    assert "A sync" not in answer("beside", setup("ddp"), "L4", 0.55).sentence
+
+
+def test_the_training_fits_beside_the_share_that_is_named(setup):
+    whole = asked_for(Wanted(model="llama3.2-1b"), 1024)
+    big = setup(model=whole, sequence=1024)
+    share = int(re.search(r"fits beside (\d+)%", answer("beside", big, "L4", 0.9).sentence)[1]) / 100
+    for more, fits in ((-0.01, True), (0.01, False)):
+        left = GPUS["L4"].memory_bytes - combinations.beside_bytes("L4", share + more)
+        assert (estimate(big).peak_bytes + outside_bytes(4) <= left) is fits
+    assert "runs out of memory" in answer("beside", big, "L4", 0.9).sentence
+
+
+def test_offloading_has_a_price(setup):
+    whole = asked_for(Wanted(model="llama3.2-1b"), 1024)
+    plain, offloaded = (setup(arm, whole, sequence=1024) for arm in ("zero3", "zero3_cpu"))
+    sentence = answer("offloaded", offloaded, "L4").sentence
+    here, there = (step_time(each, Machine(gpu="L4", gpus_per_node=4)) for each in (offloaded, plain))
+    assert f"{here.seconds:.3g} s instead of {there.seconds:.3g} s" in sentence
+    saved = estimate(plain).peak_bytes - estimate(offloaded).peak_bytes
+    assert f"saves {size(saved)} of {size(estimate(plain).peak_bytes)}" in sentence
+    assert f"at most {here.parts['update on host']:.3g} s" in sentence
+    assert "a disk not counted" in answer("offloaded", setup("zero3_nvme", whole, sequence=1024), "L4").sentence
+    assert not [each for each in combinations.answers(plain, "L4") if each.id == "offloaded"]
 
 
 def test_nothing_is_said_of_what_is_not_combined(setup):

@@ -24,8 +24,8 @@ from study.report import notebook
 from study.report import site as report
 from study.report.notebook import Book
 from study.report.templating import as_html
-from study.spec.settings import options
 from study.sweeps import launches
+from study.sweeps.launches import options
 
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in PATHS]

@@ -13,7 +13,7 @@ from study.bench.bench import Bench
 from study.errors import Stop
 from study.records.runs import Run, Runs
 from study.records.schema import Record
-from study.spec.settings import options
+from study.sweeps.launches import options
 
 H200 = [{"name": "NVIDIA H200", "memory_bytes": 150_000_000_000}]
 FLOPS = {"bf16": {"median": 700e12}, "tf32": {"median": 350e12}, "fp32": {"median": 50e12}}

@@ -30,7 +30,8 @@ from study.records import metrics, store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
 from study.spec.options import parsed
-from study.spec.settings import Flags, check, options
+from study.spec.settings import Flags, check
+from study.sweeps.launches import options
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20

@@ -146,8 +146,7 @@ def estimate(
         _show(prediction)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        combined = map(combinations.in_words, _answers(prediction))
-        say_wrapped("", *combined, accuracy(), *prediction.setup.model.remarks())
+        say_wrapped("", accuracy(), *prediction.setup.model.remarks())
     if explain and prediction and prediction.step and prediction.gpu:
         say("")
         show(steps.parts(prediction.step))
@@ -199,7 +198,7 @@ def _answers(prediction: Prediction) -> list[combinations.Answer]:
 
 def _show(prediction: Prediction) -> None:
     whole = prediction.whole
-    say_wrapped(_answer(prediction), "")
+    say_wrapped(_answer(prediction), *map(combinations.in_words, _answers(prediction)), "")
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
     if prediction.setup.on_gpu:

@@ -1,5 +1,6 @@
 """`study claims` and `study report`: verdicts on published claims, and the web pages."""
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -49,7 +50,8 @@ def claims(
     """Count how many published claims hold and by what evidence, or show everything about some of them.
 
     Args:
-        claim: Ids of claims, such as S000-13 (case does not matter). With --checks: names of checks.
+        claim: Ids of claims, such as S000-13 (case does not matter), or words that a claim contains, such as 60 GB.
+            With --checks: names of checks.
         runs: Folders that contain runs, at any depth. Default: runs/, and the runs/ of every folder in reports/.
         document: Only claims of this document: 000 to 003, P1 to P5, O, pages or libraries.
         verdict: Only claims with this verdict: supported, refuted, understated, inconclusive, "not tested here",
@@ -94,11 +96,10 @@ def claims(
         say(f"No claim is left by {' '.join(given)}.")
         return None
     if claim:
-        rule = f"\n\n{'-' * WIDTH}\n\n"
-        say(rule.join("\n".join(words.lines(each)) for each in verdicts))
+        _say_chosen(verdicts, claim)
         return None
     if filters or verbose:
-        say_wrapped(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "", indent="    ")
+        _say_plainly(verdicts)
     _summary(verdicts)
     if file.is_dir() and not filters:
         _coverage(file)
@@ -177,15 +178,30 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme:
     sys.exit(command(runs, out, readme))
 
 
-def _named(ids: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
-    """Return the claims with these ids, in upper or lower case; all claims if no id is given."""
+def _say_chosen(verdicts: list[Verdict], given: tuple[str, ...]) -> None:
+    """Print everything about claims named by id, or about a single one; a sentence for each of several others."""
+    if len(verdicts) > 1 and given[0].lower() != verdicts[0].claim.id.lower():
+        _say_plainly(verdicts)
+        return
+    rule = f"\n\n{'-' * WIDTH}\n\n"
+    say(rule.join("\n".join(words.lines(each)) for each in verdicts))
+
+
+def _say_plainly(verdicts: list[Verdict]) -> None:
+    say_wrapped(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "", indent="    ")
+
+
+def _named(given: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
+    """Return the claims with these ids, or those that contain all the words; all claims if nothing is given."""
     by_id = {claim.id.lower(): claim for claim in claims}
-    for name in ids:
-        if name.lower() not in by_id:
-            known = [claim.id for claim in claims]
-            remedy = nearest(name, known, otherwise="study claims --verbose lists all of them")
-            raise Stop(f"there is no claim {name}", remedy)
-    return [by_id[name.lower()] for name in ids] or claims
+    if all(word.lower() in by_id for word in given):
+        return [by_id[word.lower()] for word in given] or claims
+    wanted = re.compile(rf"(?<!\w){re.escape(' '.join(given))}(?!\w)", re.IGNORECASE)
+    containing = [claim for claim in claims if wanted.search(f"{claim.says} {claim.quote or ''}")]
+    if not containing:
+        remedy = nearest(given[0], [claim.id for claim in claims], otherwise="study claims --verbose lists all of them")
+        raise Stop(f"there is no claim {' '.join(given)}, and none contains it", remedy)
+    return containing
 
 
 def _known_filters(claims: list[Claim], **filters: str | None) -> dict[str, str]:

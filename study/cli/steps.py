@@ -20,6 +20,7 @@ from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.spec import arms
 from study.spec.options import AsJson
+from study.spec.settings import Tokens
 
 LANE = 88  # characters of a lane
 MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
@@ -39,7 +40,7 @@ class Training:
     """Rows per GPU and pass."""
     accumulation: int = 1
     """Passes per step."""
-    sequence: int | None = None
+    sequence: Tokens | None = None
     """Tokens per row. Default: 1024, or as many as the model reads."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""

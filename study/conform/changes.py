@@ -193,8 +193,7 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     if configured:
         words = sorted(set(rows["words"]) - {""})
         return change | {"direction": "between" if first == last else "other", **_configured(spans, questions, words)}
-    order = RANKING.index(last) - RANKING.index(first)
-    change["direction"] = "worse" if order > 0 else "better" if order < 0 else "between"
+    change["direction"] = _direction(first, last)
     named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())
     adapter, (name, *_) = next(iter(questions.items()))
     seen = wrong.iloc[0]
@@ -204,6 +203,12 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     if seen["answer"] == "fails":
         details += [f"Script: study report-bug {adapter}/{name}@{package}-{seen['release']}"]
     return change | {"sentence": f"{history(spans)}: {named}", "details": [each for each in details if each]}
+
+
+def _direction(first: str, last: str) -> str:
+    if first == last:
+        return "between"
+    return "worse" if RANKING.index(last) > RANKING.index(first) else "better"
 
 
 def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) -> list[int]:

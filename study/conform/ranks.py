@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -34,6 +33,7 @@ from study.conform import checks, models
 from study.conform.cases import Case, Difference
 from study.conform.output import LIBRARIES
 from study.conform.properties import Property, read
+from study.machine.linux import free_port
 
 BY_NAME = {each.name: each for each in read()}
 GRACE_S = 2  # for the other ranks, once one has failed
@@ -100,7 +100,7 @@ def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:
     """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
     folder = Path(request["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     running = {}
     for rank in range(ranks):
         pid = os.fork()
@@ -213,12 +213,6 @@ def raised_by(kinds: type[ast.stmt] | tuple[type[ast.stmt], ...], file: str, lin
             if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or line):
                 return True
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

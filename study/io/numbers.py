@@ -4,6 +4,7 @@ import math
 from typing import TypeGuard
 
 UNKNOWN = "-"
+ONE_OF = {"ranks": "rank", "runs": "run", "calls": "call", "passes": "pass", "metrics": "metric", "rows": "row"}
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -45,6 +46,14 @@ def nats(difference: float) -> str:
     return f"{text} nats"
 
 
+def number_of(number: float, things: str) -> str:
+    """A number of things, given as a plural: 1 rank, 4 ranks, 1 call of deepspeed.initialize."""
+    if number != 1:
+        return f"{short(number)} {things}"
+    plural, space, rest = things.partition(" ")
+    return f"1 {ONE_OF.get(plural, plural)}{space}{rest}"
+
+
 def quantity(value, unit: str) -> str:
     """A value with its unit. Bytes are written as kB, MB, GB or TB."""
     number = is_number(value) and math.isfinite(value)
@@ -52,7 +61,7 @@ def quantity(value, unit: str) -> str:
         return size(value) + unit.removeprefix("bytes")
     if number and unit == "parameters":
         return f"{count(value)} parameters"
-    return f"{short(value)} {unit}".rstrip()
+    return number_of(value, unit) if number and unit else f"{short(value)} {unit}".rstrip()
 
 
 def _significant(value: float, digits: int) -> str:

@@ -7,7 +7,7 @@ import math
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import count, short, size
+from study.io.numbers import count, number_of, short, size
 from study.ledger.arguments import Name, Number, Whole, also_takes, device_bytes, setup_of, size_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
@@ -39,7 +39,7 @@ def states_bytes(*, stage: int, ranks: int, recipe: str = MIXED, part: Part = "a
     number = size_of(**given)
     states = papers.states_bytes(number, stage, ranks, recipe)
     words = " + ".join(f"{name} {short(value) if number == 1 else size(value)}" for name, value in states.items())
-    working = f"{count(number)} parameters, {recipe}, stage {stage} on {ranks} ranks: {words}"
+    working = f"{count(number)} parameters, {recipe}, stage {stage} on {number_of(ranks, 'ranks')}: {words}"
     return Finding(_states(number, stage, ranks, recipe, part), working)
 
 
@@ -88,7 +88,9 @@ def fewest_ranks(
     if fixed >= has and not (shared == 0 and fixed == has):
         return Finding(math.inf, f"every rank holds {size(fixed)} and has {size(has)}: more ranks do not help")
     ranks = max(1, math.ceil(shared / (has - fixed))) if shared else 1
-    return Finding(ranks, f"{size(shared)} shared over what {size(fixed)} leave of {size(has)}: {ranks} ranks")
+    return Finding(
+        ranks, f"{size(shared)} shared over what {size(fixed)} leave of {size(has)}: {number_of(ranks, 'ranks')}"
+    )
 
 
 @also_takes(size_of)
@@ -145,7 +147,7 @@ def peak_bytes(*, arm: str, ranks: int, part: Name = None, **given) -> Finding:
     prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))
     held = prediction.at_peak.get(part, 0) if part else prediction.peak_bytes
     terms = ", ".join(f"{name} {size(value)}" for name, value in prediction.at_peak.items())
-    return Finding(held, f"{arm} on {ranks} ranks, at the peak {size(prediction.peak_bytes)}: {terms}")
+    return Finding(held, f"{arm} on {number_of(ranks, 'ranks')}, at the peak {size(prediction.peak_bytes)}: {terms}")
 
 
 @also_takes(setup_of)
@@ -193,12 +195,12 @@ def fits(
         needed = _states(
             size_of(model=given.get("model"), parameters=given.get("parameters")), stage or 0, ranks, recipe
         )
-        what = f"model states of stage {stage} on {ranks} ranks, {recipe}"
+        what = f"model states of stage {stage} on {number_of(ranks, 'ranks')}, {recipe}"
     else:
         prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))
         needed = prediction.peak_bytes
         on_host = prediction.host_bytes
-        what = f"the peak of {arm} on {ranks} ranks"
+        what = f"the peak of {arm} on {number_of(ranks, 'ranks')}"
         has -= reserve_bytes(GPUS[gpu]) if gpu else 0
     if host_memory_bytes is not None and on_host > host_memory_bytes:
         return Finding("does not fit", f"a rank keeps {size(on_host)} on the host, of {size(host_memory_bytes)} for it")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import is_number
+from study.io.numbers import is_number, number_of
 from study.ledger.arguments import as_list
 from study.ledger.choosing import Chosen, Claimed
 from study.ledger.pairing import (
@@ -46,7 +46,7 @@ def observed(evidence: Evidence, claim: Claimed, *, field: str, where: Table, ov
     chosen = counting(evidence, claim, where, relative=over is not None)
     name = f"{field} / {over}" if over else field
     known = [value for run in chosen.runs if (value := _field(run, field, over)) is not None]
-    about = f"{name} in {len(known)} runs: "
+    about = f"{name} in {number_of(len(known), 'runs')}: "
     if not known:
         return chosen.finding(f"{name} is not in the records", missing=f"records with {name}")
     numbers = list(filter(is_number, known))
@@ -85,7 +85,7 @@ def ran(evidence: Evidence, claim: Claimed, *, where: Table, refused: bool = Fal
     statuses = (*ANSWERS, REFUSED) if refused else ANSWERS
     chosen = counting(evidence, claim, WITH_VALUES | where, statuses=statuses)
     ends = sorted({run.status for run in chosen.runs})
-    working = f"{len(chosen.runs)} runs ended: {', '.join(ends)}"
+    working = f"{number_of(len(chosen.runs), 'runs')} ended: {', '.join(ends)}"
     if len(ends) > 1:
         return chosen.finding(working, missing="runs that end alike")
     return chosen.finding(working, value=ends[0])
@@ -185,7 +185,11 @@ def counted(
         return _counted_over(evidence, claim, moved, where, over)
     chosen = counting(evidence, claim, where)
     sizes = moved.amounts(chosen.runs)
-    return _middle_of(chosen, f"{moved}, in {len(sizes)} runs: ", sizes) if sizes else _not_counted(chosen, moved)
+    return (
+        _middle_of(chosen, f"{moved}, in {number_of(len(sizes), 'runs')}: ", sizes)
+        if sizes
+        else _not_counted(chosen, moved)
+    )
 
 
 def _counted_over(evidence: Evidence, claim: Claimed, moved: Moved, where: Table, over: Table) -> Finding:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import count, short, size
+from study.io.numbers import count, number_of, short, size
 from study.ledger.arguments import Name, Number, also_takes, model_of, one_of, setup_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
@@ -59,7 +59,7 @@ def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", unit: Unit =
     """Return the bytes of a rank's collectives in a step, as DeepSpeed 0.19.8 and DDP call them."""
     moved = estimate(setup_of(arm=arm, ranks=ranks, **given)).traffic
     chosen = moved if collective == "all" else {collective: moved.get(collective, 0)}
-    return Finding(volume(chosen, unit), f"{arm} on {ranks} ranks: {_listed(moved)}")
+    return Finding(volume(chosen, unit), f"{arm} on {number_of(ranks, 'ranks')}: {_listed(moved)}")
 
 
 @also_takes(setup_of)

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from study.io.numbers import count, is_number, quantity, short
+from study.io.numbers import count, is_number, number_of, quantity, short
 from study.io.words import joined
 from study.ledger import committed
 from study.ledger.arguments import as_list
@@ -294,7 +294,7 @@ def _evidence(verdict: Verdict) -> str:
     names = verdict.evidence
     if verdict.basis == READ:
         names = tuple(f"{name} ({source_title(name)})" for name in names)
-    runs = f"{len(names)} runs: " if names and verdict.basis in (MEASURED, VIRTUAL) else ""
+    runs = f"{number_of(len(names), 'runs')}: " if names and verdict.basis in (MEASURED, VIRTUAL) else ""
     return runs + _few(names, ", ")
 
 

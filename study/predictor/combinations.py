@@ -10,9 +10,13 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
 from study.predictor.estimate import estimate
-from study.predictor.setup import Setup
+from study.predictor.memory.memory_kinds import outside_bytes
+from study.predictor.setup import QUANTIZED_BYTES, Setup
+from study.predictor.timing.steptime import Machine, StepTime, step_time
+from study.spec.arms import OFFLOADS
 
-FOUR_BITS = 0.5  # bytes of a weight
+SEVERAL = 8  # passes in a step, among which its one update is divided
+HOST = "update on host"  # a part of a step
 PREFIX = "https://github.com/"
 
 
@@ -32,6 +36,7 @@ def answers(setup: Setup, gpu: str | None = None, beside: float = 0.0) -> list[A
         *_quantized(setup),
         *_recomputed(setup),
         *_beside(setup, gpu, beside),
+        *_offloaded(setup, gpu),
         *_compiled(setup),
     ]
     return [Answer(id, sentence, tuple(PREFIX + thread for thread in threads)) for id, sentence, threads in found]
@@ -80,12 +85,19 @@ def _quantized(setup: Setup) -> Found:
     """Weights of bitsandbytes are integers unless their storage has another type; libraries shard floats alone."""
     if not (setup.model.is_partly_frozen and gathers(setup)):
         return
-    held = FOUR_BITS * (setup.model.parameters - setup.model.trained)
+    packed = setup if setup.quantized else replace(setup, quantized="nf4")
+    elements = sum(map(packed.packed_elements, packed.model.tensors))
+    held = elements * QUANTIZED_BYTES[packed.quantized or "nf4"]
+    holds = (
+        "Each rank holds"
+        if setup.quantized and setup.stage == 3
+        else "If the frozen weights are quantized (QLoRA), each rank holds"
+    )
     yield (
         "quantized_whole",
-        f"If the frozen weights are loaded in 4 bits (QLoRA), each rank holds all {size(held)} of them and not "
-        f"{size(held / setup.sharing_ranks)}: integers are not sharded, neither at load nor later. With "
-        "bnb_4bit_quant_storage=torch.bfloat16 (the dtype of the other weights) FSDP shards them",
+        f"{holds} all {size(held)} of {packed.quantized} weights under stage 3, from loading on, and not "
+        f"{size(held / setup.sharing_ranks)}: DeepSpeed shards no integers. FSDP shards them with "
+        "bnb_4bit_quant_storage=torch.bfloat16 (the dtype of the other weights)",
         ("huggingface/peft/issues/1972", "huggingface/peft/issues/2016", "deepspeedai/DeepSpeed/issues/5637"),
     )
 
@@ -106,21 +118,66 @@ def _beside(setup: Setup, gpu: str | None, beside: float) -> Found:
     """A reference model or an inference engine has a part of the GPU, and gets the weights after each update."""
     if not (gpu and beside):
         return
+    total = GPUS[gpu].memory_bytes
     taken = beside_bytes(gpu, beside)
-    free = GPUS[gpu].memory_bytes - taken - sum(estimate(setup).after_step.values())
-    text = f"{size(taken)} of each {gpu} belong to another program; between steps {size(max(0.0, free))} are free"
+    whole = estimate(setup)
+    states = sum(whole.after_step.values())
+    most = max(0.0, 1 - (whole.peak_bytes + outside_bytes(setup.ranks)) / total)
+    weights = setup.model.parameters * setup.weight_bytes
+    text = (
+        f"{size(taken)} of each {gpu} belong to another program; between steps {size(max(0.0, total - taken - states))}"
+        f" are free. The training itself fits beside {most:.0%}; an inference engine that sleeps during the update "
+        "(vLLM's sleep mode) counts at the weight sync alone. "
+    )
+    part: float = weights
     if gathers(setup):
-        elements = setup.model.parameters
-        largest = max(tensor.elements for tensor in setup.model.tensors)
-        whole = elements * setup.weight_bytes
-        one = largest * setup.weight_bytes
-        enough = "fit" if whole <= free else "do not fit"
+        part = weights / setup.sharing_ranks
+        largest = max(tensor.elements for tensor in setup.model.tensors) * setup.weight_bytes
+        ends = "fits" if states + weights <= total - taken else "runs out of memory"
         text += (
-            f". To hand new weights to an inference engine a rank gathers them: all at once take {size(whole)} and "
-            f"{enough}, tensor by tensor {size(one)} at most"
+            f"A sync that gathers all weights at once adds {size(weights)} to {size(states)} of states and {ends}; "
+            f"tensor by tensor it adds {size(largest)} at most. "
         )
+    text += f"A reference model adds {size(part)} to each rank"
     threads = ("modelscope/ms-swift/issues/7986", "huggingface/trl/pull/3133", "vllm-project/vime/pull/190")
     yield "beside", text, threads
+
+
+def _offloaded(setup: Setup, gpu: str | None) -> Found:
+    """Offloading trades memory of the GPU for seconds on the host and on the link to it."""
+    kept = _without_offload(setup)
+    if not (setup.on_gpu and gpu and kept != setup):
+        return
+    machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))
+    passes = SEVERAL * setup.accumulation
+    here, there = step_time(setup, machine), step_time(kept, machine)
+    longer = here.seconds / there.seconds
+    ours, theirs = (step_time(replace(each, accumulation=passes), machine).seconds for each in (setup, kept))
+    peak, whole = estimate(setup).peak_bytes, estimate(kept).peak_bytes
+    fits = "fits" if whole + outside_bytes(setup.ranks) <= GPUS[gpu].memory_bytes else "does not fit"
+    yield (
+        "offloaded",
+        f"Offloading makes a step {longer:.1f} times as long, predicted: {here.seconds:.3g} s instead of "
+        f"{there.seconds:.3g} s ({_parts(here)}); with {SEVERAL} times as many passes in a step {ours / theirs:.1f} "
+        f"times. It saves {size(whole - peak)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
+        "and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
+        f"{here.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
+        ("deepspeedai/DeepSpeed/issues/7966", "deepspeedai/DeepSpeed/issues/6834", "deepspeedai/DeepSpeed/issues/5469"),
+    )
+
+
+def _without_offload(setup: Setup) -> Setup:
+    zero = (setup.deepspeed or {}).get("zero_optimization", {})
+    kept = {name: value for name, value in zero.items() if name not in OFFLOADS}
+    config = setup.deepspeed and setup.deepspeed | {"zero_optimization": kept}
+    return replace(setup, deepspeed=config, fsdp_offload=False)
+
+
+def _parts(step: StepTime) -> str:
+    """Return the parts of a step that offloading makes longer. The disk's is unknown."""
+    names = {HOST: "the host's update", "link": "links"}
+    parts = [f"{name} {step.parts[part]:.3g} s" for part, name in names.items() if part in step.parts]
+    return ", ".join([*parts, "a disk not counted"][: len(parts) + ("disk" not in step.parts)])
 
 
 def _compiled(setup: Setup) -> Found:

@@ -1,12 +1,14 @@
 """The model that a user names with --model, or describes by a few numbers."""
 
 import re
+import sys
 from dataclasses import dataclass
 
 from study.errors import Stop
 from study.predictor.architecture import NUMBERS, decoder, generic, named
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import flag
+from study.spec.shapes import is_local, with_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +18,7 @@ class Wanted:
     model: str | None = None
     """A built-in shape, a folder with a config.json, or a hub name."""
     params: float | str | None = None
-    """Instead of a model: parameters of a GPT with --layers and --hidden, such as 7e9 or 7B."""
+    """Parameters of a GPT with --layers and --hidden, such as 7e9 or 7B. Alone: a built-in shape of this size."""
     layers: int | None = None
     """With --params."""
     hidden: int | None = None
@@ -37,11 +39,14 @@ class Wanted:
     """With --model: run Python code that comes with the model."""
 
 
+NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
+
+
 def count_of(params: float | str) -> float:
     """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
     if not isinstance(params, str):
         return params
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMBT])", params.strip(), re.IGNORECASE)
+    match = NUMBER_OF_PARAMETERS.fullmatch(params.strip())
     if not match:
         raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
     return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
@@ -58,16 +63,31 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     if others := [name for name in given if name not in ("model", *with_model)]:
         raise Stop(f"{_flags(['model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
     options = {name: given[name] for name in with_model}
-    model = named(wanted.model, **options)
+    is_size = NUMBER_OF_PARAMETERS.fullmatch(wanted.model) and not is_local(wanted.model)
+    model = named(_of_size(wanted.model) if is_size else wanted.model, **options)
     if model.positions and sequence > model.positions:
         what = f"--sequence {sequence} is more than the model's {model.positions} positions"
         raise Stop(what, f"give {model.positions} or fewer")
     return model
 
 
+def _of_size(size: str) -> str:
+    """Return a built-in shape of a size such as 7B, and say which. Raise Stop if none has it."""
+    shapes = with_size(size)
+    if not shapes:
+        raise Stop(
+            f"no built-in shape has {size} parameters", f"give --model with another name or a folder, or {NUMBERS}"
+        )
+    others = f" ({', '.join(shapes[1:])}: as large)" if shapes[1:] else ""
+    sys.stderr.write(f"{size} parameters: taken as {shapes[0]}{others}\n")
+    return shapes[0]
+
+
 def _of_numbers(given: dict) -> Transformer:
     if not given:
         raise Stop("no model is given", f"give --model, or {NUMBERS}")
+    if list(given) == ["params"]:
+        return named(_of_size(f"{count_of(given['params']) / 1e9:g}B"))
     if missing := [name for name in ("params", "layers", "hidden") if name not in given]:
         raise Stop(f"{_flags([*given])} do not describe a model", f"give {_flags(missing)} as well")
     if "kv_heads" in given and "ffn" not in given:

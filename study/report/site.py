@@ -223,7 +223,7 @@ def write_index(
     values = {
         "answers": answered,
         "present": present,
-        "advice": answers.advice(),
+        "advice": answers.advice()[0],
         "findings": answers.beyond_papers(verdicts),
         "central": as_html(claims.headline(judged.table), []),
         "known": {each.claim.id for each in judged.verdicts},

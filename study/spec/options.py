@@ -16,6 +16,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from study.errors import Stop
 from study.io.validation import nearest
+from study.spec.settings import Tokens
 
 OPTIONS = ConstructorRegistry()
 AsJson = typing.Annotated[bool, tyro.conf.arg(name="json")]
@@ -99,6 +100,8 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if NoneType not in members:
         return None
     rest = functools.reduce(operator.or_, [member for member in members if member is not NoneType])
+    if rest == Tokens:
+        return _number_of_tokens(info)
     given = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(rest, info.markers))
     if not isinstance(given, PrimitiveConstructorSpec):
         return None
@@ -110,3 +113,19 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         str_from_instance=lambda value: ["unset"] if value is None else given.str_from_instance(value),
         choices=given.choices,
     )
+
+
+def _number_of_tokens(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec:
+    """Return how to read a number of tokens such as 8192 or 8k."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: _tokens(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: ["unset" if value is None else str(value)],
+    )
+
+
+def _tokens(word: str) -> int:
+    number = word.lower().removesuffix("k")
+    return int(number) * (1 if number == word else 1024)

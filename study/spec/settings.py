@@ -268,26 +268,30 @@ def _adapter() -> TypeAdapter:
 def resolve(flags: Flags, gpu: bool) -> Settings:
     """Return the settings of a run. Defaults depend on the task, the model, and whether there is a GPU."""
     task: Task = flags.task or ("synthetic" if flags.init == "none" and flags.model else "imdb")
-    model = flags.model or DEFAULT_MODEL[task, gpu]
-    if flags.model is None and flags.data == "embedded":
-        model = WITHOUT_WEIGHTS.get(model, model)
-    data = flags.data or ("hub" if gpu and model not in TINY else "embedded")
-    if task == "synthetic":
-        data = "synthetic"
-    train_rows, eval_rows = (800, 200) if task == "imdb" else (None, 100)
+    model = flags.model or _model(flags, DEFAULT_MODEL[task, gpu])
+    data = "synthetic" if task == "synthetic" else flags.data or _data(model, gpu)
+    short = task == "imdb" or data in ("embedded", "synthetic")
     defaults = {
         "task": task,
         "model": model,
         "data": data,
         "init": "random" if model in SHAPES or is_local(model) else "pretrained",
-        "sequence": 128 if task == "imdb" or data in ("embedded", "synthetic") else 1024,
+        "sequence": 128 if short else 1024,
         "lr": 1e-3 if model in TINY else 5e-5,
-        "train_rows": train_rows,
-        "eval_rows": eval_rows,
+        "train_rows": 800 if task == "imdb" else None,
+        "eval_rows": 200 if task == "imdb" else 100,
         "attention": _attention(model),
     }
     given = {name: value for name, value in vars(flags).items() if value is not None}
     return Settings(**defaults | given | {"cache_dir": flags.cache_dir.expanduser()})
+
+
+def _model(flags: Flags, default: str) -> str:
+    return WITHOUT_WEIGHTS.get(default, default) if flags.data == "embedded" else default
+
+
+def _data(model: str, gpu: bool) -> str:
+    return "hub" if gpu and model not in TINY else "embedded"
 
 
 def _attention(model: str) -> Literal["sdpa", "eager"] | None:
@@ -304,17 +308,6 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     if step < settings.lr_warmup_steps:
         return settings.lr * (step + 1) / settings.lr_warmup_steps
     return settings.lr * (steps - step) / max(1, steps - settings.lr_warmup_steps)
-
-
-def options(values: dict) -> list[str]:
-    """Return the words of a command line for some settings."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        else:
-            words += [flag(name), str(value)]
-    return words
 
 
 def as_dict(settings: Flags) -> dict[str, Any]:

@@ -38,6 +38,11 @@ def spelled(model: str) -> str:
     return next((name for name in SHAPES if letters(name) == letters(model)), model)
 
 
+def with_size(size: str) -> list[str]:
+    """Return the built-in shapes whose names end with a size such as 7B."""
+    return [name for name in SHAPES if name.endswith(f"-{size.strip().lower()}")]
+
+
 def letters(name: str) -> str:
     """Return a name without signs and capitals."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())

@@ -18,7 +18,7 @@ from study.machine.linux import OomKillCounter, OomKills, die_with_parent, is_st
 from study.records import schema, store
 from study.records.schema import Record
 from study.spec import arms
-from study.spec.settings import options
+from study.spec.settings import flag
 from study.sweeps import outcomes
 from study.sweeps.protocol import SCRIPTS, Cell
 
@@ -71,6 +71,17 @@ def flags(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None)
     words = [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
     return words + options(cell.settings) + (["--resume", str(resumed)] if resumed else [])
+
+
+def options(values: dict) -> list[str]:
+    """Return the words of a command line for some settings."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            words += [flag(name), str(value)]
+    return words
 
 
 def run(

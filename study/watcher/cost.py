@@ -1,12 +1,15 @@
-"""Measure the cost of the watch: blocks of steps with and without it take turns within one run.
+"""Measure the cost of the watch: within one run, blocks of steps with and without it take turns in a random order.
 
 python -m study.watcher.cost reports/cpu-2core/watch_cost.json
 
-CPU seconds are compared, since other programs on this machine change the wall time. Long steps give a ratio with a wide
-spread; steps of less than a millisecond give the seconds that the watch adds to each.
+The whole watch is there, of one rank. In a block without it, its hooks are removed. Each pair of blocks gives a
+difference, so that a slow minute of the machine is in both of its parts. CPU seconds are compared as well as those of
+the clock, because other programs change the latter.
 """
 
+import contextlib
 import json
+import random
 import sys
 import tempfile
 import time
@@ -17,71 +20,73 @@ import torch
 from numpy.typing import NDArray
 
 from study.measure import hardware
-from study.watcher.loop import Loop, Step
-from study.watcher.steps import Counts, StepLog
+from study.watcher.watch import AFTER, watch
 
-PAIRS = 120
-STEPS = 10  # of a block: the first one after the hooks are set takes longer
-WIDTH = 768  # steps of some 30 ms on a thread
-TINY = 16  # steps that take hardly longer than the watch
+PAIRS = 1000
+WARM_UP = AFTER + 10  # steps until the instruments have looked
+TIMED = 2  # steps of a block, after one that is not timed: setting or removing hooks makes it longer
+WIDTH = 384
+LAYERS = 6
+ROWS = 512  # of a step: it takes 30 ms or longer on one thread
+RESAMPLES = 4000
+SEED = 32
+
+Seconds = tuple[float, float]  # of the clock, of the CPU
 
 
-def pairs(folder: Path, width: int) -> list[tuple[float, float]]:
-    """Return the CPU seconds of a step with the watch and without it, of each pair of blocks."""
+def pairs(folder: Path) -> NDArray[np.float64]:
+    """Return the seconds of a step for each pair, with the watch and without it, by the clock and the CPU."""
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(6)])
+    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     optimizer = torch.optim.AdamW(model.parameters())
-    rows = torch.utils.data.TensorDataset(torch.randn(2 * (PAIRS + 1) * STEPS * 32, width))
-    loader = iter(torch.utils.data.DataLoader(rows, 32))
-    log = StepLog(folder, 0)
+    steps = WARM_UP + 2 * PAIRS * (1 + TIMED)
+    rows = torch.utils.data.TensorDataset(torch.randn(ROWS, WIDTH).expand(steps, -1, -1))
+    loader = iter(torch.utils.data.DataLoader(rows, batch_size=None))
 
-    def ended(step: Step) -> None:
-        log.add(Counts(True, step.passes, step.row_count, step.token_count, step.rate), step.loss)
+    def step() -> None:
+        model(next(loader)[0]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    def block(watched: bool) -> float:
-        loop = Loop(None, model, optimizer, log, ended, lambda error: sys.exit(str(error)))
-        if watched:
-            loop.attach()
-            log.begin()
-        begin_s = time.process_time()
-        for _ in range(STEPS):
-            model(next(loader)[0]).pow(2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        spent_s = time.process_time() - begin_s
-        loop.detach()
-        return spent_s / STEPS
+    def block() -> Seconds:
+        step()
+        begin = time.perf_counter(), time.process_time()
+        for _ in range(TIMED):
+            step()
+        return (time.perf_counter() - begin[0]) / TIMED, (time.process_time() - begin[1]) / TIMED
 
+    order = random.Random(SEED)
     measured = []
-    for pair in range(PAIRS + 1):
-        first = bool(pair % 2)  # neither kind is always the first
-        one = block(first)
-        other = block(not first)
-        measured.append((one, other) if first else (other, one))
-    return measured[1:]  # the first is a warm-up
+    with watch(model=model, optimizer=optimizer, run_dir=folder, live=False) as watched:
+        for _ in range(WARM_UP):
+            step()
+        for _ in range(PAIRS):
+            pair: dict[bool, Seconds] = {}
+            for is_watched in order.sample((True, False), 2):
+                with contextlib.nullcontext() if is_watched else watched.paused():
+                    pair[is_watched] = block()
+            measured.append((pair[True], pair[False]))
+    return np.array(measured)
 
 
 def interval(values: NDArray[np.float64]) -> dict[str, float]:
     """Return the median, and the interval that holds it in 95 % of resamples."""
-    medians = np.median(np.random.default_rng(0).choice(values, (2_000, len(values))), axis=1)
+    chosen = np.random.default_rng(SEED)
+    medians = [np.median(chosen.choice(values, len(values))) for _ in range(RESAMPLES)]
     low, high = np.percentile(medians, [2.5, 97.5])
     return {name: float(f"{each:.3g}") for name, each in (("median", np.median(values)), ("low", low), ("high", high))}
 
 
 def main(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        usual = np.array(pairs(Path(folder), WIDTH))
-        tiny = np.array(pairs(Path(folder), TINY))
-    added_s = tiny[:, 0] - tiny[:, 1]
-    result = {
-        "ratio_of_long_steps": interval(usual[:, 0] / usual[:, 1]),
-        "long_step_cpu_s": interval(usual[:, 1]),
-        "added_cpu_s": interval(added_s),  # by steps so short that the difference stands out
-        "added_share_of_30_ms": interval(added_s / 0.03),
-        "pairs": PAIRS,
-        "torch": torch.__version__,
-        "cpu": hardware.describe(path.parent).cpu,
-    }
+        measured = pairs(Path(folder))
+    result: dict = {"pairs": PAIRS, "steps_of_a_block": TIMED, "ranks": 1}
+    for place, name in enumerate(("wall", "cpu")):
+        with_watch, without = measured[:, 0, place], measured[:, 1, place]
+        result[f"step_{name}_s"] = interval(without)
+        result[f"added_{name}_s"] = interval(with_watch - without)
+        result[f"added_{name}_share"] = interval((with_watch - without) / np.median(without))
+    result |= {"torch": torch.__version__, "cpu": hardware.describe(path.parent).cpu}
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -5,6 +5,7 @@ A failure in here must not end the user's training. It ends the watch, and the r
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -78,6 +79,18 @@ class Watch:
         """Do not time the step in progress, because it contains more than training."""
         if self.active and self._recording:
             self._recording.loop.step.evaluated = True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remove the hooks for a while. Steps in it are not recorded."""
+        recording = self._recording if self.active else None
+        if recording is None:
+            yield
+            return
+        recording.loop.detach()
+        yield
+        recording.loop.attach()
+        recording.steps.begin()
 
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""

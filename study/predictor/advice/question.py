@@ -11,6 +11,7 @@ from study.predictor import papers
 from study.predictor.combinations import beside_bytes, check_share
 from study.predictor.setup import Frozen, Optimizer
 from study.predictor.tracing.transformer import Transformer
+from study.spec.settings import Tokens
 
 # All of these are assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many
@@ -26,7 +27,7 @@ MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
 class Given:
     """What a user says besides the model and the GPUs."""
 
-    sequence: int | None = None
+    sequence: Tokens | None = None
     """Tokens per row. Default: 2048, or as many as the model reads."""
     batch: int | None = None
     """Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
@@ -155,6 +156,9 @@ def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
 
 def counts_of(text: str) -> tuple[int, ...]:
     """Return how many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
+    if "+" in text:
+        what = f"--gpus {text!r:.80}: GPUs of several kinds in one training are not modelled"
+        raise Stop(what, "give their number with --gpus, and the slowest or smallest of them with --gpu")
     match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high <= 2**16:

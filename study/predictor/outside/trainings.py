@@ -160,16 +160,23 @@ def training_of(row: Row) -> Training:
     if row.gpu_name is None or row.gpu_name not in GPUS:
         return Training(row, setup, None)
     per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
-    source = sources().get(row.source)
     machine = Machine(
         gpu=row.gpu_name,
         gpus_per_node=per_node,
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
         attention_kernel=_attention_kernel(row),
-        host_pace=0.0 if row.compiled else source.host_pace_of(row) if source else None,
+        host_pace=_host_pace(row),
     )
     return Training(row, setup, machine)
+
+
+def _host_pace(row: Row) -> float | None:
+    """Return the pace of the host of a row: 0 for compiled models, None if it is not known."""
+    if row.compiled:
+        return 0.0
+    source = sources().get(row.source)
+    return source.host_pace_of(row) if source else None
 
 
 def _refuse_unknown(row: Row) -> None:
