@@ -91,7 +91,8 @@ def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) ->
         for name in each["questions"].get(adapter, [])
     }
     kept = [{"question": name, "number": number, "answers": given[name]} for name, number in numbers.items()]
-    about = {"package": package, "adapter": adapter, "releases": releases}
+    title = f"{package}: what scripts find" if adapter == REPRODUCTION else f"{package} with the adapter {adapter}"
+    about = {"package": package, "adapter": adapter, "title": title, "releases": releases}
     same = [name for name, each in given.items() if name not in numbers and None not in each]
     return about | {"same": len(same), "rows": kept}
 
@@ -146,7 +147,7 @@ def _configurations(folder: Path) -> Iterator[dict]:
         values = {key: row["found"] for key, row in now.items() if row["trial"] in trials.concerning(package)}
         found.append((package, trials.installed()[0]["versions"][package], values))
     for package, release, values in found:
-        for key in now.keys() & values.keys():
+        for key in filter(values.__contains__, now):
             yield {"package": package, "release": release} | _answered(now[key]["trial"], values[key])
 
 
@@ -225,13 +226,11 @@ def _configured(spans: list[Span], questions: dict[str, list[str]], words: list[
     found = {trials.key(row["trial"]): row["trial"] for row in trials.installed()}
     found = {key: trial for key, trial in found.items() if asked & {key, trial.get("name")}}
     named = joined(sorted(map(trials.words, found.values())))
-    details = [_claim(name, *expected, spans) for name, *expected in trials.claims(set(found))]
-    details += [f"Shown by: {_script(trial)}" for trial in found.values() if trials.is_reproduction(trial)]
+    claims = trials.claims(set(found))
+    details = [_claim(name, values, tolerance, spans) for name, values, tolerance in claims]
+    scripts = [trial["name"] for trial in found.values() if trials.is_reproduction(trial)]
+    details += [f"Shown by: study/reproductions/{name}.py" for name in scripts]
     return {"sentence": f"{named}: {history(spans)}", "details": [*details, *words]}
-
-
-def _script(trial: dict) -> str:
-    return f"study/reproductions/{trial['name']}.py"
 
 
 def _right(answer: object, value: object, tolerance: float) -> bool:
@@ -243,11 +242,13 @@ def _right(answer: object, value: object, tolerance: float) -> bool:
 
 def _claim(name: str, values: list, tolerance: float, spans: list[Span]) -> str:
     """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
-    right = [all(_right(json.loads(answer), value, tolerance) for value in values) for _, _, answer in spans]
-    if right[0] == right[-1]:
+    found = [(first, json.loads(answer)) for first, _, answer in spans if json.loads(answer) != NO_ANSWER]
+    right = [(first, all(_right(answer, value, tolerance) for value in values)) for first, answer in found]
+    phases = [next(each) for _, each in groupby(right, key=lambda pair: pair[1])]
+    if len(phases) < 2:
         return f"Claim {name} rests on this."
-    since = next(first for (first, _, _), now in zip(spans, right, strict=True) if now == right[-1])
-    return f"Claim {name} is {'right' if right[-1] else 'out of date'} since {since}."
+    since, now = phases[-1]
+    return f"Claim {name} is {'right' if now else 'out of date'} since {since}."
 
 
 def history(spans: list[Span]) -> str:

@@ -54,9 +54,15 @@ def reproduced(name: str) -> dict:
     printed_answer = last_answer(printed) if code == 0 else None
     if printed_answer:
         return {"found": printed_answer.found, "told": printed_answer.told}
-    reasons = [line.strip() for line in said.splitlines() if line[:1].isalpha()]
-    limit = {-signal.SIGXCPU: f"it took longer than {LIMIT_S} s", -signal.SIGKILL: f"it took longer than {LIMIT_S} s"}
-    return {"error": limit.get(code) or (redact(reasons[-1])[:200] if reasons else f"exit code {code}")}
+    return {"error": _reason(code, said)}
+
+
+def _reason(code: int, said: str) -> str:
+    """Return why a script gave no answer, from its exit code and what it wrote to stderr."""
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it took longer than {LIMIT_S} s"
+    lines = [line.strip() for line in said.splitlines() if line[:1].isalpha()]
+    return redact(lines[-1])[:200] if lines and code else "it printed no answer"
 
 
 def _run(script: Path, folder: str) -> None:
@@ -65,17 +71,21 @@ def _run(script: Path, folder: str) -> None:
     os.chdir(folder)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    sys.stdout, sys.argv = sys.__stdout__, [str(script)]
+    sys.argv = [str(script)]
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 5))
     code = 0
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except BaseException as error:
-        traceback.print_exc()
-        code = (error.code or 0) if isinstance(error, SystemExit) else 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    with (
+        os.fdopen(1, "w") as printed,
+        os.fdopen(2, "w") as said,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(said),
+    ):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except BaseException as error:
+            traceback.print_exc()
+            code = 0 if isinstance(error, SystemExit) and not error.code else 1
+    os._exit(code)
 
 
 def _wait(process: int) -> int:
