@@ -217,7 +217,8 @@ def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) ->
     answers = {answer for _, _, answer in spans}
     newest = list(Version(spans[-1][0]).release)
     if not questions.keys().isdisjoint(WITH_VALUES):  # a key that is rejected says more than a default that changed
-        return [0, answers.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *newest]
+        known = answers - {json.dumps(NO_ANSWER)}
+        return [0 if len(known) > 1 else -1, known.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *newest]
     return [1, silent, max(map(RANKING.index, answers)), sum(map(len, questions.values())), *newest]
 
 
