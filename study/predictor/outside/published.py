@@ -16,6 +16,7 @@ from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
 from study.io.validation import nearest, sentence
+from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
 
@@ -116,13 +117,17 @@ class Row(BaseModel):
 
     @property
     def step_s(self) -> float | None:
-        """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one."""
+        """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one.
+
+        GPUs that divide a model have the same tokens.
+        """
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
         tokens = self.seq_mean if self.rows_are == "padded" else self.seq
         counts = (self.micro_batch, self.grad_acc or 1, tokens)
         known = [count for count in counts if isinstance(count, (int, float))]
-        return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+        together = Layout.of_words(self.parallel).ranks if self.parallel and re.fullmatch(FORM, self.parallel) else 1
+        return math.prod(known) / together / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
 
     @property
     def rows_per_s(self) -> float | None:
