@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from study.cli.commands import main
+from study.cli.commands import main, start
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
@@ -134,3 +134,5 @@ def test_deepcompile_is_not_predicted_and_has_to_be_started(setup):
 def test_fp8_is_refused_with_the_reason(setup):
     with pytest.raises(Stop, match="copies in 8 bits come on top"):
         setup(precision="fp8")
+    with pytest.raises(Stop, match="copies in 8 bits"):
+        start(["estimate", "--model", "gpt2", "--arm", "zero3", "--precision", "fp8"])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -35,8 +35,8 @@ class Training:
 
     arm: str | None = None
     """Name of an arm; `study arms` lists them. Default: zero3, or zero1 where ranks divide the model."""
-    precision: Precision = "bf16_cast"
-    """As in the trainer."""
+    precision: Precision | Literal["fp8"] = "bf16_cast"
+    """As in the trainer. fp8 is refused, with the reason."""
     micro_batch: int = 1
     """Rows per GPU and pass."""
     accumulation: int = 1
