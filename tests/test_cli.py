@@ -48,8 +48,12 @@ def in_this_process(monkeypatch, words: str) -> int | None:
 
 
 def test_all_arms_are_listed(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert in_this_process(monkeypatch, "arms") is None
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 100
+    assert "zero3_superoffload: no: DeepSpeed has SuperOffload only for NVIDIA GPUs" in lines
+    listed = [line.split()[0] for line in lines if line.strip()]
     assert [name for name in listed if name in NAMES] == list(NAMES)
     assert "zero3_textbook" in listed
 
@@ -374,6 +378,9 @@ def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsy
         answer = json.loads(capsys.readouterr().out)
         assert answer["fine"] == (code is None)
         assert [each["remedy"] for each in answer["findings"]] == [each.remedy for each in findings]
+        assert in_this_process(monkeypatch, "doctor") == (code or 0)
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first == ("This machine lacks: ninja." if code else "This machine has everything that the study needs.")
 
 
 def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):

@@ -90,7 +90,7 @@ def test_releases_of_2026_make_a_copy_on_each_rank_though_rank_0_alone_should_lo
 @pytest.mark.parametrize("way", WAYS)
 def test_two_real_ranks_load_train_and_say_their_memory(way, tmp_path):
     row = measure(Cell(way, "llama-micro", "safetensors_shards", "float32", "float32", 2, "step"), tmp_path)
-    assert row["outcome"] == "loads", row["said"]
+    assert row["outcome"] == "loads", row["message"]
     assert list(row["phases"]) == list(bench.PHASES)
     for phase in row["phases"].values():
         assert phase["peak_bytes"] >= sum(phase["private_bytes"]) > 0

@@ -343,6 +343,13 @@ def judged() -> dict:
         return digest.judge("".join(path.read_text() for path in MARKED))
 
 
+def test_the_readme_is_short_and_lists_every_arm():
+    text = (report.ROOT / "README.md").read_text()
+    assert text.count("\n") <= 130
+    named = set(re.findall(r"`(\w+)`", text.split("## The arms")[1]))
+    assert {path.stem for path in (report.ROOT / "accelerate_configs").glob("*.yaml")} <= named
+
+
 @pytest.mark.parametrize("path", MARKED, ids=[str(path.relative_to(report.ROOT)) for path in MARKED])
 def test_text_and_records_agree(path, judged):
     """Where a README's verdicts are not what the records say: study report --runs ... --readme README.md"""

@@ -11,6 +11,7 @@ from conftest import ranks_of
 from study.cli import diagnosis as command
 from study.cli import steps as timeline
 from study.predictor.wanted import Wanted
+from study.report.topics import killed
 from study.watcher import live, traces, trends, watch
 from study.watcher.loop import Loop
 
@@ -85,7 +86,7 @@ def test_what_is_planted_is_found_with_its_numbers(planted):
     assert found.keys() == {"loader_waits", "outside_steps", "straggler", "memory_creeps", "decay", "loss_jumps"}
     assert found["straggler"].sentence.startswith("Rank 1 is ")
     assert "of the steps, in the forward pass" in found["straggler"].sentence
-    (creep,) = trends._memory(tables)
+    (creep,) = trends._memory(trends.stacked(tables))
     assert creep[1]["growth_bytes"] == pytest.approx(2.1e6, rel=0.1)
     assert creep[1]["since"] == pytest.approx(40, abs=5)
     assert "in step 70; it is back after 1 steps" in found["loss_jumps"].sentence
@@ -193,3 +194,27 @@ def test_study_timeline_writes_a_trace(tmp_path):
     assert traces.is_trace(trace)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
     assert len(names) >= 3, "the step, and its streams"
+
+
+def test_a_pause_leaves_no_hook_and_no_step(tmp_path, capsys):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    with watch.watch(model=model, optimizer=optimizer, run_dir=tmp_path, live=False) as watched:
+        step()
+        with watched.paused():
+            assert not model._forward_pre_hooks
+            step()
+        step()
+    assert len(trends.load(tmp_path)[0]) == 2
+
+
+def test_a_watch_costs_less_than_1_percent_of_long_steps():
+    kept = json.loads(killed.WATCH_COST.read_text())
+    assert kept["step_cpu_s"]["median"] >= 0.03
+    assert kept["added_cpu_share"]["high"] < 0.01
+    assert f"{kept['added_cpu_share']['high']:.2%}" in killed.watch_cost()

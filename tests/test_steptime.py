@@ -383,7 +383,7 @@ def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
 
 
 def test_products_in_8_bits_take_half_the_time_and_conversions():
-    """Each factor is converted: 5 bytes for each of its elements. Memory limits one product. The head stays as it is."""
+    """Each factor is converted: 5 bytes for each of its elements. Memory limits one product; the head's stays."""
     each = setup("ddp", describe("gpt2"), precision="bf16", micro_batch=32)
     seconds = [_seconds(blocks(each), each, replace(H100, in_8_bits=is_8), pace.pace()) for is_8 in (False, True)]
     whole, halved = (of["layer.1"][0] for of in seconds)

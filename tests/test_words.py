@@ -3,6 +3,7 @@
 import re
 
 import pandas as pd
+import pytest
 from conftest import ROOT
 
 from study.cli import catalogue, results
@@ -127,9 +128,24 @@ def test_the_headline_has_the_most_certain_central_claim_of_each_text():
     assert list(claims.headline(pd.DataFrame(rows))["claim"]) == ["A-2", "B-2"], "the text itself is no evidence"
     rows += [central(f"E{number}-1", "moderate", READ) for number in range(9)]
     assert list(claims.headline(pd.DataFrame(rows))["claim"]) == [f"E{number}-1" for number in range(7)]
-    assert claims.answer(pd.DataFrame(rows[:3])) == (
-        "**Of the 3 claims that this text stands for: 3 supported (A-1, A-2, A-3).**"
-    )
+
+
+@pytest.mark.parametrize(
+    ("findings", "answer"),
+    [
+        ([v.SUPPORTED, v.REFUTED], "holds in part: of its 2 central claims 2 are decided here."),
+        ([v.REFUTED, "too uncertain to say"], "does not hold: of its 2 central claims 1 are decided here."),
+        (["too uncertain to say"], "could not be judged: of its 1 central claims 0 are decided here."),
+    ],
+)
+def test_a_text_is_answered_by_its_central_claims(findings, answer):
+    rows = [
+        {"claim": f"A-{n}", "central": "x", "summary": {"claimed": "It is so", "finding": each, "rests on": READ}}
+        for n, each in enumerate(findings)
+    ]
+    text = claims.answer(pd.DataFrame(rows))
+    assert text.startswith(f"**What this text stands for {answer}**")
+    assert ("Refuted: “It is so” (A-" in text) == (v.REFUTED in findings)
 
 
 def test_a_finding_is_divided_by_the_claimed_value_but_not_by_a_limit():

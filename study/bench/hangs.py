@@ -317,7 +317,7 @@ def cell(way: str, arm: str, folder: Path) -> dict:
         "way": way,
         "arm": arm,
         "outcome": _outcome([*messages.values()], still_alive=bool(alive)),
-        "said": messages,
+        "messages": messages,
         "logs": [log.model_dump(mode="json", exclude={"pid"}) for log in logs],
         "software": {name: hardware.versions().get(name) for name in ("torch", "deepspeed")},
     }
@@ -352,7 +352,7 @@ def main(path: Path, chosen: list[str]) -> None:
                     row = cell(way, arm, Path(folder))
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-                sys.stdout.write(f"{json.dumps({name: row[name] for name in ('way', 'arm', 'outcome', 'said')})}\n")
+                sys.stdout.write(f"{json.dumps({name: row[name] for name in ('way', 'arm', 'outcome', 'messages')})}\n")
                 sys.stdout.flush()
 
 

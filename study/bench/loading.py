@@ -12,7 +12,6 @@ are made here.
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from study.machine.linux import fields
+from study.machine.linux import fields, free_port
 from study.machine.software import operators_folder, put_programs_on_path
 
 SEED = 32
@@ -95,7 +94,7 @@ class Watched:
     def __init__(self, cell: Cell, folder: Path, model: dict, models: Path):
         self.cell, self.folder = cell, folder
         settings = asdict(cell) | model | {"folder": str(folder), "model_folder": str(models / model["folder"])}
-        base = os.environ | {"WORLD_SIZE": str(cell.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+        base = os.environ | {"WORLD_SIZE": str(cell.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         base |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "LOCAL_WORLD_SIZE": str(cell.ranks)}
         base |= {"TORCH_EXTENSIONS_DIR": str(operators_folder()), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-m", "study.bench.loading_rank", json.dumps(settings)]
@@ -158,12 +157,6 @@ class Watched:
         return codes, ""
 
 
-def _free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 def measure(cell: Cell, models: Path) -> dict:
     """Return the record of a cell."""
     folder = f"{cell.model}-{cell.files}-{cell.saved}"
@@ -175,7 +168,7 @@ def measure(cell: Cell, models: Path) -> dict:
         note = Path(place) / "software-0"
         software = json.loads(note.read_text()) if note.exists() else {}
     outcome = "loads" if cell.last in phases else "fails"
-    known = {"parameters": model["parameters"], "outcome": outcome, "codes": codes, "said": message}
+    known = {"parameters": model["parameters"], "outcome": outcome, "codes": codes, "message": message}
     return {"cell": cell.name} | asdict(cell) | known | {"phases": phases, "software": software}
 
 
@@ -193,7 +186,7 @@ def main(path: Path, chosen: list[str]) -> None:
             file.write(json.dumps(row) + "\n")
             file.flush()
             last = row["phases"].get(row["last"], {})
-            sys.stdout.write(f"{name}: {row['outcome']} {last.get('peak_bytes', 0) / 1e9:.2f} GB {row['said']}\n")
+            sys.stdout.write(f"{name}: {row['outcome']} {last.get('peak_bytes', 0) / 1e9:.2f} GB {row['message']}\n")
             sys.stdout.flush()
 
 

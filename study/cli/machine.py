@@ -7,12 +7,12 @@ import tyro
 
 from study.errors import Stop
 from study.extras.hosts import hosts
-from study.io.tables import say, show
+from study.io.tables import say, say_wrapped, show
 from study.io.validation import nearest
 from study.machine import doctor as examination
 from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
-from study.spec.arms import ROOT, all_paths, read
+from study.spec.arms import ROOT, Arm, all_paths, read
 from study.spec.options import AsJson
 
 MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
@@ -26,10 +26,9 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
         as_json: Print the rows as JSON instead of a table.
     """
     gpus = num_gpus()
-    rows = []
+    rows: list[dict] = []
     for name, path in all_paths().items():
         arm = read(path)
-        stop = examination.why_not(arm, gpus)
         rows.append(
             {
                 "arm": name,
@@ -37,13 +36,25 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
                 "optimizer states": HOMES[arm.offload_optimizer],
                 "weights": HOMES[arm.offload_param],
                 "file": path.relative_to(ROOT),
-                "here": "yes" if stop is None else f"no: {stop.what}; {stop.remedy}",
+                "here": _here(arm, gpus),
             }
         )
     if as_json:
         return rows
-    show(rows)
+    missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
+    say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
+    show([row | {"file": row["file"].name, "here": row["here"].partition(":")[0]} for row in rows])
+    say_wrapped("", "Files: accelerate_configs/ and accelerate_configs/variants/.", *missing, indent="    ")
     return None
+
+
+def _here(arm: Arm, gpus: int) -> str:
+    """Return yes if this machine can run an arm, or why not."""
+    if stop := examination.why_not(arm, gpus):
+        return f"no: {stop.what}; {stop.remedy}"
+    if arm.for_cuda_alone and not gpus:
+        return f"no: DeepSpeed has {arm.for_cuda_alone} only for NVIDIA GPUs"
+    return "yes"
 
 
 def doctor(
@@ -75,9 +86,16 @@ def doctor(
     if as_json:
         rows = [{"what": each.what, "found": each.found, "fine": each.fine, "remedy": each.remedy} for each in findings]
         return {"fine": all(each.fine for each in findings), "findings": rows}
+    lacking = [finding.what for finding in findings if not finding.fine]
+    say(
+        f"This machine lacks: {', '.join(lacking)}."
+        if lacking
+        else "This machine has everything that the study needs.",
+        "",
+    )
     show([{"": "ok" if finding.fine else "NO", "what": finding.what, "found": finding.found} for finding in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in findings if not finding.fine])
-    sys.exit(0 if all(finding.fine for finding in findings) else 1)
+    sys.exit(1 if lacking else 0)
 
 
 def _compare(comparison: hosts.Comparison) -> None:

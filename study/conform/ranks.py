@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -28,11 +27,13 @@ import torch._dynamo  # each rank would import it with its first optimizer
 import torch.distributed as dist
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
 from study.conform.cases import Case, Difference
 from study.conform.output import LIBRARIES
 from study.conform.properties import Property, read
+from study.machine.linux import free_port
 
 BY_NAME = {each.name: each for each in read()}
 GRACE_S = 2  # for the other ranks, once one has failed
@@ -99,7 +100,7 @@ def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:
     """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
     folder = Path(request["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     running = {}
     for rank in range(ranks):
         pid = os.fork()
@@ -161,7 +162,7 @@ def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * request["limit_s"]))
         getattr(checks, chosen.check)(adapter, case_of(chosen.case | request["case"]), folder, number)
         dist.barrier()
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the second is no Exception
         traceback.print_exc()
         outcome = dict(zip(("status", "words"), explain(error, str(module.__file__)), strict=True))
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -181,13 +182,16 @@ def case_of(fields: dict) -> Case:
     return Case(**values | {"model": getattr(models, fields.get("model", "Plain"))})
 
 
-def explain(error: Exception, adapter_file: str) -> tuple[str, str]:
+def explain(error: BaseException, adapter_file: str) -> tuple[str, str]:
     """Return the status that an exception means, and its words.
 
     NotImplementedError from the adapter's own file: not applicable. A `raise` with a message in a Python file of the
     library: refused, in its words. So is an `assert` with a message in build, save or load; later it guards the
-    library's own state. Anything else is a crash, and the property fails.
+    library's own state. Anything else is a crash, and the property fails. So is a checkpoint that cannot be loaded.
     """
+    if isinstance(error, CheckpointException):
+        cause = next(each for each, _ in error.failures.values())
+        return "fails", f"{type(cause).__name__}: {cause}"[:300]
     words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
     if isinstance(error, Difference):
         return "fails", words
@@ -209,12 +213,6 @@ def raised_by(kinds: type[ast.stmt] | tuple[type[ast.stmt], ...], file: str, lin
             if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or line):
                 return True
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

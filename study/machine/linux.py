@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def fields(path: str) -> dict[str, str]:
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -19,8 +19,10 @@ CLUE = 4  # points of a line above the message
 PROOF = 5  # points of numbers that leave no other cause
 LIKELY = 4
 MOST = 4  # causes that are shown
-OUTSIDE_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
-OUTSIDE_SHARE = 0.1  # of the GPU
+CONTEXT_BYTES = 1.25 * 2**30  # more than a CUDA context takes
+NCCL_BYTES = 1.25 * 2**30
+SMALL_SHARE = 0.3  # of a GPU on which no NCCL is
+OUTSIDE_SHARE = 0.1  # of any GPU
 # Shares of the GPU that PyTorch holds without use: so much is usual (memory_kinds.FRAGMENTATION), so much is not.
 USUAL_SHARE = 0.05
 UNUSUAL_SHARE = 0.1
@@ -127,7 +129,9 @@ def _numbers(error: OomError) -> Iterator[tuple[str, int, str]]:
         if (error.allocated or 0) <= EMPTY * error.total:
             yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
         return
-    if outside > max(OUTSIDE_BYTES, OUTSIDE_SHARE * error.total) and error.free + outside >= asked:
+    with_nccl = min(CONTEXT_BYTES + NCCL_BYTES, SMALL_SHARE * error.total)
+    usual = max(CONTEXT_BYTES, with_nccl, OUTSIDE_SHARE * error.total)
+    if outside > usual and error.free + outside >= asked:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
     if unused >= USUAL_SHARE * error.total and unused + error.free >= asked:
         is_proof = unused >= max(asked, UNUSUAL_SHARE * error.total)

@@ -48,7 +48,7 @@ class Answer:
     sentence: str
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     figure: Figure | None = None
-    bases: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()  # that of the first sentence comes first
     where: tuple[str, ...] = ()  # the machines of the runs
     links: tuple[tuple[str, str], ...] = ()  # where there is more: a page and its name
     command: str = ""  # what makes runs that are missing here
@@ -360,9 +360,9 @@ def traffic_in_words(rows: pd.DataFrame) -> str:
     return text
 
 
-def advice() -> str:
+def advice() -> list[str]:
     """Return which arm `study advise` recommends for 7 billion parameters on eight GPUs."""
-    return side_by_side.read()["advice"]["in_words"][0]
+    return side_by_side.read()["advice"]["in_words"]
 
 
 def beyond_papers(verdicts: list[dict]) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """The parts of a README that are generated from records, between two markers that name the runs.
 
-    <!-- answers:start reports/cpu-2core/runs -->       a picture, the answers, how many claims got which verdict
+    <!-- answers:start reports/cpu-2core/runs -->       a picture, the answers, how many claims hold
     <!-- answers:end -->
 
-`verdicts` in place of `answers` gives the tables of verdicts. `study report --runs FOLDER --readme README.md` renews
-these parts, and a test fails if the text and the records disagree.
+`central` in place of `answers` gives the central claims, and `verdicts` the tables of verdicts. `study report --runs
+FOLDER --readme README.md` renews these parts, and a test fails if the text and the records disagree.
 """
 
 import re
@@ -16,6 +16,7 @@ from study.errors import Stop
 from study.io import files
 from study.ledger.verdict import VERDICTS
 from study.ledger.words import WHAT_A_BASIS_IS
+from study.predictor.outside import side_by_side
 from study.records import runs as records
 from study.records.runs import Runs
 from study.report import answer_figures, answers, style
@@ -23,8 +24,8 @@ from study.report.templating import literal, machine
 from study.report.topics import claims
 from study.report.topics.claims import Judged
 
-MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
-CENTRAL = "What each text stands for, where that was decided with the most certainty (`study claims` has the rest):"
+MARKED = re.compile(r"(<!-- (verdicts|answers|central):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
+ADVISE = f"study advise --model {side_by_side.ADVISED} --gpus 8 --gpu H100"
 PICTURE, CAPTION = "headline.svg", "Compared with DDP: the same losses, less GPU memory, more traffic"
 
 
@@ -70,7 +71,7 @@ def picture(runs: Runs) -> str:
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
     """Return the text with every marked part generated again."""
-    parts = {"verdicts": verdict_tables, "answers": findings}
+    parts = {"verdicts": verdict_tables, "answers": findings, "central": central}
     return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
 
@@ -80,15 +81,20 @@ def verdicts_figure(judged: Judged) -> str:
 
 
 def findings(folder: str, judged: Judged) -> str:
-    """Return the picture, the answers and the findings as Markdown."""
+    """Return the picture, the answers and the findings as Markdown. Of an answer, its first sentence and its basis."""
     lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if picture(judged.runs) else []
     shown = [each for each in answers.answers(judged.runs) if each.figure]
-    lines += [f"- {each.question} {each.sentence} ({', '.join(each.bases)})" for each in shown]
+    lines += [f"- {each.question} {each.first_sentence} ({each.bases[0]})" for each in shown]
     found = answers.beyond_papers(judged.rows)
     lines += [f"- {text} (`study claims {claim}`)" for claim, text in found.items() if claim != "L-32"]
-    central = claims.headline(judged.table)
-    lines += ["", CENTRAL, "", *markdown(central.rename(columns=str.capitalize))] if len(central) else []
-    return "\n".join([*lines, "", claims.sentence(judged.table)]).strip() + "\n"
+    lines += ["", claims.in_one_sentence(judged.table), "", f"**Which arm for my model?** `{ADVISE}` (predicted)", ""]
+    lines += [f"> {line}\\" for line in answers.advice()]
+    return "\n".join(lines).strip("\n\\") + "\n"
+
+
+def central(_: str, judged: Judged) -> str:
+    """Return the central claim of each text that was decided with the most certainty, as Markdown."""
+    return "\n".join(markdown(claims.headline(judged.table).rename(columns=str.capitalize))) + "\n"
 
 
 def verdict_tables(folder: str, judged: Judged) -> str:

@@ -43,6 +43,7 @@ from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
 NOTEBOOKS = (
+    "stages",
     "claims",
     "compare",
     "fsdp2",
@@ -223,7 +224,7 @@ def write_index(
     values = {
         "answers": answered,
         "present": present,
-        "advice": answers.advice(),
+        "advice": answers.advice()[0],
         "findings": answers.beyond_papers(verdicts),
         "central": as_html(claims.headline(judged.table), []),
         "known": {each.claim.id for each in judged.verdicts},

@@ -8,6 +8,9 @@ from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
+from study.predictor.parallel import memory as parallel
+from study.predictor.parallel import timing as layouts
+from study.predictor.parallel.layout import Layout
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import Links, Pace, Seconds, attention_s, interval_factor, pace, work_s
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
@@ -97,6 +100,8 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
     """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
+    if setup.layout:
+        return _of_layout(setup, setup.layout, machine, constants)
     passes = min(setup.accumulation, MOST_PASSES)
     spans, parts = _replayed(setup, machine, passes, constants)
     seconds = length_s(spans)
@@ -105,6 +110,17 @@ def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[
         seconds += more * (seconds - length_s(shorter))
         parts = {name: part_s + more * (part_s - fewer[name]) for name, part_s in parts.items()}
     return seconds, parts, spans
+
+
+def _of_layout(
+    setup: Setup, layout: Layout, machine: Machine, constants: Pace
+) -> tuple[float, dict[str, float], list[Span]]:
+    whole = parallel.whole_pass(setup)
+    work = layouts.divided(_blocks(whole, machine), setup, layout)
+    seconds = _seconds(work, whole, machine, constants)
+    owned = max(parallel.owned(setup, layout, place) for place in range(layout.pipeline))
+    update_s = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
+    return layouts.step(setup, layout, machine.links(setup.ranks), constants, seconds, update_s)
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:

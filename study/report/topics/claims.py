@@ -13,7 +13,7 @@ from study.ledger.certainty import LEVELS
 from study.ledger.files import doubts, read_all
 from study.ledger.judging import Verdict
 from study.ledger.ledger import bases, counted
-from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
+from study.ledger.verdict import FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.probes import answers
 from study.records import evidence
@@ -99,13 +99,28 @@ def headline(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(verdicts: pd.DataFrame) -> str:
-    """Return what became of the central claims of a text, in one sentence."""
+    """Return whether what a text stands for holds, and what of it is refuted and supported, claim by claim."""
     table = central(verdicts)
     if table.empty:
         return ""
-    of_finding = {finding: list(rows["claim"]) for finding, rows in parts(table, "finding").items()}
-    found = [f"{len(ids)} {finding} ({', '.join(ids)})" for finding, ids in of_finding.items()]
-    return f"**Of the {len(table)} claims that this text stands for: {joined(found)}.**"
+    claims_by_finding = parts(table, "finding")
+    failing = [name for name in claims_by_finding if name in FAILS]
+    holding = [name for name in claims_by_finding if name in HOLDS]
+    decided = table["finding"].isin([*FAILS, *HOLDS]).sum()
+    outcome = _outcome(bool(failing), bool(holding))
+    text = f"**What this text stands for {outcome}: of its {len(table)} central claims {decided} are decided here.**"
+    for name in (*failing, *holding):
+        quotes = [f"“{row['claimed']}” ({row['claim']})" for row in records(claims_by_finding[name])]
+        text += f"\n\n{name[0].upper()}{name[1:]}: {'; '.join(quotes)}."
+    return text
+
+
+def _outcome(fails: bool, holds: bool) -> str:
+    if fails and holds:
+        return "holds in part"
+    if fails:
+        return "does not hold"
+    return "holds" if holds else "could not be judged"
 
 
 def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -123,7 +138,7 @@ def sentence(verdicts: pd.DataFrame) -> str:
     mine = counted(records(verdicts))
     if not mine:
         return ""
-    world = [row for row in mine if row["basis"] != OWN]
+    world = _about_the_world(mine)
     suspected = Counter(row["verdict"] for row in world if row["suspected"])
     resting = bases([row for row in world if not row["suspected"]])
     chosen = Counter(row["verdict"] for row in world if not row["suspected"])
@@ -141,6 +156,23 @@ def sentence(verdicts: pd.DataFrame) -> str:
     if certain := int(verdicts["by_construction"].sum()):
         texts.append(f"Not counted, because no planted falsehood turns our check: {certain}.")
     return " ".join(texts)
+
+
+def in_one_sentence(verdicts: pd.DataFrame) -> str:
+    """Return how many published claims hold, how many do not, and how many verdicts rest on real runs."""
+    rows = [row for row in _about_the_world(counted(records(verdicts))) if not row["suspected"]]
+    if not rows:
+        return ""
+    counts = Counter(row["verdict"] for row in rows)
+    holding = sum(counts[name] for name in HOLDS)
+    failing = sum(counts[name] for name in FAILS)
+    counted_words = f"{holding} hold, {failing} do not, and {len(rows) - holding - failing} could not be decided here"
+    return f"Of {len(rows)} published claims **{counted_words}**; {bases(rows)[MEASURED]} verdicts rest on real runs."
+
+
+def _about_the_world(rows: list[dict]) -> list[dict]:
+    """Leave out claims that were compared only with other numbers of the same text."""
+    return [row for row in rows if row["basis"] != OWN]
 
 
 def _counts(counts: Counter) -> str:
