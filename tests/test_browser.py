@@ -95,6 +95,18 @@ def test_tables_sort_both_ways_and_by_value(show):
     assert sorted(before) == sorted(up)
 
 
+def test_a_stage_is_dragged(show):
+    """16 bytes a parameter under DDP; with eight ranks, stages 1 to 3 take 5.5, 3.75 and 2."""
+    opened = show("stages")
+    script = """const form = document.getElementById("drag");
+        form.stage.value = arguments[0];
+        form.dispatchEvent(new Event("input"));
+        return form.querySelector(".total").textContent;"""
+    texts = [opened.execute_script(script, stage) for stage in range(4)]
+    shares = [text.partition(" bytes a parameter")[0].split()[-1] for text in texts]
+    assert shares == ["16", "5.5", "3.75", "2"]
+
+
 def test_rows_are_filtered(show):
     opened = show("index")
     field = opened.find_element("css selector", "input[type=search]")

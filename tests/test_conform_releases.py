@@ -239,13 +239,15 @@ def test_a_claim_rests_on_trials_and_is_out_of_date_since_a_release():
     assert len(list(trials.claims(known))) >= 50
     assert not list(trials.claims(set()))
     spans = [("0.1", "0.2", "10"), ("0.3", "0.4", '"none"')]
-    assert changes._claim("L-14", ["10"], spans) == "Claim L-14 is out of date since 0.3."
-    assert changes._claim("L-14", ["none"], spans) == "Claim L-14 is right since 0.3."
-    assert changes._claim("L-14", ["else"], spans) == "Claim L-14 rests on this."
+    assert changes._claim("L-14", ["10"], 0, spans) == "Claim L-14 is out of date since 0.3."
+    assert changes._claim("L-14", ["none"], 0, spans) == "Claim L-14 is right since 0.3."
+    assert changes._claim("L-14", ["else"], 0, spans) == "Claim L-14 rests on this."
+    between = [("0.1", "0.2", "20"), ("0.3", "0.4", "13.1"), ("0.5", "0.6", "0"), ("0.7", "0.7", '"does not run"')]
+    assert changes._claim("L-66", [13], 0.01, between) == "Claim L-66 is out of date since 0.5."
 
 
 def test_trials_are_of_the_release_asked_for(monkeypatch, tmp_path):
-    count = len(trials.installed())
+    count = len(trials.concerning("deepspeed"))
     answers = [{"found": "0.18.1+unknown"}, {"error": "ValueError: no"}, *[{"found": 1}] * (count - 1)]
     done = SimpleNamespace(returncode=0, stdout=json.dumps(answers), stderr="")
     monkeypatch.setattr(trials.subprocess, "run", lambda *_, **__: done)
@@ -256,6 +258,46 @@ def test_trials_are_of_the_release_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(trials.subprocess, "run", lambda *_, **__: done, raising=False)
     with pytest.raises(RuntimeError, match=r"instead of 0\.18\.2"):
         trials.tried("deepspeed", "0.18.2", tmp_path, tmp_path / "other")
+
+
+def test_a_release_is_asked_what_it_lacks(monkeypatch, tmp_path):
+    first, *others = map(trials.key, trials.concerning("accelerate"))
+    (tmp_path / trials.ANSWERS).write_text(json.dumps(dict.fromkeys(others, 1)))
+    asked = []
+
+    def run(command, input, **_):
+        asked.extend(json.loads(input))
+        answers = [{"found": "1.2.1"}, {"found": 2}]
+        return SimpleNamespace(returncode=0, stdout=json.dumps(answers), stderr="")
+
+    monkeypatch.setattr(trials.subprocess, "run", run)
+    found = trials.tried("accelerate", "1.2.1", tmp_path, tmp_path)
+    assert [trials.key(each) for each in asked[1:]] == [first]
+    assert found == dict.fromkeys(others, 1) | {first: 2}
+
+
+def test_a_reproduction_is_tried_for_the_library_that_it_is_about():
+    names = {
+        package: {each.get("name") for each in trials.concerning(package)} for package in ("deepspeed", "accelerate")
+    }
+    assert "mics_is_removed" in names["deepspeed"] - names["accelerate"]
+    assert "sgd_becomes_adam" in names["accelerate"] - names["deepspeed"]
+    assert set(trials.LEFT_OUT) <= {path.stem for path in upstream.REPRODUCTIONS.glob("*.py")}
+    assert not names["deepspeed"] & set(trials.LEFT_OUT)
+
+
+def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
+    now = {trials.key(row["trial"]): row["found"] for row in trials.installed()}
+    (mics,) = [row["trial"] for row in trials.installed() if trials.words(row["trial"]) == "mics_is_removed"]
+    for release, value in {"0.17.5": {"error": "KeyError: 'x'"}, "0.18.3": "accepted"}.items():
+        (upgraded / f"deepspeed-{release}" / trials.ANSWERS).write_text(json.dumps(now | {trials.key(mics): value}))
+    start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
+    said = " ".join(capsys.readouterr().out.split())
+    history = '"does not run" until 0.17.5, "accepted" in 0.18.3, "DeepSpeedConfigError" since 0.19.8'
+    assert f"mics_is_removed: {history} Shown by: study/reproductions/mics_is_removed.py KeyError: 'x'" in said
+    (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == changes.REPRODUCTION]
+    assert table["title"] == "deepspeed: what scripts find"
+    assert [each["question"] for each in table["rows"]] == ["mics_is_removed"]
 
 
 def test_a_failure_of_a_kept_release_has_a_script(tmp_path):

@@ -23,12 +23,15 @@ from study.spec.arms import ROOT
 COMMITTED = ROOT / "reports" / "conform" / "releases"
 UNUSABLE = 0.5  # a release in which one message ends a larger share of the properties is left out
 CONFIGURATION = "configuration"  # in the place of an adapter: how a release reads a config
+REPRODUCTION = "reproduction"  # in the place of an adapter: what a script finds
+WITH_VALUES = (CONFIGURATION, REPRODUCTION)  # their answers are values
+NO_ANSWER = "does not run"
 MOST = 5  # changes that a report shows first
 RANKING = ("holds", "not applicable", "refused", "fails")
 HEADINGS = {
     "worse": "Worse in {until}:",
     "better": "Better in {until}:",
-    "other": "Configurations that {until} reads in another way:",
+    "other": "Configurations that {until} reads in another way, and reproductions that find something else:",
     "between": "The same in both releases, and another answer between them:",
 }
 Span = tuple[str, str, str]  # the first and the last of releases with the same answer, and the answer
@@ -69,10 +72,10 @@ def content(folder: Path) -> dict:
     """Return what reports show: what matters most, all changes, and each property that changes in each release."""
     rows, unusable = answers(folder)
     found = [{"number": number} | each for number, each in enumerate(changes(rows), 1)]
-    of_properties = [each for each in found if CONFIGURATION not in each["questions"]]
+    of_properties = [each for each in found if each["questions"].keys().isdisjoint(WITH_VALUES)]
     most = [*of_properties[:3], *(each for each in found if each["direction"] == "other")][:MOST]
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
-    tables = [_table(str(package), str(adapter), each, of_properties) for (package, adapter), each in groups]
+    tables = [_table(str(package), str(adapter), each, found) for (package, adapter), each in groups]
     tables.sort(key=lambda each: len(each["releases"]), reverse=True)
     return {"most": most, "changes": found, "unusable": unusable, "tables": tables}
 
@@ -88,7 +91,8 @@ def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) ->
         for name in each["questions"].get(adapter, [])
     }
     kept = [{"question": name, "number": number, "answers": given[name]} for name, number in numbers.items()]
-    about = {"package": package, "adapter": adapter, "releases": releases}
+    title = f"{package}: what scripts find" if adapter == REPRODUCTION else f"{package} with the adapter {adapter}"
+    about = {"package": package, "adapter": adapter, "title": title, "releases": releases}
     same = [name for name, each in given.items() if name not in numbers and None not in each]
     return about | {"same": len(same), "rows": kept}
 
@@ -138,13 +142,23 @@ def _configurations(folder: Path) -> Iterator[dict]:
     """Yield the answers to the trials of the ledger."""
     paths = sorted(folder.glob(f"*-*/{trials.ANSWERS}"))
     found = [(*path.parent.name.rpartition("-")[::2], from_json(path.read_bytes())) for path in paths]
-    now = {trials.key(row["trial"]): row["found"] for row in trials.installed()}
-    for package in {package for package, _, _ in found}:
-        found.append((package, trials.installed()[0]["versions"][package], now))
+    now = {trials.key(row["trial"]): row for row in trials.installed()}
+    for package in sorted({package for package, _, _ in found}):
+        values = {key: row["found"] for key, row in now.items() if row["trial"] in trials.concerning(package)}
+        found.append((package, trials.installed()[0]["versions"][package], values))
     for package, release, values in found:
-        about = {"package": package, "release": release, "adapter": CONFIGURATION}
-        for key in now:
-            yield about | {"question": key, "answer": json.dumps(values[key])}
+        for key in filter(values.__contains__, now):
+            yield {"package": package, "release": release} | _answered(now[key]["trial"], values[key])
+
+
+def _answered(trial: dict, value: object) -> dict:
+    """Return a question and its answer. Of a script that ends with an error, the words are not part of the answer."""
+    if not trials.is_reproduction(trial):
+        return {"adapter": CONFIGURATION, "question": trials.key(trial), "answer": json.dumps(value)}
+    about = {"adapter": REPRODUCTION, "question": trial["name"]}
+    if isinstance(value, dict) and "error" in value:
+        return about | {"answer": json.dumps(NO_ANSWER), "words": value["error"]}
+    return about | {"answer": json.dumps(float(f"{value:.3g}") if isinstance(value, float) else value)}
 
 
 # --- changes -------------------------------------------------------------------------------------------------------
@@ -157,7 +171,8 @@ def changes(rows: pd.DataFrame) -> list[dict]:
         each = each.sort_values("release", key=lambda column: column.map(Version))
         spans = _spans(each)
         if len(spans) > 1:
-            groups.setdefault((package, adapter == CONFIGURATION, *spans), []).append(each)
+            kind = adapter if adapter in WITH_VALUES else ""
+            groups.setdefault((package, kind, *spans), []).append(each)
     found = [_change(package, spans, pd.concat(each)) for (package, _, *spans), each in groups.items()]
     return sorted(found, key=lambda each: each["weight"], reverse=True)
 
@@ -169,7 +184,7 @@ def _spans(rows: pd.DataFrame) -> list[Span]:
 
 
 def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
-    configured = rows["adapter"].iloc[0] == CONFIGURATION
+    configured = rows["adapter"].iloc[0] in WITH_VALUES
     questions = {str(name): list(each["question"].unique()) for name, each in rows.groupby("adapter", sort=False)}
     first, last = spans[0][2], spans[-1][2]
     wrong = rows[rows["answer"].isin(["fails", "refused"])].sort_values("silent", ascending=False, kind="stable")
@@ -177,7 +192,8 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     change: dict = {"package": package, "spans": spans, "questions": questions, "silent": silent}
     change["weight"] = _weight(spans, questions, bool(silent))
     if configured:
-        return change | {"direction": "between" if first == last else "other", **_configured(spans, questions)}
+        words = sorted(set(rows["words"]) - {""})
+        return change | {"direction": "between" if first == last else "other", **_configured(spans, questions, words)}
     change["direction"] = _direction(first, last)
     named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())
     adapter, (name, *_) = next(iter(questions.items()))
@@ -200,26 +216,40 @@ def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) ->
     """Return what orders changes: properties before configurations, silence before messages, then how many, how new."""
     answers = {answer for _, _, answer in spans}
     newest = list(Version(spans[-1][0]).release)
-    if CONFIGURATION in questions:  # a default that changed says nothing, and a key that is rejected does
-        return [0, answers.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *newest]
+    if not questions.keys().isdisjoint(WITH_VALUES):  # a key that is rejected says more than a default that changed
+        known = answers - {json.dumps(NO_ANSWER)}
+        return [0 if len(known) > 1 else -1, known.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *newest]
     return [1, silent, max(map(RANKING.index, answers)), sum(map(len, questions.values())), *newest]
 
 
-def _configured(spans: list[Span], questions: dict[str, list[str]]) -> dict:
-    words = {trials.key(row["trial"]): trials.words(row["trial"]) for row in trials.installed()}
-    keys = set(questions[CONFIGURATION])
-    named = joined([words[key] for key in questions[CONFIGURATION]])
-    details = [_claim(name, values, spans) for name, values in trials.claims(keys)]
-    return {"sentence": f"{named}: {history(spans)}", "details": details}
+def _configured(spans: list[Span], questions: dict[str, list[str]], words: list[str]) -> dict:
+    asked = {name for names in questions.values() for name in names}
+    found = {trials.key(row["trial"]): row["trial"] for row in trials.installed()}
+    found = {key: trial for key, trial in found.items() if asked & {key, trial.get("name")}}
+    named = joined(sorted(map(trials.words, found.values())))
+    claims = trials.claims(set(found))
+    details = [_claim(name, values, tolerance, spans) for name, values, tolerance in claims]
+    scripts = [trial["name"] for trial in found.values() if trials.is_reproduction(trial)]
+    details += [f"Shown by: study/reproductions/{name}.py" for name in scripts]
+    return {"sentence": f"{named}: {history(spans)}", "details": [*details, *words]}
 
 
-def _claim(name: str, values: list, spans: list[Span]) -> str:
+def _right(answer: object, value: object, tolerance: float) -> bool:
+    numbers = [each for each in (answer, value) if isinstance(each, (int, float)) and not isinstance(each, bool)]
+    if len(numbers) == 2:
+        return abs(numbers[0] - numbers[1]) <= tolerance * abs(numbers[1])
+    return str(answer) == str(value)
+
+
+def _claim(name: str, values: list, tolerance: float, spans: list[Span]) -> str:
     """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
-    right = [all(str(json.loads(answer)) == str(value) for value in values) for _, _, answer in spans]
-    if right[0] == right[-1]:
+    found = [(first, json.loads(answer)) for first, _, answer in spans if json.loads(answer) != NO_ANSWER]
+    right = [(first, all(_right(answer, value, tolerance) for value in values)) for first, answer in found]
+    phases = [next(each) for _, each in groupby(right, key=lambda pair: pair[1])]
+    if len(phases) < 2:
         return f"Claim {name} rests on this."
-    since = next(first for (first, _, _), now in zip(spans, right, strict=True) if now == right[-1])
-    return f"Claim {name} is {'right' if right[-1] else 'out of date'} since {since}."
+    since, now = phases[-1]
+    return f"Claim {name} is {'right' if now else 'out of date'} since {since}."
 
 
 def history(spans: list[Span]) -> str:

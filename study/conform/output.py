@@ -91,16 +91,16 @@ def as_json(adapter: Adapter, results: list[Result], versions: dict[str, str | N
 
 
 def keep(
-    folder: Path, adapter: Adapter, results: list[Result], versions: dict[str, str | None], reason: str = ""
+    folder: Path, adapter: Adapter, results: list[Result], versions: dict[str, str | None], **about: str | float
 ) -> None:
-    """Write the results of a release: of each, what differs from a property that holds."""
+    """Write the results of a release: of each, what differs from a property that holds. `about` is kept with them."""
     kept = [
         {key: value for key, value in asdict(result).items() if key not in REPEATED and HOLDS.get(key) != value}
         for result in results
     ]
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in kept)
-    head = json.dumps({"adapter": adapter.name, "versions": versions, "reason": reason}, indent=1)[:-2]
+    head = json.dumps({"adapter": adapter.name, "versions": versions, "reason": "", **about}, indent=1)[:-2]
     (folder / f"{adapter.name}.json").write_text(f'{head},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 

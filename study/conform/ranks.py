@@ -27,6 +27,7 @@ import torch._dynamo  # each rank would import it with its first optimizer
 import torch.distributed as dist
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
 from study.conform.cases import Case, Difference
@@ -161,7 +162,7 @@ def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * request["limit_s"]))
         getattr(checks, chosen.check)(adapter, case_of(chosen.case | request["case"]), folder, number)
         dist.barrier()
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the second is no Exception
         traceback.print_exc()
         outcome = dict(zip(("status", "words"), explain(error, str(module.__file__)), strict=True))
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -181,13 +182,16 @@ def case_of(fields: dict) -> Case:
     return Case(**values | {"model": getattr(models, fields.get("model", "Plain"))})
 
 
-def explain(error: Exception, adapter_file: str) -> tuple[str, str]:
+def explain(error: BaseException, adapter_file: str) -> tuple[str, str]:
     """Return the status that an exception means, and its words.
 
     NotImplementedError from the adapter's own file: not applicable. A `raise` with a message in a Python file of the
     library: refused, in its words. So is an `assert` with a message in build, save or load; later it guards the
-    library's own state. Anything else is a crash, and the property fails.
+    library's own state. Anything else is a crash, and the property fails. So is a checkpoint that cannot be loaded.
     """
+    if isinstance(error, CheckpointException):
+        cause = next(each for each, _ in error.failures.values())
+        return "fails", f"{type(cause).__name__}: {cause}"[:300]
     words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
     if isinstance(error, Difference):
         return "fails", words

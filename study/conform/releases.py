@@ -8,6 +8,7 @@ run again.
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -78,7 +79,7 @@ def cell(adapter: Adapter, properties: list[Property], release: Release, overlay
     lacking = [each for each in properties if each.name not in have]
     versions = output.installed() | {release.package: release.version}
     if release.reason:
-        output.keep(folder, adapter, results, versions, release.reason)
+        output.keep(folder, adapter, results, versions, reason=release.reason)
     reason = release.reason or content.get("reason", "")
     if not lacking or reason:
         return results + _without(reason, adapter, lacking)
@@ -87,6 +88,7 @@ def cell(adapter: Adapter, properties: list[Property], release: Release, overlay
         results.append(result)
         output.keep(folder, adapter, results, versions)
 
+    before = _cpu_s()
     try:
         with Ranks(overlays / folder.name, overlays / f"{folder.name}.log") as ranks:
             imported = ranks.imported(adapter)[release.package]
@@ -94,9 +96,17 @@ def cell(adapter: Adapter, properties: list[Property], release: Release, overlay
                 raise RuntimeError(f"{release.package} {imported} was imported instead of {release.version}")
             run(adapter, lacking, ranks, keep, shrink=False)
     except Stop as stop:
-        output.keep(folder, adapter, results, versions, stop.what)
+        output.keep(folder, adapter, results, versions, reason=stop.what)
         return results + _without(stop.what, adapter, lacking[len(results) - len(have) :])
+    if not have:  # the time of a whole cell
+        output.keep(folder, adapter, results, versions, cpu_s=round(_cpu_s() - before, 1))
     return results
+
+
+def _cpu_s() -> float:
+    """Return the processor time of all processes that this one started and that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _without(reason: str, adapter: Adapter, properties: list[Property]) -> list[Result]:

@@ -1,6 +1,6 @@
-"""What a release answers to the configurations that claims of the ledger try: defaults, and what is accepted.
+"""What a release answers to the trials of the ledger: defaults, what is accepted, and what reproductions find.
 
-The ledger's worker tries them in a process of its own, which uses the release. Its reproductions are not run.
+`study.probes.reproducing` tries them in a process of its own, which uses the release.
 """
 
 import functools
@@ -18,8 +18,16 @@ from study.spec.arms import PACKAGE, ROOT
 
 KEPT = "trials.json"
 ANSWERS = "configurations.json"  # beside the results of the properties
-WORKER = [sys.executable, "-P", "-m", "study.probes.worker"]
-LIMIT_S = 600
+WORKER = [sys.executable, "-P", "-m", "study.probes.reproducing"]
+LIMIT_S = 3600
+# They take longer than 5 s of processor time, or compile an operator: not repeated for each release.
+LEFT_OUT = (
+    *("allgather_partitions_unread", "comms_logger_counts", "cpu_adam_equals_adamw", "cpu_adam_speed"),
+    *("elastic_checkpoint_of_stage3", "fsdp_on_a_cpu_is_ddp", "fsdp_on_a_cpu_is_none", "max_grad_norm_unused"),
+    *("nvme_checkpoint_loads_no_weights", "reduce_scatter_is_all_reduce", "stage2_nvme_writes_nothing"),
+    *("two_trainings_without_gpu", "zenflow_changes_weights", "zero2_estimator_at_the_update"),
+    "zero3_init_flag_and_precision",
+)
 DEFAULTS: dict[str, dict] = {
     "deepspeed_config": {"look": "accepted", "ranks": 1},
     "accelerate_yaml": {"look": "accepted"},
@@ -29,9 +37,25 @@ SHORT = {"deepspeed_config": "config", "accelerate_yaml": "change", "constructed
 
 @functools.cache
 def installed() -> tuple[dict, ...]:
-    """Return the trials of the ledger that run no script, with what the installed libraries answer."""
+    """Return the trials of the ledger, with what the installed libraries answer."""
     rows = [row for path in sorted(ROOT.glob(f"reports/*/{KEPT}")) for row in from_json(path.read_bytes())]
-    return tuple({key(row["trial"]): row for row in rows if row["trial"]["what"] != "reproduction"}.values())
+    return tuple({key(row["trial"]): row for row in rows}.values())
+
+
+def is_reproduction(trial: dict) -> bool:
+    return trial["what"] == "reproduction"
+
+
+def concerning(package: str) -> list[dict]:
+    """Return the trials for releases of a package: all configurations, and its own reproductions."""
+    return [row["trial"] for row in installed() if not is_reproduction(row["trial"]) or _of(row["trial"], package)]
+
+
+def _of(trial: dict, package: str) -> bool:
+    """Return whether a reproduction is about this package. One that uses Accelerate is about that."""
+    source = (PACKAGE / "reproductions" / f"{trial['name']}.py").read_text(encoding="utf-8")
+    owner = next((name for name in ("accelerate", "deepspeed") if name in source.lower()), "")
+    return owner == package and trial["name"] not in LEFT_OUT
 
 
 def key(trial: dict) -> str:
@@ -40,17 +64,20 @@ def key(trial: dict) -> str:
 
 def words(trial: dict) -> str:
     """Return what a trial asks, in a line."""
+    if is_reproduction(trial):
+        return trial["name"]
     if trial["what"] in SHORT:
         return f"{trial['look']} of {json.dumps(trial[SHORT[trial['what']]])}"
     return f"{trial['of'].rpartition('.')[2]}.{trial.get('field') or trial.get('name')}"
 
 
 def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, object]:
-    """Return the answers of a release by the keys of the trials: from its file, or tried now."""
+    """Return the answers of a release by the keys of the trials: from its file, and what that lacks is tried now."""
     path = folder / ANSWERS
-    if path.exists():
-        return from_json(path.read_bytes())
-    trials = [row["trial"] for row in installed()]
+    known = from_json(path.read_bytes()) if path.exists() else {}
+    trials = [trial for trial in concerning(package) if key(trial) not in known]
+    if not trials:
+        return known
     text = json.dumps([{"what": "default", "of": package, "field": "__version__"}, *trials])
     env = environment(overlay)
     done = subprocess.run(WORKER, input=text, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
@@ -59,14 +86,15 @@ def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, 
     imported, *answers = json.loads(done.stdout)
     if imported.get("found", "").partition("+")[0] != version:
         raise RuntimeError(f"{package} {imported} was imported instead of {version}")
-    by_key = {key(trial): answer.get("found", answer) for trial, answer in zip(trials, answers, strict=True)}
+    new = {key(trial): answer.get("found", answer) for trial, answer in zip(trials, answers, strict=True)}
+    by_key = known | new
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(by_key, indent=0) + "\n", encoding="utf-8")
     return by_key
 
 
-def claims(keys: set[str]) -> Iterator[tuple[str, list]]:
-    """Yield each claim that rests on some of these trials, with the values that it expects of them."""
+def claims(keys: set[str]) -> Iterator[tuple[str, list, float]]:
+    """Yield each claim that rests on some of these trials, with the values that it expects of them, and how nearly."""
     known = {row["trial"]["what"] for row in installed()}
     for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
         for claim in from_toml(path.read_bytes()).get("claim", []):
@@ -74,7 +102,7 @@ def claims(keys: set[str]) -> Iterator[tuple[str, list]]:
                 names = [key(trial) for trial in _each(claim["with"])]
                 values = claim["value"] if isinstance(claim["value"], list) else [claim["value"]] * len(names)
                 if expected := [value for value, name in zip(values, names, strict=True) if name in keys]:
-                    yield claim["id"], expected
+                    yield claim["id"], expected, claim.get("tolerance", 0)
 
 
 def _each(given: dict) -> Iterator[dict]:

@@ -250,14 +250,19 @@ def _run(name: str) -> Answer | str:
     sys.stderr.write(f"  {name}\n")
     with tempfile.TemporaryDirectory() as folder:
         printed, reason = _process([sys.executable, str(scripts()[name])], "", Path(folder))
-    for line in reversed((printed or "").splitlines()):
+    return last_answer(printed or "") or reason or "it printed no answer"
+
+
+def last_answer(printed: str) -> Answer | None:
+    """Return the last line that is JSON, of what a reproduction printed."""
+    for line in reversed(printed.splitlines()):
         with contextlib.suppress(ValueError):
             values = json.loads(line)
             if isinstance(values, dict) and "found" in values:
                 value = values.pop("found")
                 details = ", ".join(f"{name} {detail}" for name, detail in values.items())
                 return Answer(found=value, told=f"found {value} ({details})" if details else f"found {value}")
-    return reason or "it printed no answer"
+    return None
 
 
 def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, str]:

@@ -43,6 +43,7 @@ from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
 NOTEBOOKS = (
+    "stages",
     "claims",
     "compare",
     "fsdp2",
