@@ -1,4 +1,4 @@
-"""Over which releases a claim of the ledger is right, from the answers that `study versions` kept."""
+"""In which releases a claim of the ledger is right, from the answers that `study versions` kept."""
 
 import json
 from itertools import groupby
@@ -10,7 +10,7 @@ from packaging.version import Version
 from study.conform import changes, trials
 from study.io.words import joined
 
-PACKAGES = {"deepspeed_config": "deepspeed", "accelerate_yaml": "accelerate"}  # of a trial's kind
+PACKAGES = {"deepspeed_config": "deepspeed", "accelerate_yaml": "accelerate"}  # that a trial of this kind is about
 
 
 def write(folder: Path) -> None:
@@ -18,25 +18,24 @@ def write(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return the range of each claim whose trials all releases of a library answered."""
+    """Return the releases in which each claim is right whose trials releases of a library answered."""
     rows, _ = changes.answers(folder)
     answers = {name: each.set_index("release")["answer"] for name, each in rows.groupby(["package", "question"])}
-    right: dict[str, list[pd.Series]] = {}
-    packages: dict[str, str] = {}
+    right: dict[tuple[str, str], list[pd.Series]] = {}
     for trial in (row["trial"] for row in trials.installed()):
-        package = PACKAGES.get(trial["what"], trial.get("of", "").partition(".")[0])
-        given = answers.get((package, trials.key(trial)))
-        for name, values, *_ in trials.claims({trials.key(trial)}) if given is not None else ():
-            same = [any(_equal(json.loads(answer), value) for value in values) for answer in given]
-            right.setdefault(name, []).append(pd.Series(same, given.index))
-            packages[name] = package
-    return {name: _words(packages[name], pd.concat(each, axis=1).all(axis=1)) for name, each in right.items()}
-
-
-def _equal(answer: object, value: object) -> bool:
-    if {type(answer), type(value)} <= {int, float}:
-        return answer == value
-    return str(answer) == str(value)
+        question, packages = trials.key(trial), [PACKAGES.get(trial["what"], trial.get("of", "").partition(".")[0])]
+        if trials.is_reproduction(trial):
+            question, packages = trial["name"], list(PACKAGES.values())
+        for package in packages:
+            if (package, question) in answers:
+                given = answers[package, question].map(json.loads)
+                given = given[given.map(lambda answer: answer != changes.NO_ANSWER)]
+                for name, values, tolerance in trials.claims({trials.key(trial)}):
+                    same = [any(changes.is_right(answer, value, tolerance) for value in values) for answer in given]
+                    right.setdefault((name, package), []).append(pd.Series(same, given.index))
+    return {
+        name: _words(package, pd.concat(each, axis=1).dropna().all(axis=1)) for (name, package), each in right.items()
+    }
 
 
 def _words(package: str, right: pd.Series) -> str:
