@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from study.cli.commands import main
+from study.cli.commands import main, start
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
@@ -51,6 +51,7 @@ def test_weights_in_4_bits_are_whole_on_each_rank(setup, lora):
     assert quantized.startswith(f"Each rank holds all {size(held)} of nf4 weights")
     assert f"and not {size(held / 4)}" in quantized
     assert plain.startswith("If the frozen weights are quantized")
+    assert combinations.answers(setup(quantized="nf4"))[0].id == "quantized_whole"
     whole, sharded = (sum(estimate(setup(arm, quantized="nf4")).at_peak.values()) for arm in ("zero3", "fsdp2"))
     assert whole - sharded >= 0.7 * held
 
@@ -90,7 +91,11 @@ def test_offloading_has_a_price(setup):
     saved = estimate(plain).peak_bytes - estimate(offloaded).peak_bytes
     assert f"saves {size(saved)} of {size(estimate(plain).peak_bytes)}" in sentence
     assert f"at most {here.parts['update on host']:.3g} s" in sentence
-    assert "a disk not counted" in answer("offloaded", setup("zero3_nvme", whole, sequence=1024), "L4").sentence
+    assert "disk" not in sentence
+    assert (
+        "the disk's time is not counted"
+        in answer("offloaded", setup("zero3_nvme", whole, sequence=1024), "L4").sentence
+    )
     assert not [each for each in combinations.answers(plain, "L4") if each.id == "offloaded"]
 
 
@@ -129,3 +134,5 @@ def test_deepcompile_is_not_predicted_and_has_to_be_started(setup):
 def test_fp8_is_refused_with_the_reason(setup):
     with pytest.raises(Stop, match="copies in 8 bits come on top"):
         setup(precision="fp8")
+    with pytest.raises(Stop, match="copies in 8 bits"):
+        start(["estimate", "--model", "gpt2", "--arm", "zero3", "--precision", "fp8"])

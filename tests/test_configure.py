@@ -150,7 +150,7 @@ def test_what_cannot_be_written(tmp_path):
         (path, advice, "single", "single is not predicted to fit"),
         (path, advice, "zero3_nvme", "zero3_nvme needs a folder"),
         (path, too_large, None, "nothing is predicted to fit"),
-        (tmp_path / "mine.json", advice, None, "not the name of a yaml"),
+        (tmp_path / "mine.json", advice, None, "not the name of a file for"),
         (tmp_path / "nowhere" / "mine.yaml", advice, None, "cannot be written"),
         (tmp_path / "taken.yaml", advice, "zero2", "exists already"),
     ):

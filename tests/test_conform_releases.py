@@ -294,7 +294,10 @@ def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
     start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
     said = " ".join(capsys.readouterr().out.split())
     history = '"does not run" until 0.17.5, "accepted" in 0.18.3, "DeepSpeedConfigError" since 0.19.8'
-    assert f"mics_is_removed: {history} Shown by: study/reproductions/mics_is_removed.py KeyError: 'x'" in said
+    assert (
+        f"mics_is_removed: {history} Shown by: study/reproductions/mics_is_removed.py Does not run: KeyError: 'x'"
+        in said
+    )
     (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == changes.REPRODUCTION]
     assert table["title"] == "deepspeed: what scripts find"
     assert [each["question"] for each in table["rows"]] == ["mics_is_removed"]

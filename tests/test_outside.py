@@ -13,6 +13,7 @@ from study.predictor.estimate import estimate
 from study.predictor.outside import errors, published, ratios, stored, trainings
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
+from study.predictor.tracing.transformer import SELECTIVE
 
 FROZEN = published.FOLDER / "frozen.csv"
 GPT = {
@@ -174,7 +175,7 @@ def test_memory_needs_no_known_gpu():
 def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_path):
     path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
     header, line = path.read_text().splitlines()
-    unknown = {"parallel": "tp2", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
+    unknown = {"parallel": "dualpipe", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
     unknown |= {"experts": "deepep", "offload": "activations", "optimizer_name": "lion"}
     for name, value in unknown.items():
         path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")
@@ -199,6 +200,7 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"frozen": "bf16"}),
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
+        ({"recompute_part": "ops:torchtitan", "recompute": None}, {"checkpointing": SELECTIVE}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
         ({"experts": "loop"}, {"experts_loop": True}),
         ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
@@ -299,8 +301,8 @@ def test_each_source_has_the_same_weight_in_the_accuracy():
 def test_the_accuracy_is_of_all_committed_rows_that_nothing_was_fitted_to():
     kept = stored.read()["accuracy"]
     assert errors.accuracies(stored.predictions()) == kept
-    assert (kept["memory"]["rows"], kept["time"]["rows"]) == (78, 451)
-    assert f"memory is {stored.percent(kept['memory']['median_error'])} off over 78 rows" in stored.accuracy()
+    assert (kept["memory"]["rows"], kept["time"]["rows"]) == (141, 498)
+    assert f"memory is {stored.percent(kept['memory']['median_error'])} off over 141 rows" in stored.accuracy()
 
 
 # --- stored predictions, and the command ---------------------------------------------------------------------------

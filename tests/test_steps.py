@@ -86,7 +86,7 @@ def test_what_is_planted_is_found_with_its_numbers(planted):
     assert found.keys() == {"loader_waits", "outside_steps", "straggler", "memory_creeps", "decay", "loss_jumps"}
     assert found["straggler"].sentence.startswith("Rank 1 is ")
     assert "of the steps, in the forward pass" in found["straggler"].sentence
-    (creep,) = trends._memory(tables)
+    (creep,) = trends._memory(trends.stacked(tables))
     assert creep[1]["growth_bytes"] == pytest.approx(2.1e6, rel=0.1)
     assert creep[1]["since"] == pytest.approx(40, abs=5)
     assert "in step 70; it is back after 1 steps" in found["loss_jumps"].sentence

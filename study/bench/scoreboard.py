@@ -9,11 +9,9 @@ from typing import Annotated, cast
 
 import pandas as pd
 import tyro
-from accelerate.commands.estimate import estimate_training_usage
-from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
-from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from study.bench import fsdp_tracker, gpu_scores
+from study.bench.estimators import accelerate_bytes, deepspeed_bytes
 from study.bench.prediction import architecture, predicted
 from study.errors import Stop
 from study.io.tables import say, show
@@ -153,15 +151,9 @@ def library_estimates(run: Run) -> dict:
     """Return what the libraries' own estimators give. None of them includes activations."""
     model = cast(Transformer, architecture(run.record))
     sizes = [tensor.elements for tensor in model.tensors]
-    on_host = run.record.observed.offload_optimizer != "none"
-    options = {"num_gpus_per_node": run.ranks, "num_nodes": 1, "cpu_offload": on_host, "additional_buffer_factor": 1}
-    deepspeed = None  # it has none for DDP and stage 1
-    if run.stage in (2, 3):
-        if run.stage == 2:
-            host, device = estimate_zero2_model_states_mem_needs(sum(sizes), **options)
-        else:
-            options["cpu_offload_params"] = run.record.observed.offload_param != "none"
-            host, device, _ = estimate_zero3_model_states_mem_needs(sum(sizes), max(sizes), **options)
-        deepspeed = device + (host / (run.ranks or 1) if on_host else 0)  # on a CPU both are one memory
-    usage = estimate_training_usage(4 * sum(sizes), "float32" if run.precision == "fp32" else "bfloat16")
-    return {"deepspeed": deepspeed, "accelerate": max(usage.values())}  # it prints the largest
+    observed = run.record.observed
+    homes = (observed.offload_optimizer, observed.offload_param)
+    states = deepspeed_bytes(sizes, run.stage, run.ranks or 1, run.ranks or 1, homes)
+    on_host = states[1] / (run.ranks or 1) if states and homes[0] != "none" else 0  # on a CPU both are one memory
+    usage = accelerate_bytes(sum(sizes), run.precision)
+    return {"deepspeed": states and states[0] + on_host, "accelerate": usage}

@@ -4,11 +4,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
+from study.bench import board as boards
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
 from study.predictor.outside import errors, published, ratios, side_by_side, stored
 from study.predictor.outside.published import Row
+from study.predictor.outside.stored import percent
 from study.predictor.outside.trainings import Compared, ComparedRow, compare
 from study.spec.options import AsJson
 
@@ -20,6 +22,7 @@ def outside(
     source: str | None = None,
     verbose: bool = False,
     write: bool = False,
+    board: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
     """List measurements of training that others published, or compare our predictions with them.
@@ -30,6 +33,7 @@ def outside(
         source: Take only the sources whose name contains this text.
         verbose: Print every row as well, and why predictions missed.
         write: Predict all of the project's own rows again, and store the result for the report, advise and estimate.
+        board: Score all predictors whose files are in reports/outside/board, on the rows that nothing was fitted to.
         as_json: Print everything as JSON.
     """
     if write:
@@ -40,7 +44,10 @@ def outside(
         stored.predictions.cache_clear()
         ratios.write()
         side_by_side.write()
+        boards.write()
         return None
+    if board:
+        return _board(as_json)
     rows = _chosen(file, source or "")
     if file is None and not (against or as_json):
         _list(rows)
@@ -60,6 +67,19 @@ def outside(
         say(*(f"- {name}: {count} rows" for name, count in without.items()))
     if file is None and source is None:
         say("", stored.accuracy())
+    return None
+
+
+def _board(as_json: bool) -> dict | None:
+    """Print the board, or return it."""
+    scores, own = boards.scores(), boards.on_their_rows()
+    if as_json:
+        return {"scores": scores, "on_their_rows": own}
+    for title, lines in (("", scores), ("Medians on the rows that a simulator published, beside ours there:", own)):
+        say(*([title] if title else []))
+        show(
+            [{name: percent(each) if isinstance(each, float) else each for name, each in row.items()} for row in lines]
+        )
     return None
 
 

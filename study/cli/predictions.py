@@ -19,6 +19,7 @@ from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, outside_bytes, reserve_bytes
 from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
+from study.predictor.parallel.layout import SHORT, Layout
 from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
@@ -57,6 +58,30 @@ class Kernels:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Divided:
+    """How ranks divide a model, as Megatron-LM does. The ranks that are left share optimizer states."""
+
+    tp: int = 1
+    """Tensor parallelism: ranks that divide each layer, and what lies between layers."""
+    pp: int = 1
+    """Pipeline parallelism: ranks that have some of the layers each; --accumulation is their microbatches."""
+    cp: int = 1
+    """Context parallelism: ranks that divide each row."""
+    ep: int = 1
+    """Expert parallelism: ranks that divide the experts of a mixture."""
+    vp: int = 1
+    """With --pp: chunks of layers on each rank. 1: the schedule is 1F1B; more: it is interleaved."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Return the layout; None if nothing is divided."""
+        sizes = {name: getattr(self, short) for name, short in SHORT.items()}
+        if wrong := [f"--{SHORT[name]} {size}" for name, size in sizes.items() if size < 1]:
+            raise Stop(f"{' and '.join(wrong)}: at least one rank has it", "give 1 or more")
+        return Layout(**sizes) if self != Divided() else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Prediction:
     """What is predicted for a rank."""
@@ -84,6 +109,7 @@ def estimate(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
     training: Annotated[steps.Training, tyro.conf.arg(name="")],
     kernels: Annotated[Kernels, tyro.conf.arg(name="")],
+    divided: Annotated[Divided, tyro.conf.arg(name="")],
     *,
     ranks: int = 8,
     fsdp: Fsdp | None = None,
@@ -104,6 +130,7 @@ def estimate(
         wanted: The model.
         training: The training.
         kernels: How it computes.
+        divided: How ranks divide the model.
         ranks: Number of processes that train together, one per GPU.
         fsdp: Instead of an arm, predict PyTorch's own FSDP without Accelerate, with each layer as a unit.
         recipe: Names the bytes per parameter of the paper's model states: mixed-adam, fp32-adam and others. Default:
@@ -118,7 +145,9 @@ def estimate(
         loading: Predict instead the host memory that a node needs until its ranks have loaded the model.
         as_json: Print the prediction as JSON.
     """
-    chosen = arms.load_arm(training.arm)
+    layout = divided.layout
+    arm = training.arm or ("zero1" if layout else steps.ARM)
+    chosen = arms.load_arm(arm)
     if fsdp is None and (stop := refusal(chosen, trainers_name(kernels.optimizer), training.precision)):
         raise stop
     if (explain or beside or host_pace is not None) and gpu is None:
@@ -132,15 +161,17 @@ def estimate(
         parameters = count_of(wanted.params)
     else:
         links = None if gpu is None else steps.Links(gpu=gpu_named(gpu), host_pace=host_pace)
-        prediction = _predicted(wanted, training, kernels, ranks, fsdp, links)
+        prediction = _predicted(wanted, training, arm, kernels.values() | {"layout": layout}, ranks, fsdp, links)
         prediction = dataclasses.replace(prediction, beside=beside)
         parameters = prediction.whole.parameters
     if loading:
         return _loading(prediction, as_json)
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
-    states = states_bytes(parameters, stage, ranks, recipe or recipe_of(training.precision, kernels.optimizer))
+    parts = layout.tensor * layout.pipeline if layout else 1
+    used = recipe or recipe_of(training.precision, kernels.optimizer)
+    states = states_bytes(parameters / parts, stage, ranks // parts, used)
     if as_json:
-        answer = {"arm": fsdp or training.arm, "ranks": ranks, "parameters": parameters}
+        answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": parameters}
         return answer | {"published_states_bytes": states} | _as_dict(prediction)
     if prediction:
         _show(prediction)
@@ -156,17 +187,24 @@ def estimate(
 
 
 def _predicted(
-    wanted: Wanted, training: steps.Training, kernels: Kernels, ranks: int, fsdp: Fsdp | None, links: steps.Links | None
+    wanted: Wanted,
+    training: steps.Training,
+    arm: str,
+    values: dict,
+    ranks: int,
+    fsdp: Fsdp | None,
+    links: steps.Links | None,
 ) -> Prediction:
     model = asked_for(wanted, training.sequence or 1)
-    options = training.values(model) | kernels.values()
+    options = training.values(model) | values
     if fsdp:
         setup = Setup(model=model, fsdp=fsdp, ranks=ranks, **options)
     else:
-        setup = Setup.of_arm(model, training.arm, ranks=ranks, **options)
+        setup = Setup.of_arm(model, arm, ranks=ranks, **options)
     gpu = links.gpu if links else None
     step = step_time(setup, links.machine(setup.ranks)) if links else None
-    return Prediction(fsdp or training.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step)
+    shown = f"{fsdp or arm} {setup.layout.in_words}" if setup.layout else fsdp or arm
+    return Prediction(shown, setup, predict(setup), memory_kinds(setup, gpu), gpu, step)
 
 
 def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -26,16 +26,17 @@ LANE = 88  # characters of a lane
 MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
 BUSY = 0.1  # a character is drawn if tasks take at least this share of its time
 DEFAULT_SEQUENCE = 1024
+ARM = "zero3"  # the default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The training to predict."""
 
-    arm: str = "zero3"
-    """Name of an arm; `study arms` lists them."""
-    precision: Precision = "bf16_cast"
-    """As in the trainer."""
+    arm: str | None = None
+    """Name of an arm; `study arms` lists them. Default: zero3, or zero1 where ranks divide the model."""
+    precision: Precision | Literal["fp8"] = "bf16_cast"
+    """As in the trainer. fp8 is refused, with the reason."""
     micro_batch: int = 1
     """Rows per GPU and pass."""
     accumulation: int = 1
@@ -119,12 +120,13 @@ def timeline(
     model = asked_for(wanted, training.sequence or 1)
     if gpus < 1:
         raise Stop(f"--gpus must be at least 1 (got {gpus})", "give 1 or more")
-    if gpus != 1 and arms.load_arm(training.arm).distributed_type == "NO":
-        raise Stop(f"{training.arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
+    arm = training.arm or ARM
+    if gpus != 1 and arms.load_arm(arm).distributed_type == "NO":
+        raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
     machine = links.machine(gpus)
-    setup = Setup.of_arm(model, training.arm, ranks=gpus, device="cuda", **training.values(model))
+    setup = Setup.of_arm(model, arm, ranks=gpus, device="cuda", **training.values(model))
     step = step_time(setup, machine)
-    title = f"{training.arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
+    title = f"{arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
     if svg is not None:
         from study.report.topics import timeline as drawing
 

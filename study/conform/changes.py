@@ -192,7 +192,7 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     change: dict = {"package": package, "spans": spans, "questions": questions, "silent": silent}
     change["weight"] = _weight(spans, questions, bool(silent))
     if configured:
-        words = sorted(set(rows["words"]) - {""})
+        words = [f"Does not run: {each}" for each in sorted(set(rows["words"]) - {""})]
         return change | {"direction": "between" if first == last else "other", **_configured(spans, questions, words)}
     change["direction"] = _direction(first, last)
     named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from study.oom.reading import Asked
 from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
 from study.spec.shapes import SHAPES
 
 ROUND = 256  # tokens: lengths and their products with rows are mostly multiples of it
@@ -20,6 +19,7 @@ EXACT = 3
 IS_ROUND = 2
 POSSIBLE = 1
 OF_TOKENS = ("logits", "attention", "activations")  # they grow with the tokens of a pass
+ORDER = (*OF_TOKENS, "weights", "optimizer", "buckets")  # of equally sure causes
 # transformers' names of a config's numbers
 NAMES = {
     "vocabulary": ("vocab_size",),
@@ -36,6 +36,7 @@ VOCABULARIES = {
     "DeepSeek-V3": 129_280,
 }
 SMALL_SHAPES = ("-micro", "-tiny")
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 COMMON_ODDNESS = 7  # without a model, a count must be this round
 MOST_COMMON = 3  # and so many are named
 DTYPES = {4: "4 bytes", 2: "2 bytes", 1: "1 byte"}
@@ -93,11 +94,8 @@ def matches(asked: Asked, model: Dimensions, setup: Setup | None = None) -> list
     """Return what has the asked size, the surest first and one for each cause."""
     if asked.is_small or asked.high <= 0:
         return []
-    found = [*_logits(asked, model), *_attention(asked, model), *_activations(asked, model), *_weights(asked, model)]
-    if setup is not None:
-        found += [*_states(asked, setup.model, setup), *_buckets(asked, setup)]
-        found = [*_traced(asked, setup.model, setup, found)]
-    return _best(found)
+    found = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, model, setup)]
+    return _best(found if setup is None else list(_traced(asked, setup, found)))
 
 
 def common(asked: Asked) -> list[Match]:
@@ -120,7 +118,7 @@ def common(asked: Asked) -> list[Match]:
 def _best(found: list[Match]) -> list[Match]:
     """Return the surest match of each cause, the surest cause first."""
     best: dict[str, Match] = {}
-    for match in sorted(found, key=lambda match: (-match.points, match.oddness)):
+    for match in sorted(found, key=lambda match: (-match.points, match.oddness, ORDER.index(match.cause))):
         best.setdefault(match.cause, match)
     return list(best.values())
 
@@ -133,14 +131,14 @@ def _roundest(low: int, high: int) -> int:
     return high // power * power
 
 
-def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int] | None:
-    """Return how many units the asked size has, and how sure that is: the known count, a round one, or any."""
+def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int]:
+    """Return how many units the asked size has, and how sure that is: the known count, a round one, any, or none."""
     low = -(-asked.low // unit)
     high = asked.high // unit
     if known and low <= known <= high:
         return known, EXACT
-    if high < FEWEST or high < low or low > LONGEST:
-        return None
+    if high < max(low, FEWEST) or low > LONGEST:
+        return 0, 0
     roundest = _roundest(low, high)
     return (roundest, IS_ROUND) if roundest % ROUND == 0 else ((low + high) // 2, POSSIBLE)
 
@@ -149,15 +147,22 @@ def _odd(number: int) -> int:
     return number // (number & -number)
 
 
-def _logits(asked: Asked, model: Dimensions) -> Iterator[Match]:
-    if not model.vocabulary:
-        return
-    for element in (4, 2):
-        if counted := _count(asked, model.vocabulary * element, model.tokens):
-            tokens, points = counted
-            about = "about " if points == POSSIBLE else ""
-            factors = f"{about}{tokens:,} tokens x {model.vocabulary:,} words x {DTYPES[element]}"
-            yield Match("logits", factors, points, _odd(tokens))
+def _of_tokens(asked: Asked, model: Dimensions) -> Iterator[Match]:
+    """Yield logits and activations: a number for each token. Any count of tokens can be that of logits."""
+    widths = [
+        ("logits", model.vocabulary, "words"),
+        ("activations", model.ffn, "(the width of the feed-forward layer)"),
+    ]
+    widths.append(("activations", model.hidden, "(the width of the layers)"))
+    known = [(cause, width, what, element) for cause, width, what in widths if width for element in (4, 2)]
+    for cause, width, what, element in known:
+        tokens, points = _count(asked, width * element, model.tokens)
+        if cause == "activations":
+            points = {IS_ROUND: POSSIBLE, POSSIBLE: 0}.get(points, points)
+        if points:
+            about = "about " * (points == POSSIBLE and cause == "logits")
+            factors = f"{about}{tokens:,} tokens x {width:,} {what} x {DTYPES[element]}"
+            yield Match(cause, factors, points, _odd(tokens))
 
 
 def _attention(asked: Asked, model: Dimensions) -> Iterator[Match]:
@@ -182,48 +187,38 @@ def _squares(asked: Asked, model: Dimensions, heads: int, element: int, rows: in
     yield Match("attention", f"{what}{length:,} x {length:,} tokens x {DTYPES[element]}", points, _odd(length))
 
 
-def _activations(asked: Asked, model: Dimensions) -> Iterator[Match]:
-    for name, width in (("the feed-forward layer", model.ffn), ("the layers", model.hidden)):
-        for element in (4, 2):
-            counted = _count(asked, width * element, model.tokens) if width else None
-            if width and counted and counted[1] >= IS_ROUND:
-                points = EXACT if counted[1] == EXACT else POSSIBLE
-                factors = f"{counted[0]:,} tokens x {width:,} (the width of {name}) x {DTYPES[element]}"
-                yield Match("activations", factors, points, _odd(counted[0]))
-
-
-def _weights(asked: Asked, model: Dimensions) -> Iterator[Match]:
-    for name, shape in model.shapes.items():
-        for element in (4, 2):
-            if len(shape) > 1 and asked.low <= math.prod(shape) * element <= asked.high:
-                sizes = " x ".join(f"{size:,}" for size in shape)
-                yield Match("weights", f"{sizes} x {DTYPES[element]}, the shape of {name}", EXACT)
-                return
-
-
-def _states(asked: Asked, model: Transformer, setup: Setup) -> Iterator[Match]:
-    """Yield the part of a rank of all trained elements: flat copies of gradients, a master copy, a moment."""
-    trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
-    ranks = setup.sharing_ranks if setup.stage or setup.fsdp else 1
-    parts = {"all trained elements": trained, f"1/{ranks} of the trained elements": -(-trained // ranks)}
-    for name, elements in parts.items():
+def _exact(asked: Asked, model: Dimensions, setup: Setup | None) -> Iterator[Match]:
+    """Yield the tensors whose elements do not depend on tokens."""
+    for cause, elements, what in [*_weights(model), *(_states(setup) if setup else [])]:
         for element in (4, 2):
             if asked.low <= elements * element <= asked.high:
-                yield Match("optimizer", f"{elements:,} elements x {DTYPES[element]}, {name}", EXACT)
+                yield Match(cause, what.format(DTYPES[element]), EXACT)
 
 
-def _buckets(asked: Asked, setup: Setup) -> Iterator[Match]:
+def _weights(model: Dimensions) -> Iterator[tuple[str, float, str]]:
+    for name, shape in model.shapes.items():
+        if len(shape) > 1:
+            sizes = " x ".join(f"{size:,}" for size in shape)
+            yield "weights", math.prod(shape), f"{sizes} x {{}}, the shape of {name}"
+
+
+def _states(setup: Setup) -> Iterator[tuple[str, float, str]]:
+    """Yield flat copies of gradients, a master copy or a moment, of all trained elements or a rank's part; buckets."""
+    trained = sum(tensor.elements for tensor in setup.model.tensors if tensor.trains)
+    ranks = setup.sharing_ranks if setup.stage or setup.fsdp else 1
+    part = -(-trained // ranks)
+    yield "optimizer", trained, f"{trained:,} elements x {{}}, all trained elements"
+    yield "optimizer", part, f"{part:,} elements x {{}}, 1/{ranks} of the trained elements"
     zero = (setup.deepspeed or {}).get("zero_optimization") or {}
-    for name in ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
-        elements = zero.get(name, 5e8 if name == "reduce_bucket_size" and setup.stage else None)
-        for element in (4, 2):
-            if isinstance(elements, (int, float)) and asked.low <= elements * element <= asked.high:
-                yield Match("buckets", f"{int(elements):,} elements x {DTYPES[element]}, {name}", EXACT)
+    usual = {"reduce_bucket_size": 5e8} if setup.stage else {}
+    for name, elements in (usual | zero).items():
+        if name in BUCKETS and isinstance(elements, (int, float)):
+            yield "buckets", elements, f"{int(elements):,} elements x {{}}, {name}"
 
 
-def _traced(asked: Asked, model: Transformer, setup: Setup, found: list[Match]) -> Iterator[Match]:
+def _traced(asked: Asked, setup: Setup, found: list[Match]) -> Iterator[Match]:
     """Yield the matches. Those of tokens gain or lose by what the traced pass has of the asked size."""
-    sizes, _ = model.allocations(setup.trace_options, setup.micro_batch)
+    sizes, _ = setup.model.allocations(setup.trace_options, setup.micro_batch)
     numbers = [number for number, size in enumerate(sizes) if asked.low <= size <= asked.high]
     tensors = f"{len(numbers)} of the {len(sizes):,} tensors of this pass have this size, as traced"
     for match in found:

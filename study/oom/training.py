@@ -6,17 +6,16 @@ from typing import Any
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
-from study.oom.sizes import Dimensions
+from study.oom.sizes import BUCKETS, Dimensions
 from study.predictor.advice.advise import usual_precision
 from study.predictor.advice.question import SEQUENCE, Precision
 from study.predictor.setup import Setup, distribution
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.spec import arms
+from study.spec.arms import OFFLOADS
 from study.watcher import effective, sources
 
-OFFLOADS = ("offload_optimizer", "offload_param")
-BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
 OF_SETTINGS = {  # our names, by those of `study diff`
     "rows per pass and rank": "micro_batch",
@@ -110,30 +109,20 @@ def training(model: Transformer | None, given: Described, zero: dict[str, Any]) 
     if model is None or given.arm is None:
         return None
     arm = arms.load_arm(given.arm)
-    ranks = 1 if arm.distributed_type == "NO" else given.ranks or 8
-    sequence = given.sequence or min(SEQUENCE, model.positions or SEQUENCE)
-    precision = given.precision or usual_precision(arm)
-    assumed: dict[str, tuple[Any, Any]] = {"--ranks": (given.ranks, ranks), "--sequence": (given.sequence, sequence)}
-    assumed |= {"--micro-batch": (given.micro_batch, 1), "--precision": (given.precision, precision)}
-    values: dict[str, Any] = distribution(arm, ranks)
+    alone = arm.distributed_type == "NO"
+    defaults: dict[str, Any] = {"ranks": 1 if alone else 8, "sequence": min(SEQUENCE, model.positions or SEQUENCE)}
+    defaults |= {"micro_batch": 1, "precision": usual_precision(arm)}
+    unsaid = {"accumulation": 1, "checkpointing": False}
+    known = {name: value for name, value in vars(given).items() if name in defaults | unsaid and value is not None}
+    values = unsaid | defaults | known | ({"ranks": 1} if alone else {})
+    values |= distribution(arm, values["ranks"])
     if zero and values.get("deepspeed"):
         section = values["deepspeed"].get("zero_optimization", {})
         values["deepspeed"] = values["deepspeed"] | {"zero_optimization": section | zero}
-    setup = Setup(
-        model=model,
-        ranks=ranks,
-        precision=precision,
-        micro_batch=given.micro_batch or 1,
-        accumulation=given.accumulation or 1,
-        sequence=sequence,
-        attention="sdpa" if model.has_fused_attention else "eager",
-        checkpointing=bool(given.checkpointing),
-        frozen="bf16",
-        device="cuda",
-        **values,
-    )
-    defaults = tuple(f"{flag} {default}" for flag, (value, default) in assumed.items() if value is None)
-    return Training(setup, given.arm, defaults)
+    attention = "sdpa" if model.has_fused_attention else "eager"
+    setup = Setup(model=model, attention=attention, frozen="bf16", device="cuda", **values)
+    assumed = tuple(f"--{name.replace('_', '-')} {default}" for name, default in defaults.items() if name not in known)
+    return Training(setup, given.arm, assumed)
 
 
 def gpu_of(given: str | None, total_bytes: int | None) -> str | None:

@@ -66,7 +66,7 @@ def beside_bytes(gpu: str, beside: float) -> float:
 
 def _frozen_gathered(setup: Setup) -> Found:
     """Frozen weights need no gradient and no state, but stage 3 shards and gathers them as all others."""
-    if not (setup.model.is_partly_frozen and gathers(setup)):
+    if not (setup.model.is_partly_frozen and gathers(setup)) or (setup.quantized and setup.stage == 3):
         return
     whole = estimate(replace(setup, deepspeed=None, fsdp=None, group=None))
     moved = estimate(setup).traffic.get("all_gather", 0)
@@ -158,7 +158,7 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
     yield (
         "offloaded",
         f"Offloading makes a step {longer:.1f} times as long, predicted: {here.seconds:.3g} s instead of "
-        f"{there.seconds:.3g} s ({_parts(here)}); with {SEVERAL} times as many passes in a step {ours / theirs:.1f} "
+        f"{there.seconds:.3g} s ({_parts(here, setup)}); with {SEVERAL} times the passes in a step {ours / theirs:.1f} "
         f"times. It saves {size(whole - peak)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
         "and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
         f"{here.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
@@ -167,17 +167,21 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
 
 
 def _without_offload(setup: Setup) -> Setup:
-    zero = (setup.deepspeed or {}).get("zero_optimization", {})
-    kept = {name: value for name, value in zero.items() if name not in OFFLOADS}
+    kept = {name: value for name, value in _zero(setup).items() if name not in OFFLOADS}
     config = setup.deepspeed and setup.deepspeed | {"zero_optimization": kept}
     return replace(setup, deepspeed=config, fsdp_offload=False)
 
 
-def _parts(step: StepTime) -> str:
-    """Return the parts of a step that offloading makes longer. The disk's is unknown."""
+def _zero(setup: Setup) -> dict:
+    return (setup.deepspeed or {}).get("zero_optimization", {})
+
+
+def _parts(step: StepTime, setup: Setup) -> str:
+    """Return the parts of a step that offloading makes longer. That of a disk is unknown."""
     names = {HOST: "the host's update", "link": "links"}
     parts = [f"{name} {step.parts[part]:.3g} s" for part, name in names.items() if part in step.parts]
-    return ", ".join([*parts, "a disk not counted"][: len(parts) + ("disk" not in step.parts)])
+    on_disk = any((_zero(setup).get(part) or {}).get("device") == "nvme" for part in OFFLOADS)
+    return ", ".join([*parts, *["the disk's time is not counted"] * (on_disk and setup.stage == 3)])
 
 
 def _compiled(setup: Setup) -> Found:

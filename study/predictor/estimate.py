@@ -21,6 +21,7 @@ from study.predictor.memory.engine import (
 from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.moments import held_bytes
 from study.predictor.memory.profile import Held, Profile
+from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
@@ -59,15 +60,16 @@ def estimate(setup: Setup) -> Estimate:
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, at_peak = _peak(states, times)
     stage = engine.stage
-    bytes_moved = traffic(engine)
+    bytes_moved = parallel.traffic(setup, setup.layout) if setup.layout else traffic(engine)
     if sharded:
         stage = 3 if sharded.releases else 2
         bytes_moved = fsdp_memory.traffic(sharded)
+    after = fsdp_memory.after_step(sharded) if sharded else {} if setup.layout else _after_step(engine)
     shared = Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
     return Estimate(
         parameters=count,
         at_peak=at_peak,
-        after_step=_summed(states, fsdp_memory.after_step(sharded) if sharded else _after_step(engine)),
+        after_step=_summed(states, after),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
         host_bytes=host_bytes,
@@ -84,6 +86,8 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
     Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
     """
     constant = {"constants": setup.model.look.buffers_bytes}
+    if setup.layout:
+        return parallel.memory(setup, setup.layout, kept)
     if setup.fsdp:
         sharding = Sharding(setup)
         states = constant | fsdp_memory.standing(sharding)
@@ -111,6 +115,8 @@ def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[st
 
 def profile(setup: Setup) -> Profile:
     """Return the activations of a microbatch, as a trace of the model shows them."""
+    if setup.layout:
+        return profile(parallel.whole_pass(setup))
     if setup.tensor_ranks > 1:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
@@ -134,6 +140,9 @@ def operations(setup: Setup) -> int:
     Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
     heads in attention, and some of the tokens everywhere else.
     """
+    if setup.layout:
+        ranks = setup.layout.tensor * setup.layout.pipeline
+        return operations(parallel.whole_pass(setup)) // ranks
     if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
         whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
         return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)
@@ -173,7 +182,8 @@ def standing(engine: Engine) -> dict[str, int]:
                 "staging": largest * w,
                 "host_gradients": b * part,
             }
-            if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+            # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+            if engine.accumulation > 1 and engine.stage == 2:
                 states["host_gradients"] += owned_whole(engine) * w
         return states
     states |= {

@@ -5,6 +5,7 @@ from typing import Literal
 
 from study.errors import Stop
 from study.predictor.memory.profile import Tensor
+from study.predictor.parallel.layout import Layout
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
@@ -33,7 +34,7 @@ class Setup:
     accumulation: int = 1
     sequence: int = 128
     attention: str = "sdpa"
-    checkpointing: int = False  # True: of all layers; n: of every n-th layer
+    checkpointing: int = False  # True: of all layers; n: of every n-th layer; SELECTIVE: of cheap operators
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
     # until the backward pass has all it needs, which spares its last product. Only times depend on it here.
     recomputes_whole_layers: bool = False
@@ -58,6 +59,7 @@ class Setup:
     experts_loop: bool = False  # transformers 4 computes one expert after the other. Only times depend on it here
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
+    layout: Layout | None = None  # Megatron-LM's; deepspeed then says only whether replicas share states (stage 1)
 
     def __post_init__(self):
         if self.precision == "fp8":
@@ -80,6 +82,10 @@ class Setup:
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
+        if self.layout and (self.fsdp or self.stage > 1):
+            raise Stop("with pipeline stages or divided layers, only states are shared here", "give --arm ddp or zero1")
+        if self.layout and (reason := self.layout.refusal(self.model, self.ranks, self.accumulation)):
+            raise Stop(reason, "give other sizes, ranks or passes", "unavailable")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":

@@ -5,10 +5,9 @@ killed. A step's seconds are divided into phases. Time in which a rank waits for
 """
 
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ FIELDS = [(name, "f8") for name in COLUMNS]
 NOTHING: "Table" = np.empty(0, FIELDS)
 LARGEST = 1e12  # seconds or steps
 MAX_BYTES = 64 * 2**20  # some 500,000 steps; the last ones count
-MAX_RANKS = 512
+MAX_RANKS = 512  # from 0 on
 WARM_UP = 10  # steps
 FEWEST = 20  # steps that are judged
 # Smaller shares get no finding.
@@ -53,10 +52,9 @@ Column = NDArray[np.float64]
 
 def load(folder: Path) -> dict[int, Table]:
     """Return the steps of each rank that has a file."""
-    names = [(re.fullmatch(r"steps-rank(\d{1,6})\.csv", path.name), path) for path in folder.glob("steps-rank*.csv")]
-    found = sorted((int(match[1]), path) for match, path in names if match and not path.is_symlink() and path.is_file())
-    found = found[:MAX_RANKS]
-    return {rank: table for rank, path in found if len(table := _read(path))}
+    paths = {rank: folder / FILE.format(rank=rank) for rank in range(MAX_RANKS)}
+    tables = {rank: _read(path) for rank, path in paths.items() if path.is_file() and not path.is_symlink()}
+    return {rank: table for rank, table in tables.items() if len(table)}
 
 
 def _read(path: Path) -> Table:
@@ -84,7 +82,7 @@ def findings(tables: dict[int, Table]) -> list[Finding]:
         return []
     rules = (_long_phases, _slow_rank, _memory, _decay, _losses)
     with np.errstate(all="ignore"):  # a loss may be infinite
-        return [finding(id, **values) for rule in rules for id, values in rule(shared)]
+        return [finding(id, **values) for rule in rules for id, values in rule(stacked(shared))]
 
 
 def judged(tables: dict[int, Table]) -> dict[int, Table]:
@@ -105,88 +103,104 @@ def shares(table: Table) -> dict[str, float]:
     return {phase: float(table[phase].sum()) / total for phase in PHASES}
 
 
+class Steps(NamedTuple):
+    """The same steps of all ranks."""
+
+    ranks: list[int]
+    table: Table  # a row for each rank, a column for each step
+
+
+def stacked(tables: dict[int, Table]) -> Steps:
+    return Steps([*tables], np.stack([*tables.values()]))
+
+
 Results = Iterator[tuple[str, dict[str, Any]]]
 
 
-def _long_phases(tables: dict[int, Table]) -> Results:
+def _long_phases(steps: Steps) -> Results:
+    step_s = seconds(steps.table).mean(axis=1)
     for phase, least, id in (("data", WAITING, "loader_waits"), ("outside", OUTSIDE, "outside_steps")):
-        share, rank = max((shares(table)[phase], rank) for rank, table in tables.items())
-        if share >= least:
-            step_s = float(seconds(tables[rank]).mean())
-            yield id, {"share": share, "rank": rank, "spent_s": share * step_s, "step_s": step_s}
+        spent_s = steps.table[phase].mean(axis=1)
+        row = int(np.argmax(spent_s / step_s))
+        if spent_s[row] >= least * step_s[row]:
+            spent = {"share": spent_s[row] / step_s[row], "spent_s": spent_s[row], "step_s": step_s[row]}
+            yield id, spent | {"rank": steps.ranks[row]}
 
 
-def _slow_rank(tables: dict[int, Table]) -> Results:
+def _slow_rank(steps: Steps) -> Results:
     """Yield a rank whose own work takes longer than the others', and the phase in which it loses most."""
-    for rank, table in tables.items():
-        others = [other for name, other in tables.items() if name != rank]
-        if not others:
-            return
-        usual = np.median([seconds(other, OWN) for other in others], axis=0)
-        ratios = seconds(table, OWN) / np.maximum(usual, 1e-9)
+    if len(steps.ranks) == 1:
+        return
+    for row, rank in enumerate(steps.ranks):
+        others = np.delete(steps.table, row, axis=0)
+        own_s = seconds(steps.table[row], OWN)
+        usual_s = np.median(seconds(others, OWN), axis=0)
+        ratios = own_s / np.maximum(usual_s, 1e-9)
         more = float(np.median(ratios)) - 1
         often = float(np.mean(ratios > 1 + SLOWER / 2))
         if more < SLOWER or often < OFTEN:
             continue
-        lost = {phase: np.median(table[phase]) - np.median([other[phase] for other in others]) for phase in OWN}
-        phase = max(lost, key=lambda each: lost[each])
-        about = {"slow_s": float(np.median(seconds(table, OWN))), "usual_s": float(np.median(usual))}
-        yield "straggler", about | {"rank": rank, "more": more, "often": often, "where": WHERE[phase]}
+        lost_s = [np.median(steps.table[phase][row]) - np.median(others[phase]) for phase in OWN]
+        about = {"slow_s": float(np.median(own_s)), "usual_s": float(np.median(usual_s))}
+        where = WHERE[OWN[int(np.argmax(lost_s))]]
+        yield "straggler", about | {"rank": rank, "more": more, "often": often, "where": where}
 
 
-def _memory(tables: dict[int, Table]) -> Results:
-    """Yield steady growth: from some step on, a line explains the memory, and each quarter of it is higher."""
-    grown = [(_creep(table["step"], table["memory_bytes"]), rank) for rank, table in tables.items()]
-    creeping = [(creep, rank) for creep, rank in grown if creep is not None]
-    if creeping:
-        (growth, since, total), rank = max(creeping)
+def _memory(steps: Steps) -> Results:
+    """Yield the rank whose memory grows most."""
+    rows = zip(steps.ranks, steps.table["step"], steps.table["memory_bytes"], strict=True)
+    if creeps := [(creep, rank) for rank, step, held in rows if (creep := _creep(step, held))]:
+        (growth, since, total), rank = max(creeps)
         yield "memory_creeps", {"rank": rank, "growth_bytes": growth, "since": since, "grown_bytes": total}
 
 
 def _creep(step: Column, held: Column) -> tuple[float, int, float] | None:
-    """Return the bytes that each step adds, since which step, and all that was added. None without steady growth."""
+    """Return the bytes that each step adds, since which step, and all that was added. None without steady growth.
+
+    Growth is steady if a line explains the memory from some step on, and each quarter of it is higher.
+    """
     if not np.all((held >= 0) & (held < LARGEST * 1e6)):
         return None
     starts = range(0, len(step) - FEWEST + 1, max(1, len(step) // 50))
-    errors = {start: _misfit(step, held, start) for start in starts}
-    start = min(errors, key=lambda each: errors[each])
+    start = min(starts, key=lambda each: _misfit(step, held, each))
     late = held[start:]
-    slope, _ = np.polyfit(step[start:], late, 1)
-    added = slope * (step[-1] - step[start])
-    if added < max(CREEP_BYTES, CREEP * held[start]):
-        return None
-    quarters = np.diff([np.median(part) for part in np.array_split(late, 4)])
-    line = np.poly1d(np.polyfit(step[start:], late, 1))(step[start:])
-    is_line = np.var(late - line) <= (1 - STEADY) * np.var(late)
-    return (float(slope), int(step[start]), float(added)) if is_line and quarters.min() > 0 else None
+    line = np.poly1d(np.polyfit(step[start:], late, 1))
+    added = line[1] * (step[-1] - step[start])
+    is_line = np.var(late - line(step[start:])) <= (1 - STEADY) * np.var(late)
+    is_much = added >= max(CREEP_BYTES, CREEP * held[start])
+    if is_line and is_much and np.diff(_quarters(late)).min() > 0:
+        return float(line[1]), int(step[start]), float(added)
+    return None
 
 
 def _misfit(step: Column, held: Column, start: int) -> float:
     """Return how far the memory is from constant before a step, and from a line that rises from there."""
     rising = np.maximum(step - step[start], 0)
-    slope, base = np.polyfit(rising, held, 1)
-    return float(np.sum((held - base - slope * rising) ** 2))
+    line = np.poly1d(np.polyfit(rising, held, 1))
+    return float(np.sum((held - line(rising)) ** 2))
 
 
-def _decay(tables: dict[int, Table]) -> Results:
+def _quarters(values: Column) -> Column:
+    """Return the median of each quarter."""
+    return np.array([np.median(part) for part in np.array_split(values, 4)])
+
+
+def _decay(steps: Steps) -> Results:
     """Yield steps that take longer with each quarter of a run; of a token, if lengths differ."""
-    table = max(tables.values(), key=lambda each: float(seconds(each).sum()))
+    table = steps.table[int(np.argmax(seconds(steps.table).sum(axis=1)))]
     tokens = table["tokens"]
-    per = tokens / np.median(tokens) if np.all(tokens > 0) else np.ones(len(table))
-    step_s = [float(np.median(part)) for part in np.array_split(seconds(table) / per, 4)]
+    per = tokens / np.median(tokens) if np.all(tokens > 0) else 1.0
+    step_s = _quarters(seconds(table) / per)
     if step_s[3] < (1 + DECAY) * step_s[0] or np.diff(step_s).min() <= 0:
         return
-    parts = {phase: np.array_split(table[phase], 4) for phase in PHASES}
-    phase = max(parts, key=lambda each: np.median(parts[each][3]) - np.median(parts[each][0]))
-    where = WHERE.get(phase, "waiting for other ranks")
-    more = step_s[3] / step_s[0] - 1
-    yield "decay", {"first_s": step_s[0], "last_s": step_s[3], "more": more, "where": where}
+    slower_s = [np.subtract(*_quarters(table[phase])[[3, 0]]) for phase in PHASES]
+    where = WHERE.get(PHASES[int(np.argmax(slower_s))], WORDS["waiting"])
+    yield "decay", {"first_s": step_s[0], "last_s": step_s[3], "more": step_s[3] / step_s[0] - 1, "where": where}
 
 
-def _losses(tables: dict[int, Table]) -> Results:
+def _losses(steps: Steps) -> Results:
     """Yield the first loss that is far above those before it, and when it was back."""
-    loss = np.mean([table["loss"] for table in tables.values()], axis=0)
-    steps = next(iter(tables.values()))["step"]
+    loss = steps.table["loss"].mean(axis=0)
     for place in range(FEWEST // 2, len(loss)):
         before = loss[max(0, place - FEWEST) : place]
         usual = float(np.median(before))
@@ -194,7 +208,8 @@ def _losses(tables: dict[int, Table]) -> Results:
         if loss[place] - usual > max(JUMP * noise, JUMP_SHARE * abs(usual)):
             low = np.flatnonzero(loss[place:] <= max(before.max(), usual + 2 * noise))
             back = f"it is back after {low[0]} steps" if len(low) else "it does not come back"
-            yield "loss_jumps", {"before": usual, "loss": float(loss[place]), "step": int(steps[place]), "back": back}
+            number = int(steps.table["step"][0, place])
+            yield "loss_jumps", {"before": usual, "loss": float(loss[place]), "step": number, "back": back}
             return
 
 
@@ -204,9 +219,8 @@ def in_words(tables: dict[int, Table]) -> str | None:
     if not steps or not len(steps[min(steps)]):
         return None
     parts = sorted(shares(steps[min(steps)]).items(), key=lambda part: -part[1])
-    return (
-        f"of a step: {', '.join(f'{share:.0%} {WORDS.get(phase, phase)}' for phase, share in parts if share >= 0.01)}"
-    )
+    shown = [f"{share:.0%} {WORDS.get(phase, phase)}" for phase, share in parts if share >= 0.01]
+    return f"of a step: {', '.join(shown)}"
 
 
 def write_trace(path: Path, tables: dict[int, Table]) -> None:

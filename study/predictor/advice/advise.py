@@ -6,6 +6,8 @@ knows nothing about the arms: `estimate` knows what they hold and send, and the 
 are.
 """
 
+import contextlib
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +18,9 @@ from study.predictor.advice.question import Question, check
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.memory_kinds import reserve_bytes
+from study.predictor.parallel.layout import Layout
 from study.predictor.room import HOST_PROCESS_BYTES
-from study.predictor.setup import Setup, distribution, trainers_name
+from study.predictor.setup import QUANTIZED_BYTES, Setup, distribution, trainers_name
 from study.predictor.timing.steptime import Machine, StepTime, step_time
 from study.spec import arms
 from study.spec.arms import Arm
@@ -25,6 +28,10 @@ from study.spec.optimizers import refusal
 
 SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE_S, count as equal
 SEPARABLE_S = 0.005
+MEGATRON = "megatron"
+IN_MEGATRON = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # families that it trains
+POWERS = (1, 2, 4, 8, 16)  # sizes of the groups that divide a model
+MICRO_BATCHES = (1, 2, 4)
 SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
@@ -54,6 +61,7 @@ class Row:
     micro_batch: int  # the largest that fits
     accumulation: int
     row_ranks: int = 1  # GPUs that read the same rows, because each has a part of the sequence or of the layers
+    layout: Layout | None = None  # of Megatron-LM, which is then the arm
     bucket_elements: int | None = None  # None without DeepSpeed
     peak_bytes: int
     headroom_bytes: float  # after the reserve; negative if it does not fit
@@ -76,11 +84,11 @@ class Row:
     @property
     def simplicity(self) -> tuple[int, bool]:
         """Smaller is simpler."""
-        return arms.NAMES.index(self.arm), self.checkpointing
+        return len(arms.NAMES) if self.layout else arms.NAMES.index(self.arm), self.checkpointing
 
     @property
     def offloads(self) -> bool:
-        return arms.load_arm(self.arm).offload_optimizer != "none"
+        return self.layout is None and arms.load_arm(self.arm).offload_optimizer != "none"
 
     @property
     def drawbacks(self) -> int:
@@ -109,6 +117,10 @@ def advise(question: Question) -> Advice:
     if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: there, only offloading can help
         fitting = [row for row in fitting if row.arm == "single" or row.offloads]
     choice = best_of(fitting)
+    if _may_need_layout(question, choice):
+        rows += (best_layout(question),)
+        fitting = [row for row in (*fitting, rows[-1]) if isinstance(row, Row) and row.fits]
+        choice = best_of(fitting)
     if choice is None:
         return Advice(question, rows, None, None)
     others = [row for row in fitting if row is not choice]
@@ -146,6 +158,46 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
         return Untried(arm.name, _lack_of_groups(question, arm, SHARING[0]))
     rows = [_best(question, sharing_rows(arm, ranks)) for ranks in groups]
     return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
+
+
+def _may_need_layout(question: Question, choice: Row | None) -> bool:
+    """Return whether to try a division of the model: nothing fits well, or a link between nodes limits the speed."""
+    if question.gpus == 1 or question.disk_bytes_per_s:
+        return False
+    return choice is None or choice.drawbacks > 0 or (question.gpus > question.local and choice.limit == "link")
+
+
+def best_layout(question: Question) -> Row | Untried:
+    """Return the best division of a model that Megatron-LM can train: layers within nodes, and stages."""
+    plain = not question.model.is_partly_frozen and question.optimizer == "fused" and question.has_bf16
+    if not plain or question.model.family not in IN_MEGATRON or question.precision not in (None, "bf16_cast"):
+        return Untried(MEGATRON, "Megatron-LM")
+    tried: list[tuple[Row, Setup]] = []
+    for tensor_ranks, stages in itertools.product(POWERS, POWERS):
+        layout = Layout(tensor=tensor_ranks, pipeline=stages)
+        if question.local % tensor_ranks == 0 and layout.ranks > 1 and not question.gpus % layout.ranks:
+            tried += _of_layout(question, layout)
+    if not tried:
+        return Untried(MEGATRON, "its layers")
+    candidates = _least_drawbacks([row for row, _ in tried if row.fits])
+    timed = [_timed(question, row, setup) for row, setup in tried if row in candidates]
+    closest = max((row for row, _ in tried), key=lambda row: row.headroom_bytes)
+    return min(timed, key=lambda row: row.step_s or math.inf, default=closest)
+
+
+def _of_layout(question: Question, layout: Layout) -> list[tuple[Row, Setup]]:
+    """Return the most rows per pass of a layout that fit, without and with recomputation."""
+    share = question.batch * layout.ranks // question.gpus
+    found = []
+    for checkpointing in [False, True] if question.checkpointing is None else [question.checkpointing]:
+        for micro_batch in (rows for rows in MICRO_BATCHES if share % rows == 0):
+            asked = replace(question, precision="bf16_cast", checkpointing=checkpointing)
+            with contextlib.suppress(Stop):  # heads or layers do not divide so
+                setup = setup_of(asked, arms.load_arm("zero1"), micro_batch, layout)
+                found.append((_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks), setup))
+        if any(row.fits for row, _ in found):
+            break
+    return found
 
 
 def _lack(question: Question, arm: Arm) -> str:
@@ -244,7 +296,8 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     recipe = papers.recipe_of(precision, question.optimizer)
     states = sum(papers.states_bytes(trains, stage, ranks, recipe).values())
     frozen = (question.model.parameters - trains) / (ranks if stage == 3 else 1)
-    return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
+    each = 2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]
+    return int(states + frozen * (QUANTIZED_BYTES[question.quantized] if question.quantized else each))
 
 
 def with_buckets(arm: Arm) -> list[Arm]:
@@ -274,31 +327,34 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
     """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
-    gpu = GPUS[question.gpu]
     setup = setup_of(question, arm, micro_batch)
+    buckets = zero_of(arm).get("reduce_bucket_size")
+    return _row(question, arm.name, setup, row_ranks=arm.row_ranks, bucket_elements=buckets), setup
+
+
+def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
+    gpu = GPUS[question.gpu]
     prediction = estimate(setup)
     headroom = question.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     limit = "host memory" if host_bytes > question.host_memory_bytes else ""
     if headroom < 0:
         limit = "GPU memory"
-    row = Row(
-        arm=arm.name,
+    return Row(
+        arm=name,
         fits=not limit,
         limit=limit,
         precision=setup.precision,
         checkpointing=bool(setup.checkpointing),
-        micro_batch=micro_batch,
+        micro_batch=setup.micro_batch,
         accumulation=setup.accumulation,
-        row_ranks=arm.row_ranks,
-        bucket_elements=zero_of(arm).get("reduce_bucket_size"),
+        **settings,
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
         components=prediction.at_peak,
         host_bytes=host_bytes,
         sent_bytes=papers.wire_bytes(dict(prediction.traffic), question.gpus),
     )
-    return row, setup
 
 
 def _timed(question: Question, row: Row, setup: Setup) -> Row:
@@ -331,18 +387,21 @@ def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
     return step_time(setup_of(question, arm, micro_batch), machine_of(question))
 
 
-def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
+def setup_of(question: Question, arm: Arm, micro_batch: int, layout: Layout | None = None) -> Setup:
+    together = layout.ranks if layout else arm.row_ranks
     return Setup(
         model=question.model,
         **distribution(arm, question.gpus),
         ranks=question.gpus,
         precision=question.precision or usual_precision(arm),
         micro_batch=micro_batch,
-        accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
+        accumulation=question.batch * together // question.gpus // micro_batch,
+        layout=layout,
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=bool(question.checkpointing),
         frozen=question.frozen,
+        quantized=question.quantized,
         optimizer=question.optimizer,
         device="cuda",
     )

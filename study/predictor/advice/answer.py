@@ -51,6 +51,8 @@ def in_words(advice: Advice) -> list[str]:
 
 def to_load(row: Row, question: Question) -> str | None:
     """Return what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
+    if row.layout:
+        return None  # Megatron-LM's ranks read their own parts
     arm = arms.load_arm(row.arm)
     way: Way = "plain"
     better: Way = "meta"
@@ -75,7 +77,9 @@ def to_load(row: Row, question: Question) -> str | None:
 def use(row: Row, question: Question) -> str:
     """`zero2 with activation checkpointing, 3 rows per pass, 6 passes; 59 of 85.5 GB; 5 to 9 s per step`."""
     name = row.arm
-    if row.row_ranks > 1:
+    if row.layout:
+        name = f"Megatron-LM with its distributed optimizer, {row.layout.in_words}"
+    elif row.row_ranks > 1:
         name += f" on groups of {row.row_ranks} GPUs"
     if row.checkpointing:
         name += " with activation checkpointing"
@@ -84,7 +88,10 @@ def use(row: Row, question: Question) -> str:
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
     passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
     host = f" and {size(row.host_bytes)} of host memory" if row.offloads else ""
-    return f"{name}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
+    text = f"{name}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
+    if question.price and row.step_s:
+        text += f", {question.price * question.gpus * row.step_s / 3600:.2g} at {question.price:g} for an hour of a GPU"
+    return text
 
 
 def peak_of(row: Row, question: Question) -> str:
@@ -128,12 +135,16 @@ def remedies_in_words(helps: list[Remedy]) -> list[str]:
         change = machine(question)
         if remedy.what == "adapters":
             change = f"LoRA adapters of rank {LORA_RANK}"
+        elif remedy.what == "quantized adapters":
+            change = f"LoRA adapters of rank {LORA_RANK} on weights in 4 bits (QLoRA, bitsandbytes)"
+        elif remedy.what == "8-bit optimizer":
+            change = "AdamW with 8-bit states (bitsandbytes)"
         elif remedy.what == "more host memory":
             change = f"{size(question.host_memory_bytes)} of host memory"
         lines.append(f"With {change}: {use(remedy.choice, question)}.")
-    adapters = any(remedy.what == "adapters" for remedy in helps)
-    rest = "8-bit optimizers need" if adapters else "Training fewer weights (LoRA) or 8-bit optimizers need"
-    return [*lines, f"{rest} far less memory; they were not tried."]
+    if not any(remedy.what.endswith("adapters") for remedy in helps):
+        lines.append("Training fewer weights (LoRA) needs far less memory: give --lora-rank.")
+    return lines
 
 
 def table(advice: Advice) -> list[dict]:

@@ -6,9 +6,10 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import BUCKETS, Advice, Row, on_nodes, sharing_rows, zero_of
+from study.predictor.advice.advise import BUCKETS, MEGATRON, Advice, Row, on_nodes, sharing_rows, zero_of
 from study.predictor.advice.answer import machine, precision_in_words, use
 from study.predictor.advice.question import Question
+from study.predictor.parallel.layout import Layout
 from study.predictor.setup import trainers_name
 from study.spec import arms
 from study.spec.arms import Arm
@@ -25,6 +26,8 @@ WHY_YAML = {
     arms.SEQUENCE: "GPUs that share rows, each with a part of their tokens",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
 }
+# What --write can write for an arm: Accelerate's yaml, torchtitan's config, or a call of Megatron-LM.
+SUFFIXES = {MEGATRON: (".sh",)} | dict.fromkeys(("fsdp2", "fsdp2_grad_op"), (".yaml", ".yml", ".toml"))
 DEFAULTS = (("num_machines", 1), ("mixed_precision", "no"))
 WHY_VALUE: dict[tuple[str, object], str] = {
     ("distributed_type", "DEEPSPEED"): "ZeRO",
@@ -126,25 +129,78 @@ def write(path: Path, advice: Advice, arm: str | None = None, nvme_dir: Path | N
     The yaml names the json by its absolute path, so that it can be launched from any folder. JSON has no comments, so
     the yaml has the comments for both.
     """
-    if path.suffix not in (".yaml", ".yml"):
-        raise Stop(f"{path} is not the name of a yaml file", "give a name that ends in .yaml")
+    row = _row(advice, arm)
+    suffixes = SUFFIXES.get(row.arm, (".yaml", ".yml"))
+    if path.suffix not in suffixes:
+        raise Stop(
+            f"{path} is not the name of a file for {row.arm}", f"give a name that ends in {' or '.join(suffixes)}"
+        )
+    if row.layout or path.suffix == ".toml":
+        lines = megatron(row, advice.question) if row.layout else torchtitan(row, advice.question)
+        return _write({path: "\n".join([f"# {use(row, advice.question)}.", *lines]) + "\n"})
     accelerate, deepspeed = config(advice, arm, nvme_dir)
     beside = path.with_suffix(".json")
-    lines = [f"# {line}" for line in script_notes(advice.question, _row(advice, arm), deepspeed)]
+    lines = [f"# {line}" for line in script_notes(advice.question, row, deepspeed)]
     texts = {}
     if deepspeed:
         accelerate["deepspeed_config"] |= {"deepspeed_config_file": str(beside.resolve())}
         texts[beside] = json.dumps(deepspeed, indent=2) + "\n"
         lines += [f"# In {beside.name}:", *(f"#   {line}" for line in json_notes(deepspeed))]
-    texts = {path: "\n".join([*lines, *commented(accelerate)]) + "\n"} | texts
+    return _write({path: "\n".join([*lines, *commented(accelerate)]) + "\n"} | texts)
+
+
+def _write(texts: dict[Path, str]) -> list[Path]:
     if existing := next((target for target in texts if target.exists()), None):
         raise Stop(f"{existing} exists already", "give another name, or remove it")
     try:
         for target, text in texts.items():
             target.write_text(text)
     except OSError as error:
-        raise Stop(f"{path} cannot be written ({error.strerror})", "give a file in a folder that exists") from None
+        raise Stop(f"{target} cannot be written ({error.strerror})", "give a file in a folder that exists") from None
     return list(texts)
+
+
+def megatron(row: Row, question: Question) -> list[str]:
+    """Return a call of Megatron-LM's pretrain_gpt.py, without data and tokenizer."""
+    model = question.model.dimensions
+    layout = row.layout or Layout()
+    gated = "num_key_value_heads" in model
+    sizes = {
+        "tensor-model-parallel-size": layout.tensor,
+        "pipeline-model-parallel-size": layout.pipeline,
+        "num-layers": model.get("num_hidden_layers", model.get("n_layer")),
+        "hidden-size": model.get("hidden_size", model.get("n_embd")),
+        "ffn-hidden-size": model.get("intermediate_size", model.get("n_inner")),
+        "num-attention-heads": model.get("num_attention_heads", model.get("n_head")),
+        "num-query-groups": model.get("num_key_value_heads"),
+        "num-experts": model.get("num_local_experts", model.get("num_experts")),
+        "seq-length": question.sequence,
+        "max-position-embeddings": question.model.positions,
+        "micro-batch-size": row.micro_batch,
+        "global-batch-size": question.batch,
+    }
+    flags = ["bf16", "use-distributed-optimizer"] + ["sequence-parallel"] * (layout.tensor > 1)
+    flags += ["group-query-attention", "swiglu", "normalization RMSNorm", "disable-bias-linear"] * gated
+    flags += ["recompute-granularity full", "recompute-method uniform", "recompute-num-layers 1"] * row.checkpointing
+    flags += [f"{name} {size}" for name, size in sizes.items() if size is not None]
+    start = f"torchrun --nproc-per-node {question.local} --nnodes {question.gpus // question.local} pretrain_gpt.py"
+    return [" \\\n    ".join([start, *(f"--{flag}" for flag in flags)])]
+
+
+def torchtitan(row: Row, question: Question) -> list[str]:
+    """Return a config of torchtitan, for an arm of FSDP2. Its model's flavour has to have the same dimensions."""
+    return [
+        "[training]",
+        f"local_batch_size = {row.micro_batch}",
+        f"global_batch_size = {question.batch}",
+        f"seq_len = {question.sequence}",
+        'mixed_precision_param = "bfloat16"',
+        "[parallelism]",
+        f"data_parallel_shard_degree = {question.gpus}",
+        f'fsdp_reshard_after_forward = "{"always" if row.arm == "fsdp2" else "never"}"',
+        "[activation_checkpoint]",
+        f'mode = "{"full" if row.checkpointing else "none"}"',
+    ]
 
 
 def _row(advice: Advice, arm: str | None) -> Row:

@@ -11,7 +11,7 @@ from study.predictor.advice.question import Given, Question
 from study.predictor.tracing.transformer import Transformer
 
 LORA_RANK = 16  # a usual one; others need about as much memory
-Change = Literal["adapters", "more host memory", "more GPUs", "larger GPUs"]
+Change = Literal["adapters", "quantized adapters", "8-bit optimizer", "more host memory", "more GPUs", "larger GPUs"]
 MOST_GPUS = 64  # the most that are tried if the user's GPUs do not suffice
 
 
@@ -44,8 +44,13 @@ def remedies(question: Question, given: Given) -> list[Remedy]:
     found: list[tuple[Change, Advice]] = []
     model = question.model
     if not model.is_partly_frozen:
+        adapted = replace(question, model=replace(model, lora_rank=LORA_RANK))
         with contextlib.suppress(Stop):  # adapters have to be traced, and torch may not be installed
-            found.append(("adapters", advise(replace(question, model=replace(model, lora_rank=LORA_RANK)))))
+            found.append(("adapters", advise(adapted)))
+            if found[-1][1].choice is None:
+                found.append(("quantized adapters", advise(replace(adapted, quantized="nf4"))))
+    if question.optimizer == "fused":
+        found.append(("8-bit optimizer", advise(replace(question, optimizer="adamw_8bit"))))
     if lacking := [row.host_bytes for row in advise(question).tried if row.limit == "host memory"]:
         found.append(("more host memory", advise(replace(question, host_memory_bytes=min(lacking)))))
     more = tuple(question.gpus * 2**n for n in range(1, 7) if question.gpus * 2**n <= MOST_GPUS)

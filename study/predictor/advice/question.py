@@ -9,7 +9,7 @@ from study.io.validation import nearest
 from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.predictor import papers
 from study.predictor.combinations import beside_bytes, check_share
-from study.predictor.setup import Frozen, Optimizer
+from study.predictor.setup import Frozen, Optimizer, Quantized
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import Tokens
 
@@ -49,6 +49,10 @@ class Given:
     """GPUs that share a host. Default: as many as such machines have, mostly 8."""
     host_pace: float | None = None
     """Seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs. Default: unknown."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+    price: float | None = None
+    """Price of an hour of one GPU. The answer names the price of a step."""
     beside: float = 0.0
     """The share of each GPU that another program takes: a reference model, or an inference engine such as vLLM."""
 
@@ -72,6 +76,8 @@ class Question:
     optimizer: Optimizer = "fused"
     beside: float = 0.0  # the share of each GPU that another program takes
     host_pace: float | None = None  # of a Machine
+    quantized: Quantized | None = None  # frozen linear layers
+    price: float | None = None  # of an hour of one GPU
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
@@ -113,6 +119,8 @@ class Question:
             optimizer=given.optimizer,
             beside=given.beside,
             host_pace=given.host_pace,
+            quantized=given.quantized,
+            price=given.price,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
 
@@ -178,6 +186,10 @@ def check(question: Question) -> None:
     for field_name in ("gpus", "batch", "sequence"):
         if (value := getattr(question, field_name)) < 1:
             raise Stop(f"{field_name} must be a whole number, at least 1 (got {value})", "give 1 or more")
+    if question.price is not None and question.price <= 0:
+        raise Stop(f"--price must be above 0 (got {question.price})", "give the price of an hour of one GPU")
+    if question.quantized and not question.model.is_partly_frozen:
+        raise Stop("quantized weights do not train", "give --lora-rank as well")
     if question.disk_bytes_per_s is not None and question.disk_bytes_per_s <= 0:
         raise Stop(f"disk_bytes_per_s must be above 0 (got {question.disk_bytes_per_s})", "give a number above 0")
     node_size(question.gpus, question.gpu, question.gpus_per_node)

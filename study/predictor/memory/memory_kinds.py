@@ -35,7 +35,7 @@ STEPS = 3  # from the second on, the optimizer's states lie between activations;
 
 @dataclass(frozen=True)
 class MemoryKinds:
-    """Bytes of a GPU at the peak. None if the tensors of a pass are unknown, because the model was not traced."""
+    """Bytes of a GPU at the peak. None if ranks divide the model: only a pass over all of it was traced."""
 
     allocated: int
     reserved: int | None
@@ -57,7 +57,7 @@ def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     allocated = estimate(setup).peak_bytes
     outside = int(outside_bytes(setup.ranks))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
-    reserved = reserved_bytes(setup, capacity)
+    reserved = None if setup.layout else reserved_bytes(setup, capacity)
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
 
 
@@ -65,7 +65,7 @@ def in_words(kinds: MemoryKinds) -> str:
     """The three numbers in a sentence."""
     tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
     if kinds.reserved is None or kinds.driver is None:
-        return f"{tensors}; reserved and what nvidia-smi shows are only known for models with a config."
+        return f"{tensors}; reserved and what nvidia-smi shows are not known for ranks that divide a model."
     if kinds.reserved < kinds.allocated:
         return f"{tensors}, more than the {size(kinds.reserved)} that a process can have of this GPU: it does not fit."
     reserved = f"reserved {size(kinds.reserved)} (what its allocator holds: replayed)"

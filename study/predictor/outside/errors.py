@@ -10,10 +10,9 @@ from typing import TypeVar, get_args
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Quantity, Role, Row, sources
 from study.predictor.outside.stored import percent, signed
-from study.predictor.outside.trainings import Compared, ComparedRow, compare
+from study.predictor.outside.trainings import FLAT, Compared, ComparedRow, compare
 
 TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
-FLAT = "flat 40 % MFU"
 Key = TypeVar("Key")
 
 

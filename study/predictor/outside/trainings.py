@@ -12,11 +12,13 @@ from study.predictor.architecture import describe, named
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.outside.published import FOLDER, Quantity, Role, Row, rows, sources
+from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine, step_time
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.tracing.transformer import SELECTIVE, Transformer
 from study.spec.shapes import SHAPES
 
+FLAT = "flat 40 % MFU"
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
 OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and needs an explanation
 # The optimizers of a row, as a setup's. None: AdamW, whose implementation another column says. While states fit on the
@@ -132,6 +134,7 @@ def training_of(row: Row) -> Training:
     model = _adapted(row, model_of(row.config))
     _refuse_unknown(row)
     sequence = _count(row, "seq")
+    words = row.parallel or ""
     setup = Setup(
         model=model,
         deepspeed=None if row.deepspeed is None else {"zero_optimization": json.loads(row.deepspeed)},
@@ -146,7 +149,8 @@ def training_of(row: Row) -> Training:
         frozen="bf16" if _keeps_base_in_bf16(row) else "as_weights",
         quantized=row.quantized,
         experts_loop=row.experts == "loop",
-        sequence_ranks=int(row.parallel.removeprefix("sp")) if row.parallel else 1,
+        sequence_ranks=int(words.removeprefix("sp")) if words.startswith("sp") else 1,
+        layout=Layout.of_words(words) if words and not words.startswith("sp") else None,
         checkpointing=_every(row),
         recomputes_whole_layers=row.recompute == "whole",
         attention="eager" if row.attention == "megatron" else row.attention or "sdpa",
@@ -166,6 +170,7 @@ def training_of(row: Row) -> Training:
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
         attention_kernel=_attention_kernel(row),
+        in_8_bits=bool(row.products),
         host_pace=_host_pace(row),
     )
     return Training(row, setup, machine)
@@ -181,9 +186,10 @@ def _host_pace(row: Row) -> float | None:
 
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
-    known = {"recompute_part": r"layers/\d+", "experts": "grouped|loop", "optimizer_name": "|".join(OPTIMIZERS)}
+    known = {"recompute_part": r"layers/\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
+    known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": ""}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
-    known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": "", "fp32_modules": ""}
+    known |= {"parallel": "" if row.fsdp else rf"sp\d+|{FORM}"}
     for name, words in known.items():
         if not re.fullmatch(words, value := getattr(row, name) or "") and value:
             raise NotPredicted(f"{name} {value} is not modelled")
@@ -208,7 +214,9 @@ def _keeps_base_in_bf16(row: Row) -> bool:
 
 
 def _every(row: Row) -> int:
-    """Return which layers are computed again: none, all, or every n-th."""
+    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all."""
+    if row.recompute_part == "ops:torchtitan":
+        return SELECTIVE
     return int(row.recompute_part.partition("/")[2]) if row.recompute_part else bool(row.recompute)
 
 
@@ -277,6 +285,8 @@ def _memory(training: Training) -> list[Compared]:
     row = training.row
     if row.memory_bytes is None:
         return []
+    if row.products and "torchao" not in (row.versions or ""):  # torchao keeps what 16-bit products keep
+        raise NotPredicted("what is kept of 8-bit products depends on the library")
     predicted: float = estimate(training.setup).peak_bytes
     if row.kind in ("reserved", "driver"):
         held = memory_kinds(training.setup, training.machine.gpu if training.machine else None)
@@ -297,8 +307,9 @@ def _time(training: Training) -> list[Compared]:
     step = step_time(setup, training.machine)
     gpu = GPUS[training.machine.gpu]
     peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
-    flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation
-    others = {"flat 40 % MFU": _short(flops / (FLAT_MFU * peak))}
+    together = setup.layout.ranks if setup.layout else setup.sequence_ranks  # GPUs that have the same rows
+    flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / together
+    others = {FLAT: _short(flops / (FLAT_MFU * peak))}
     interval = (_short(step.low_s), _short(step.high_s))
     return [Compared("time", _short(step.seconds), _short(row.step_s), interval, others)]
 

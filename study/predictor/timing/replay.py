@@ -1,5 +1,6 @@
 """A step on a timeline: tasks on streams, each as early as its stream and the tasks that it waits for allow."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class Span(NamedTuple):
 
 def replay(tasks: Sequence[Task]) -> list[Span]:
     """Return when each task runs. Tasks only wait for earlier tasks, so one pass over the list is enough."""
-    free_s = dict.fromkeys(STREAMS, 0.0)
+    free_s: dict[str, float] = defaultdict(float)
     spans: list[Span] = []
     for task in tasks:
         start_s = free_s[task.stream]

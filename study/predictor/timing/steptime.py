@@ -8,6 +8,9 @@ from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
+from study.predictor.parallel import memory as parallel
+from study.predictor.parallel import timing as layouts
+from study.predictor.parallel.layout import Layout
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import Links, Pace, Seconds, attention_s, interval_factor, pace, work_s
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
@@ -30,6 +33,7 @@ class Machine:
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
     attention_kernel: str | None = None  # a name in pace.toml; None: as fast as kernels of 2023
+    in_8_bits: bool = False  # the products of linear layers, except the head's
     host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
 
     def __post_init__(self):
@@ -96,6 +100,8 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
     """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
+    if setup.layout:
+        return _of_layout(setup, setup.layout, machine, constants)
     passes = min(setup.accumulation, MOST_PASSES)
     spans, parts = _replayed(setup, machine, passes, constants)
     seconds = length_s(spans)
@@ -104,6 +110,17 @@ def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[
         seconds += more * (seconds - length_s(shorter))
         parts = {name: part_s + more * (part_s - fewer[name]) for name, part_s in parts.items()}
     return seconds, parts, spans
+
+
+def _of_layout(
+    setup: Setup, layout: Layout, machine: Machine, constants: Pace
+) -> tuple[float, dict[str, float], list[Span]]:
+    whole = parallel.whole_pass(setup)
+    work = layouts.divided(_blocks(whole, machine), setup, layout)
+    seconds = _seconds(work, whole, machine, constants)
+    owned = max(parallel.owned(setup, layout, place) for place in range(layout.pipeline))
+    update_s = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
+    return layouts.step(setup, layout, machine.links(setup.ranks), constants, seconds, update_s)
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
@@ -138,13 +155,14 @@ def _seconds(
 ) -> dict[str, tuple[Seconds, Seconds]]:
     """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
     single = _has_single_kernels(setup, machine)
-    attention = attention_s(machine.attention_kernel) if setup.model.look.kind == "decoder" else 1.0
+    attention = attention_s(machine.attention_kernel, machine.gpu) if setup.model.look.kind == "decoder" else 1.0
     known: dict[int, Seconds] = {}
 
     def cost(block: Block, one_pass: Work) -> Seconds:
         if id(one_pass) not in known:
             fused = machine.fused_kernels and not (single and block.is_layer)
-            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants)
+            in_8_bits = machine.in_8_bits and block.is_layer
+            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, in_8_bits)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from study.bench import board as boards
 from study.bench import gpu_scores
 from study.bench.prediction import predicted
 from study.predictor.outside import errors as outside_errors
@@ -48,6 +49,16 @@ def errors() -> pd.DataFrame:
 def misses() -> pd.DataFrame:
     """Return the predictions that are off by more than 10 % (memory) or 30 % (time), and why, if that is known."""
     return pd.DataFrame(outside_errors.misses(stored.predictions()))
+
+
+def board() -> pd.DataFrame:
+    """Return the score of each predictor on rows that nothing was fitted to, the best first."""
+    return pd.DataFrame(boards.scores())
+
+
+def on_their_rows() -> pd.DataFrame:
+    """Return the median errors of simulators on the rows that they published, beside ours there."""
+    return pd.DataFrame(boards.on_their_rows())
 
 
 def sources() -> pd.DataFrame:
