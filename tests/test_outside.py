@@ -13,6 +13,7 @@ from study.predictor.estimate import estimate
 from study.predictor.outside import errors, published, ratios, stored, trainings
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
+from study.predictor.tracing.transformer import SELECTIVE
 
 FROZEN = published.FOLDER / "frozen.csv"
 GPT = {
@@ -199,6 +200,7 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"frozen": "bf16"}),
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
+        ({"recompute_part": "ops:torchtitan", "recompute": None}, {"checkpointing": SELECTIVE}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
         ({"experts": "loop"}, {"experts_loop": True}),
         ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),

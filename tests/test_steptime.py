@@ -22,12 +22,13 @@ from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.pace import Links, collective_s, filled
 from study.predictor.timing.replay import Task, busy_s, length_s, replay
-from study.predictor.timing.steptime import Machine, step_time, update_bytes
+from study.predictor.timing.steptime import Machine, _seconds, step_time, update_bytes
 from study.predictor.timing.work import LOOP_KERNELS, Product, Work, blocks
 from study.predictor.wanted import Wanted
 from study.spec.shapes import SHAPES
 
 A100 = Machine(gpu="A100-80GB")
+H100 = Machine(gpu="H100-80GB")
 MEDIUM = describe("gpt2-medium")
 
 
@@ -371,13 +372,27 @@ def test_every_second_layer_is_computed_again():
 
 
 def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
-    def attention_s(model, kernel):
+    def attention_s(model, kernel, gpu="H100-80GB"):
         each = setup("ddp", describe(model), sequence=512)
-        return step_time(each, replace(A100, attention_kernel=kernel)).parts["attention"]
+        return step_time(each, replace(A100, gpu=gpu, attention_kernel=kernel)).parts["attention"]
 
     assert attention_s("gpt2", "fa2") == pytest.approx(attention_s("gpt2", None) / 2)
     assert attention_s("gpt2", "fa3") < attention_s("gpt2", "fa2")
     assert attention_s("bert-base", "fa2") == attention_s("bert-base", None), "it has no mask"
+    assert attention_s("gpt2", "fa2", A100.gpu) == attention_s("gpt2", None, A100.gpu), "as nine sources have it"
+
+
+def test_products_in_8_bits_take_half_the_time_and_conversions():
+    """Each factor is converted: 5 bytes for each of its elements. Memory limits one product; the head's stays."""
+    each = setup("ddp", describe("gpt2"), precision="bf16", micro_batch=32)
+    seconds = [_seconds(blocks(each), each, replace(H100, in_8_bits=is_8), pace.pace()) for is_8 in (False, True)]
+    whole, halved = (of["layer.1"][0] for of in seconds)
+    assert 0.5 * whole.products < halved.products < 0.53 * whole.products
+    linear = blocks(each)[1].forward.products
+    factors = sum(product.m * product.k + product.k * product.n for product in linear)
+    share = pace.pace().moving_share * GPUS["H100-80GB"].memory_bytes_per_s
+    assert halved.moving - whole.moving == pytest.approx(5 * factors / share)
+    assert seconds[0]["head"] == seconds[1]["head"]
 
 
 def test_the_pace_of_an_unknown_host_is_that_of_sources_and_graphs_need_none():

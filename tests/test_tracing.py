@@ -21,8 +21,9 @@ from study.predictor.architecture import named
 from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
+from study.predictor.timing.work import blocks
 from study.predictor.tracing import tracing, transformer
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
 from study.spec.settings import CACHE
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -280,6 +281,18 @@ def test_adapters_in_fp32_beside_a_base_in_bf16_keep_what_pefts_do(targets, chec
     seen = profile(setup)
     assert seen.kept == kept
     assert max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward") == peak
+
+
+def test_selective_recomputation_keeps_attention_and_every_second_product():
+    """Of 7 products of a layer, it keeps those of q, v, gate and down; and of the scores a number for each row."""
+    none, selective, whole = (
+        setup_of("llama", device="cuda", precision="bf16_pure", checkpointing=each) for each in (0, SELECTIVE, True)
+    )
+    products = [len(blocks(each)[1].backward.products) for each in (none, selective, whole)]
+    assert products == [14, 14 + 3, 14 + 6], "the last product is not computed again, as no gradient needs it"
+    kept = profile(selective).kept - profile(whole).kept
+    layers, tokens = 2, none.tokens
+    assert kept == layers * tokens * (2 * (64 + 32 + 160 + 64 + 64) + 4 * 4)
 
 
 def test_a_fused_loss_holds_no_logits():

@@ -120,6 +120,7 @@ class OneRank(Plain):
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = super().enter(inputs)
+        inputs = inputs.to(self.sometimes.weight.dtype)
         return hidden + self.sometimes(inputs) if inputs.flatten()[0] > 0 else hidden
 
 

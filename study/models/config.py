@@ -1,7 +1,7 @@
 """The config of a model, the kind of model that it describes, and transformers' class for it."""
 
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import transformers
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
@@ -141,8 +141,9 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
         return None
     auto = TABLES[kind][1]
     if not _is_of_own_code(config):
-        classes = cast(Mapping[type, type[PreTrainedModel]], vars(auto)["_model_mapping"])
-        return classes.get(type(config), None)  # it is lazy, and takes no default by itself
+        classes = cast(Mapping[type, Any], vars(auto)["_model_mapping"])
+        found = classes.get(type(config), None)  # it is lazy, and takes no default by itself
+        return found[0] if isinstance(found, tuple) else found  # DeiT's is a class, and one with a teacher
     try:
         return get_class_from_dynamic_module(config.auto_map[auto.__name__], config.code_from)
     except Exception as error:  # the code may do anything; most often it imports a missing package

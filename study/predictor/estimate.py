@@ -182,7 +182,8 @@ def standing(engine: Engine) -> dict[str, int]:
                 "staging": largest * w,
                 "host_gradients": b * part,
             }
-            if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+            # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+            if engine.accumulation > 1 and engine.stage == 2:
                 states["host_gradients"] += owned_whole(engine) * w
         return states
     states |= {

@@ -34,7 +34,7 @@ class Setup:
     accumulation: int = 1
     sequence: int = 128
     attention: str = "sdpa"
-    checkpointing: int = False  # True: of all layers; n: of every n-th layer
+    checkpointing: int = False  # True: of all layers; n: of every n-th layer; SELECTIVE: of cheap operators
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
     # until the backward pass has all it needs, which spares its last product. Only times depend on it here.
     recomputes_whole_layers: bool = False

@@ -125,7 +125,7 @@ def changed_inputs(root: Path = store.ROOT) -> list[str]:
 def _inputs(root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file that decides verdicts beside the records, by its name."""
     paths = sorted(path for pattern in SEALED_INPUTS for path in root.glob(pattern))
-    return {path.relative_to(root).as_posix(): _sum(path) for path in paths if path.name != INPUTS}
+    return {path.relative_to(root).as_posix(): _sum(path) for path in paths if path.is_file() and path.name != INPUTS}
 
 
 def _sum(path: Path) -> str:

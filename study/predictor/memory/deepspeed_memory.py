@@ -39,11 +39,18 @@ def _at_start(engine: Engine) -> dict:
     if engine.stage == 0 and engine.ranks > 1:
         # DDP's buckets, in which the gradients are; those of earlier microbatches are not in them yet.
         return {"gradients": gradients * (2 if accumulates else 1)}
-    if engine.stage < 2 and accumulates:
+    if engine.stage == 0 and accumulates:
         return {"gradients": gradients}  # this is not the first microbatch of its step
+    if engine.stage == 1 and accumulates:  # its buckets stay until the step ends (setup_buckets, reduce_gradients)
+        return {"gradients": gradients, "buckets": buckets_bytes(engine)}
     if engine.stage == 2 and accumulates and not engine.offloads:
         return {"gradients": owned_whole(engine) * engine.weight_bytes}
     return {}
+
+
+def buckets_bytes(engine: Engine) -> int:
+    """Return the bytes of the buckets of stages 1 and 2, which come with the first gradient."""
+    return (2 if engine.overlap else 1) * engine.bucket_elements * engine.weight_bytes
 
 
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
@@ -92,7 +99,7 @@ class Buckets:
         self.waiting = accumulated if engine.stage == 1 else 0
         self.kept = accumulated - self.waiting
         self.most_kept = self.owned_bytes + (accumulated if engine.stage == 2 else 0)
-        self.buckets = (2 if engine.overlap else 1) * engine.bucket_elements * w
+        self.buckets = buckets_bytes(engine)
         self.large = 0  # elements of gradients that are larger than a bucket
         self.bucket: list[Tensor] = []
         self.filled = 0  # elements in the bucket

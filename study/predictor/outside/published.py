@@ -117,24 +117,26 @@ class Row(BaseModel):
 
     @property
     def step_s(self) -> float | None:
-        """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one.
-
-        GPUs that divide a model have the same tokens.
-        """
+        """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one."""
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
         tokens = self.seq_mean if self.rows_are == "padded" else self.seq
         counts = (self.micro_batch, self.grad_acc or 1, tokens)
         known = [count for count in counts if isinstance(count, (int, float))]
-        together = Layout.of_words(self.parallel).ranks if self.parallel and re.fullmatch(FORM, self.parallel) else 1
-        return math.prod(known) / together / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+        return math.prod(known) / self.together / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+
+    @property
+    def together(self) -> int:
+        """Return the number of GPUs that divide a model, and so have the same rows."""
+        return Layout.of_words(self.parallel).ranks if self.parallel and re.fullmatch(FORM, self.parallel) else 1
 
     @property
     def rows_per_s(self) -> float | None:
         """Return the rows a second and GPU. No passes mean one."""
         if not self.step_s or not isinstance(self.micro_batch, int):
             return None
-        return self.micro_batch * (self.grad_acc if isinstance(self.grad_acc, int) else 1) / self.step_s
+        passes = self.grad_acc if isinstance(self.grad_acc, int) else 1
+        return self.micro_batch * passes / self.together / self.step_s
 
     def matches(self, patterns: Patterns) -> bool:
         for name in patterns:

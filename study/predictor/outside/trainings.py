@@ -15,7 +15,7 @@ from study.predictor.outside.published import FOLDER, Quantity, Role, Row, rows,
 from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine, step_time
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.tracing.transformer import SELECTIVE, Transformer
 from study.spec.shapes import SHAPES
 
 FLAT = "flat 40 % MFU"
@@ -170,6 +170,7 @@ def training_of(row: Row) -> Training:
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
         attention_kernel=_attention_kernel(row),
+        in_8_bits=bool(row.products),
         host_pace=_host_pace(row),
     )
     return Training(row, setup, machine)
@@ -185,9 +186,10 @@ def _host_pace(row: Row) -> float | None:
 
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
-    known = {"recompute_part": r"layers/\d+", "experts": "grouped|loop", "optimizer_name": "|".join(OPTIMIZERS)}
+    known = {"recompute_part": r"layers/\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
+    known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": ""}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
-    known |= {"parallel": "" if row.fsdp else rf"sp\d+|{FORM}", "trained_too": "", "products": "", "fp32_modules": ""}
+    known |= {"parallel": "" if row.fsdp else rf"sp\d+|{FORM}"}
     for name, words in known.items():
         if not re.fullmatch(words, value := getattr(row, name) or "") and value:
             raise NotPredicted(f"{name} {value} is not modelled")
@@ -212,7 +214,9 @@ def _keeps_base_in_bf16(row: Row) -> bool:
 
 
 def _every(row: Row) -> int:
-    """Return which layers are computed again: none, all, or every n-th."""
+    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all."""
+    if row.recompute_part == "ops:torchtitan":
+        return SELECTIVE
     return int(row.recompute_part.partition("/")[2]) if row.recompute_part else bool(row.recompute)
 
 
@@ -281,6 +285,8 @@ def _memory(training: Training) -> list[Compared]:
     row = training.row
     if row.memory_bytes is None:
         return []
+    if row.products and "torchao" not in (row.versions or ""):  # torchao keeps what 16-bit products keep
+        raise NotPredicted("what is kept of 8-bit products depends on the library")
     predicted: float = estimate(training.setup).peak_bytes
     if row.kind in ("reserved", "driver"):
         held = memory_kinds(training.setup, training.machine.gpu if training.machine else None)

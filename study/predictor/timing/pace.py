@@ -13,6 +13,7 @@ from study.predictor.timing.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
 TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+CONVERSION_BYTES = 5  # of an element that becomes one of 8 bits
 LARGE = 1e9  # parameters from which on a model has the interval of large models
 NORM = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a little of the smaller
 
@@ -81,9 +82,10 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
     }
 
 
-def attention_s(kernel: str | None) -> float:
+def attention_s(kernel: str | None, gpu: str) -> float:
     """Return the seconds of a decoder's attention by a kernel, over those of kernels that compute all scores."""
-    return _read()["attention_kernel"][kernel]["value"] if kernel else 1.0
+    of_kernel = _read()["attention_kernel"].get(kernel, {})
+    return of_kernel.get(gpu, of_kernel.get("others", {"value": 1.0}))["value"]
 
 
 @functools.cache
@@ -123,33 +125,39 @@ class FullPace(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def at_full_pace(work: Work, gpu_name: str, whole: bool) -> FullPace:
-    """`whole`: products of fp32, which run as TF32 if the GPU has it."""
+def at_full_pace(work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False) -> FullPace:
+    """`whole`: products of fp32, which run as TF32 if the GPU has it. `in_8_bits`: factors are converted first.
+
+    Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits (datasheets). A factor of 2 bytes is read
+    for its largest number, read again and written in a byte, before each product (torchao, float8_linear.py).
+    """
     gpu = GPUS[gpu_name]
     processors = multiprocessors(gpu_name)
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
     flops_per_s = peak * ceilings(gpu_name)["products"][0]
     element_bytes = 4 if whole else 2
+    linear = {product for product in work.products if in_8_bits and product.number == 1}
+    converted = sum(product.elements - product.m * product.n for product in work.products if product in linear)
     return FullPace(
         products=tuple(
             (
-                product.flops / filled(product, processors) / flops_per_s,
+                product.flops / filled(product, processors) / flops_per_s / (2 if product in linear else 1),
                 product.elements * element_bytes / gpu.memory_bytes_per_s,
             )
             for product in work.products
         ),
         attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
-        moving=work.moved_bytes / gpu.memory_bytes_per_s,
+        moving=(work.moved_bytes + converted * CONVERSION_BYTES) / gpu.memory_bytes_per_s,
     )
 
 
-def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace) -> Seconds:
+def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace, in_8_bits: bool = False) -> Seconds:
     """Seconds of a pass over a block. `fused`: norms, activation functions and rotations are single kernels.
 
     A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
     matrices, as in a written-out attention.
     """
-    full = at_full_pace(work, gpu_name, whole)
+    full = at_full_pace(work, gpu_name, whole, in_8_bits)
     moving_share = moving_share_of(gpu_name) or constants.moving_share
     products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
     return Seconds(

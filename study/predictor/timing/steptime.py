@@ -33,6 +33,7 @@ class Machine:
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
     attention_kernel: str | None = None  # a name in pace.toml; None: as fast as kernels of 2023
+    in_8_bits: bool = False  # the products of linear layers, except the head's
     host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
 
     def __post_init__(self):
@@ -154,13 +155,14 @@ def _seconds(
 ) -> dict[str, tuple[Seconds, Seconds]]:
     """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
     single = _has_single_kernels(setup, machine)
-    attention = attention_s(machine.attention_kernel) if setup.model.look.kind == "decoder" else 1.0
+    attention = attention_s(machine.attention_kernel, machine.gpu) if setup.model.look.kind == "decoder" else 1.0
     known: dict[int, Seconds] = {}
 
     def cost(block: Block, one_pass: Work) -> Seconds:
         if id(one_pass) not in known:
             fused = machine.fused_kernels and not (single and block.is_layer)
-            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants)
+            in_8_bits = machine.in_8_bits and block.is_layer
+            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, in_8_bits)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 

@@ -6,18 +6,21 @@ earlier trace is in the cache.
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import PreTrainedModel
 
@@ -32,7 +35,7 @@ from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Stack, Unlike
 from study.predictor.tracing.stacks import shorten
 from study.predictor.tracing.tape import Tape, in_order
-from study.predictor.tracing.transformer import Look, TraceOptions, Transformer
+from study.predictor.tracing.transformer import SELECTIVE, Look, TraceOptions, Transformer
 from study.predictor.tracing.zero3_linear import zero3_linear
 from study.spec.settings import AUTOCAST
 
@@ -112,6 +115,12 @@ PRODUCTS = (
 )
 
 
+# Operators whose results torchtitan's selective recomputation keeps, beside every second product.
+SELECTED = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.study.fused_attention.default,
+    aten.max.default,
+}
 NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
 MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
 
@@ -195,14 +204,14 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
-def _freeze_in_bf16(model: torch.nn.Module) -> None:
-    """Convert frozen weights to bf16, as an expert loads them. Trained weights keep their type."""
-    for tensor in model.parameters():
-        if not tensor.requires_grad:
-            tensor.data = tensor.data.to(torch.bfloat16)
+def _freeze_as_others(model: torch.nn.Module, in_bf16: bool) -> None:
+    """Let adapters compute as PEFT's. Convert frozen weights to bf16, if an expert loads them so."""
     for module in model.modules():
         if isinstance(module, Adapted):
             module.like_peft = True
+    for tensor in model.parameters() if in_bf16 else ():
+        if not tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.bfloat16)
 
 
 def _keep_between(model: torch.nn.Module, every: int) -> None:
@@ -212,13 +221,32 @@ def _keep_between(model: torch.nn.Module, every: int) -> None:
             setattr(layer, KEPT, place % every > 0)
 
 
-def _compute_again(model: PreTrainedModel, place: Callable) -> None:
+def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return what a layer runs in, and what it runs in again: torchtitan's selective recomputation (parallelize.py)."""
+    odd = itertools.cycle((True, False))
+
+    def policy(_, function, *__, **___) -> CheckpointPolicy:
+        kept = next(odd) if function is aten.mm.default else function in SELECTED
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, again = create_selective_checkpoint_contexts(policy)
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with place(), again:
+            yield
+
+    return first, both()
+
+
+def _compute_again(model: PreTrainedModel, place: Callable, selectively: bool) -> None:
     """Let the backward pass compute the layers again that do not keep their activations."""
     if not model.supports_gradient_checkpointing:
         what = f"transformers has no activation checkpointing for {model.config.model_type}"
         raise Stop(what, "leave --checkpointing out")
     # backward() puts function modes aside, so layers that run again enter theirs themselves
-    again = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
+    contexts = functools.partial(_selective, place) if selectively else lambda: (contextlib.nullcontext(), place())
+    again = {"use_reentrant": False, "context_fn": contexts}
     model.gradient_checkpointing_enable(again)
     for layer in model.modules():
         if getattr(layer, KEPT, False):
@@ -230,8 +258,8 @@ def followed(model: Transformer, options: TraceOptions, rows: int, with_all_laye
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
-    if options.frozen == "bf16":
-        _freeze_in_bf16(built)
+    if options.cuda or options.frozen == "bf16":
+        _freeze_as_others(built, options.frozen == "bf16")
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     if options.checkpointing > 1:
         _keep_between(built, options.checkpointing)
@@ -239,7 +267,7 @@ def followed(model: Transformer, options: TraceOptions, rows: int, with_all_laye
     place = functools.partial(AsOnCuda, options.cuda) if options.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if options.checkpointing:
-            _compute_again(cast(PreTrainedModel, built), place)
+            _compute_again(cast(PreTrainedModel, built), place, options.checkpointing == SELECTIVE)
         _give_device(built)
         try:
             batch = inputs(config, rows, options.sequence)

@@ -13,9 +13,11 @@ from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
 from study.spec.settings import cache_home
 
-FORMAT = 10  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 11  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
+# As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
+SELECTIVE = -1
 
 
 class TraceOptions(NamedTuple):

@@ -1,0 +1,42 @@
+"""Memory of families that the scoreboard does not have: cells of `drawn.py` on virtual ranks, and their predictions."""
+
+import json
+from statistics import median
+
+import pytest
+from conftest import launch
+from drawn import cells
+
+from study.bench import prediction
+from study.predictor.architecture import named
+from study.records.schema import Record
+
+SETTINGS = ("precision", "micro_batch", "accumulation", "sequence")
+
+
+def off(cell: dict, folder, cache) -> float | None:
+    """Run a cell, and return how far off its predicted peak is. None: it cannot run."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(cell["config"]))
+    flags = [word for name in SETTINGS for word in (f"--{name.replace('_', '-')}", str(cell[name]))]
+    flags += ["--checkpointing"] * cell["checkpointing"] + ["--model", str(folder), "--init", "none", "--steps", "2"]
+    flags += ["--virtual-ranks", str(cell["ranks"]), "--warmup-steps", "1"]
+    run = launch(cell["arm"], folder / "run", *flags, cache=cache)
+    if run.code:  # the draw has impossible trainings, such as offloading with bf16_pure
+        return None
+    seen = Record.model_validate(run.record)
+    with pytest.MonkeyPatch.context() as patch:  # a record does not keep a model's config
+        patch.setattr(prediction, "architecture", lambda _: named(str(folder)))
+        return prediction.predicted(seen).peak_bytes / seen.memory.components.per_rank[0].tracked_peak_bytes - 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_memory_of_drawn_cells_is_predicted(tmp_path, cache):
+    """The worst is GLM-4 with accumulation and a second partition of its weights (zero3_hpz): 4.6 %, not explained."""
+    tried = [off(cell, tmp_path / str(place), cache) for place, cell in enumerate(cells())]
+    errors = sorted(abs(each) for each in tried if each is not None)
+    assert len(errors) >= 36
+    assert median(errors) < 0.001
+    assert errors[-2] < 0.03
+    assert errors[-1] < 0.05
