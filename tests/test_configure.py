@@ -2,6 +2,7 @@
 
 import functools
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +142,15 @@ def test_our_own_files_stay_as_they_are():
     before = arms.read(arms.all_paths()["zero3_nvme"]).deepspeed
     config(advised(), "zero3_nvme", arms.FOLDER)
     assert arms.read(arms.all_paths()["zero3_nvme"]).deepspeed == before
+
+
+def test_torchtitan_gets_its_config(tmp_path):
+    (path,) = write(tmp_path / "mine.toml", advised(), "fsdp2")
+    config = tomllib.loads(path.read_text())
+    row = next(row for row in advised().tried if row.arm == "fsdp2")
+    assert config["training"]["local_batch_size"] == row.micro_batch
+    assert config["parallelism"]["data_parallel_shard_degree"] == 2
+    assert config["activation_checkpoint"]["mode"] == "none"
 
 
 def test_what_cannot_be_written(tmp_path):

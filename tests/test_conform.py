@@ -1,6 +1,7 @@
 """The conformance suite: it finds planted faults, and says what happened to a rank."""
 
 import ast
+import json
 import random
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from study.conform.cases import Case, Difference, Reference, bound, microbatch, 
 from study.conform.properties import DEFAULTS, Property, read
 from study.conform.ranks import FUNCTIONS, case_of
 from study.errors import Stop
+from study.ledger import committed
 
 ROOT = Path(__file__).resolve().parents[1]
 PROPERTIES = {each.name: each for each in read()}
@@ -321,6 +323,16 @@ def test_a_property_of_other_ranks_is_not_applicable(ranks):
     four = Property("sgd", "Says.", "Source", ranks=(4,))
     (result,) = suite.run(suite.ADAPTERS["single"], [four], ranks, lambda result: None)
     assert result.words == "ranks of the property: 4; of the adapter: 1"
+
+
+def test_a_claim_that_the_newest_release_contradicts_is_refuted():
+    kept = json.loads((ROOT / "reports" / "verdicts.json").read_text())
+    assert len(committed.ranges()) >= 49
+    for claim, words in committed.ranges().items():
+        if words.startswith(("in no release", "out of date")):
+            assert kept[claim]["verdict"] == "refuted", claim
+        if words.startswith("right since") or "all" in words:
+            assert kept[claim]["verdict"] == "supported", claim
 
 
 # --- random trainings ----------------------------------------------------------------------------------------------

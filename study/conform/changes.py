@@ -234,7 +234,7 @@ def _configured(spans: list[Span], questions: dict[str, list[str]], words: list[
     return {"sentence": f"{named}: {history(spans)}", "details": [*details, *words]}
 
 
-def _right(answer: object, value: object, tolerance: float) -> bool:
+def is_right(answer: object, value: object, tolerance: float) -> bool:
     numbers = [each for each in (answer, value) if isinstance(each, (int, float)) and not isinstance(each, bool)]
     if len(numbers) == 2:
         return abs(numbers[0] - numbers[1]) <= tolerance * abs(numbers[1])
@@ -244,7 +244,7 @@ def _right(answer: object, value: object, tolerance: float) -> bool:
 def _claim(name: str, values: list, tolerance: float, spans: list[Span]) -> str:
     """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
     found = [(first, json.loads(answer)) for first, _, answer in spans if json.loads(answer) != NO_ANSWER]
-    right = [(first, all(_right(answer, value, tolerance) for value in values)) for first, answer in found]
+    right = [(first, all(is_right(answer, value, tolerance) for value in values)) for first, answer in found]
     phases = [next(each) for _, each in groupby(right, key=lambda pair: pair[1])]
     if len(phases) < 2:
         return f"Claim {name} rests on this."

@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 from packaging.version import InvalidVersion, Version
 
-from study.conform import changes, output, trials
+from study.conform import changes, output, ranges, trials
 from study.conform.properties import Property, read
 from study.conform.suite import ADAPTERS, Adapter, Ranks, Result, run
 from study.errors import Stop
@@ -177,6 +177,7 @@ def _matrix(overlays: Path, out: Path) -> None:
                 trials.tried(release.package, version, overlays / name, out / name)
             say(f"{adapter} with {release.package} {version}: {output.summary(results)}")
     changes.write(out)
+    ranges.write(out)
 
 
 def bisect(

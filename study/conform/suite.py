@@ -73,7 +73,7 @@ ADAPTERS = {
         _ours("accelerate-zero1", "through_accelerate", "DeepSpeed stage 1 through Accelerate", stage=1),
         _ours("accelerate-zero2", "through_accelerate", "DeepSpeed stage 2 through Accelerate", stage=2),
         _ours("accelerate-zero3", "through_accelerate", "DeepSpeed stage 3 through Accelerate", stage=3),
-        _ours("accelerate-fsdp", "through_accelerate", "FSDP2 through Accelerate", stage=0, fsdp=True),
+        _ours("accelerate-fsdp", "through_accelerate", "FSDP2 through Accelerate, told of a GPU", stage=0, fsdp={}),
     )
 }
 

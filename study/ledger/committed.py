@@ -28,6 +28,7 @@ from study.records.evidence import Evidence
 from study.spec import arms
 
 FILE = arms.ROOT / "reports" / "verdicts.json"
+RANGES = arms.ROOT / "reports" / "conform" / "releases" / "ranges.json"
 MAX_BYTES = 4 * 2**20
 DIGITS = 8  # of a version
 COMPARED = ("unit", "relation", "tolerance", "better", "enough")
@@ -40,6 +41,12 @@ class Committed(BaseModel):
     verdict: str
     found: str
     turned_by: str | None
+
+
+@functools.cache
+def ranges() -> dict[str, str]:
+    """Return the releases in which claims are right, by their ids, as `study versions all` found them."""
+    return json.loads(files.read(RANGES, MAX_BYTES)) if RANGES.exists() else {}
 
 
 def version(claim: Claim) -> str:

@@ -226,6 +226,7 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "claimed": claimed_in_full(verdict),
         "found": found_words(verdict, claim.unit),
         "central": claim.central,
+        "releases": committed.ranges().get(claim.id),
         "verdict": "; ".join(filter(None, (verdict.verdict, verdict.open_because, verdict.holding))),
         "basis": basis_words(verdict),
         "certainty": str(certainty(verdict) or ""),

@@ -150,16 +150,18 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
         return
     machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))
     passes = SEVERAL * setup.accumulation
-    here, there = step_time(setup, machine), step_time(kept, machine)
+    here = step_time(setup, machine)
+    there = step_time(kept, machine)
     longer = here.seconds / there.seconds
     ours, theirs = (step_time(replace(each, accumulation=passes), machine).seconds for each in (setup, kept))
-    peak, whole = estimate(setup).peak_bytes, estimate(kept).peak_bytes
+    whole = estimate(kept).peak_bytes
+    saved = whole - estimate(setup).peak_bytes
     fits = "fits" if whole + outside_bytes(setup.ranks) <= GPUS[gpu].memory_bytes else "does not fit"
     yield (
         "offloaded",
         f"Offloading makes a step {longer:.1f} times as long, predicted: {here.seconds:.3g} s instead of "
         f"{there.seconds:.3g} s ({_parts(here, setup)}); with {SEVERAL} times the passes in a step {ours / theirs:.1f} "
-        f"times. It saves {size(whole - peak)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
+        f"times. It saves {size(saved)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
         "and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
         f"{here.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
         ("deepspeedai/DeepSpeed/issues/7966", "deepspeedai/DeepSpeed/issues/6834", "deepspeedai/DeepSpeed/issues/5469"),

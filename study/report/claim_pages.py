@@ -101,6 +101,7 @@ def page(verdict: Verdict) -> dict:
     found = {
         "Claimed": words.claimed_in_full(verdict),
         "Found": words.found_words(verdict, claim.unit),
+        "Right in releases": committed.ranges().get(claim.id, ""),
         "Rests on": words.basis_words(verdict),
         "Certainty": str(certainty(verdict) or ""),
         "Open because": "; ".join(filter(None, (verdict.open_because, verdict.holding))),

@@ -1,4 +1,4 @@
-"""DDP, DeepSpeed or FSDP2 through Accelerate. Settings: stage; 0 is DDP, or FSDP2 with fsdp."""
+"""DDP, DeepSpeed or FSDP2 through Accelerate. Settings: stage; 0 is DDP, or FSDP2 with fsdp: more of its arguments."""
 
 from study.conform.adapters.deepspeed_common import configuration, full_weights  # isort: skip
 
@@ -8,42 +8,56 @@ from types import SimpleNamespace
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
-from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
 
 with contextlib.suppress(ImportError):
     import transformers  # noqa: F401 -- so that not each rank imports it
 
 
 def build(model, optimizer, options):
-    stage = options.settings["stage"]
-    if "fsdp" in options.settings:
-        plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=False)
-        plugin.fsdp_version = 2  # old releases have no such argument
-        made = Accelerator(cpu=True, fsdp_plugin=plugin).distributed_type.value
-        raise NotImplementedError(f"without a GPU Accelerate makes FSDP into {made}")
-    if options.precision not in ("fp32", "autocast", *(["bf16"] if stage else [])):
+    stage, fsdp = options.settings["stage"], "fsdp" in options.settings
+    if options.precision not in ("fp32", *(["bf16"] if stage or fsdp else []), *([] if fsdp else ["autocast"])):
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
     if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
         if stage:
             raise NotImplementedError("Accelerate trains one DeepSpeed model in a process")
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
-    if stage:
-        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        more = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options, zero_section(stage)))}
-        more["mixed_precision"] = "bf16" if options.precision == "bf16" else "no"
-    else:
-        bucket_mib = options.bucket * 4 / 2**20 if options.bucket else 25
-        ddp = DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused)
-        more = {"kwargs_handlers": [ddp], "mixed_precision": "bf16" if options.precision == "autocast" else "no"}
-    accelerator = Accelerator(cpu=not stage, gradient_accumulation_steps=options.passes, **more)
-    assert (accelerator.distributed_type == "DEEPSPEED") == bool(stage), "cpu=True would give DDP"
+    half = options.precision == ("bf16" if stage or fsdp else "autocast")
+    if half and "half" in options.settings:
+        model.bfloat16()  # as a model that was loaded in bf16
+    plugin = (in_stage if stage else in_fsdp if fsdp else in_ddp)(model, options)
+    common = {"gradient_accumulation_steps": options.passes, "mixed_precision": "bf16" if half else "no"}
+    accelerator = Accelerator(cpu=not stage, **common, **plugin)
+    assert (accelerator.distributed_type in ("DEEPSPEED", "FSDP")) == bool(stage or fsdp), "it would be DDP"
     scheduler = options.scheduler and options.scheduler(optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
     return SimpleNamespace(
         accelerator=accelerator, model=model, optimizer=optimizer, scheduler=scheduler, clip=options.clip, norm=None
     )
+
+
+def in_stage(model, options):
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    section = zero_section(options.settings["stage"])
+    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options, section))}
+
+
+def in_ddp(model, options):
+    bucket_mib = options.bucket * 4 / 2**20 if options.bucket else 25
+    ddp = DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused)
+    return {"kwargs_handlers": [ddp]}
+
+
+def in_fsdp(model, options):
+    PartialState(cpu=True)
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # Accelerate has FSDP only there
+    tied = len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
+    wrap = {"auto_wrap_policy": "no_wrap" if tied else "transformer_based_wrap"}
+    wrap["transformer_cls_names_to_wrap"] = [type(block).__name__ for block in model.blocks][:1]
+    given = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, "state_dict_type": "SHARDED_STATE_DICT"}
+    return {"fsdp_plugin": FullyShardedDataParallelPlugin(**given | wrap | options.settings["fsdp"])}
 
 
 def zero_section(stage):
@@ -73,11 +87,15 @@ def step(trainer):
 
 
 def whole_weights(trainer):
-    return full_weights(getattr(trainer.model, "module", trainer.model))
+    model = getattr(trainer.model, "module", trainer.model)
+    if trainer.accelerator.distributed_type != "FSDP":
+        return full_weights(model)
+    named = {name.replace("_checkpoint_wrapped_module.", ""): weight for name, weight in model.named_parameters()}
+    return {name: weight.full_tensor() for name, weight in named.items()}
 
 
 def gradient_norm(trainer):
-    return trainer.norm
+    return trainer.norm.full_tensor() if hasattr(trainer.norm, "full_tensor") else trainer.norm
 
 
 def save(trainer, folder):
