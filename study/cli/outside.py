@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from study.bench import board as boards
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
@@ -44,6 +43,8 @@ def outside(
         stored.predictions.cache_clear()
         ratios.write()
         side_by_side.write()
+        from study.bench import board as boards  # it needs pandas
+
         boards.write()
         return None
     if board:
@@ -72,6 +73,8 @@ def outside(
 
 def _board(as_json: bool) -> dict | None:
     """Print the board, or return it."""
+    from study.bench import board as boards  # it needs pandas
+
     scores, own = boards.scores(), boards.on_their_rows()
     if as_json:
         return {"scores": scores, "on_their_rows": own}

@@ -50,18 +50,18 @@ def reproduced(name: str) -> dict:
         if process == 0:
             _run(scripts()[name], folder)
         code = _wait(process)
-        printed, said = (Path(folder, each).read_text(errors="replace") for each in ("stdout", "stderr"))
+        printed, errors = (Path(folder, each).read_text(errors="replace") for each in ("stdout", "stderr"))
     printed_answer = last_answer(printed) if code == 0 else None
     if printed_answer:
         return {"found": printed_answer.found, "told": printed_answer.told}
-    return {"error": _reason(code, said)}
+    return {"error": _reason(code, errors)}
 
 
-def _reason(code: int, said: str) -> str:
+def _reason(code: int, errors: str) -> str:
     """Return why a script gave no answer, from its exit code and what it wrote to stderr."""
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"it took longer than {LIMIT_S} s"
-    lines = [line.strip() for line in said.splitlines() if line[:1].isalpha()]
+    lines = [line.strip() for line in errors.splitlines() if line[:1].isalpha()]
     return redact(lines[-1])[:200] if lines and code else "it printed no answer"
 
 
@@ -76,9 +76,9 @@ def _run(script: Path, folder: str) -> None:
     code = 0
     with (
         os.fdopen(1, "w") as printed,
-        os.fdopen(2, "w") as said,
+        os.fdopen(2, "w") as errors,
         contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(errors),
     ):
         try:
             runpy.run_path(str(script), run_name="__main__")
