@@ -46,14 +46,14 @@ def test_stage_3_gathers_what_is_frozen(setup, lora):
 
 def test_weights_in_4_bits_are_whole_on_each_rank(setup, lora):
     packed = [t.elements for t in lora.tensors if t.block.startswith("layer.") and len(t.shape) == 2 and not t.trains]
-    held = sum(packed) * (0.5 + 4 / 64)
+    packed_bytes = sum(packed) * (0.5 + 4 / 64)
     plain, quantized = (answer("quantized_whole", setup(quantized=kind)).sentence for kind in (None, "nf4"))
-    assert quantized.startswith(f"Each rank holds all {size(held)} of nf4 weights")
-    assert f"and not {size(held / 4)}" in quantized
+    assert quantized.startswith(f"Each rank holds all {size(packed_bytes)} of nf4 weights")
+    assert f"and not {size(packed_bytes / 4)}" in quantized
     assert plain.startswith("If the frozen weights are quantized")
     assert combinations.answers(setup(quantized="nf4"))[0].id == "quantized_whole"
     whole, sharded = (sum(estimate(setup(arm, quantized="nf4")).at_peak.values()) for arm in ("zero3", "fsdp2"))
-    assert whole - sharded >= 0.7 * held
+    assert whole - sharded >= 0.7 * packed_bytes
 
 
 def test_recomputation_with_frozen_weights(setup):
@@ -86,11 +86,11 @@ def test_offloading_has_a_price(setup):
     whole = asked_for(Wanted(model="llama3.2-1b"), 1024)
     plain, offloaded = (setup(arm, whole, sequence=1024) for arm in ("zero3", "zero3_cpu"))
     sentence = answer("offloaded", offloaded, "L4").sentence
-    here, there = (step_time(each, Machine(gpu="L4", gpus_per_node=4)) for each in (offloaded, plain))
-    assert f"{here.seconds:.3g} s instead of {there.seconds:.3g} s" in sentence
+    slow, fast = (step_time(each, Machine(gpu="L4", gpus_per_node=4)) for each in (offloaded, plain))
+    assert f"{slow.seconds:.3g} s instead of {fast.seconds:.3g} s" in sentence
     saved = estimate(plain).peak_bytes - estimate(offloaded).peak_bytes
     assert f"saves {size(saved)} of {size(estimate(plain).peak_bytes)}" in sentence
-    assert f"at most {here.parts['update on host']:.3g} s" in sentence
+    assert f"at most {slow.parts['update on host']:.3g} s" in sentence
     assert "disk" not in sentence
     assert (
         "the disk's time is not counted"

@@ -263,17 +263,17 @@ def test_trials_are_of_the_release_asked_for(monkeypatch, tmp_path):
 def test_a_release_is_asked_what_it_lacks(monkeypatch, tmp_path):
     first, *others = map(trials.key, trials.concerning("accelerate"))
     (tmp_path / trials.ANSWERS).write_text(json.dumps(dict.fromkeys(others, 1)))
-    asked = []
+    trials_run = []
 
     def run(command, input, **_):
-        asked.extend(json.loads(input))
+        trials_run.extend(json.loads(input))
         answers = [{"found": "1.2.1"}, {"found": 2}]
         return SimpleNamespace(returncode=0, stdout=json.dumps(answers), stderr="")
 
     monkeypatch.setattr(trials.subprocess, "run", run)
-    found = trials.tried("accelerate", "1.2.1", tmp_path, tmp_path)
-    assert [trials.key(each) for each in asked[1:]] == [first]
-    assert found == dict.fromkeys(others, 1) | {first: 2}
+    counts = trials.tried("accelerate", "1.2.1", tmp_path, tmp_path)
+    assert [trials.key(each) for each in trials_run[1:]] == [first]
+    assert counts == dict.fromkeys(others, 1) | {first: 2}
 
 
 def test_a_reproduction_is_tried_for_the_library_that_it_is_about():
@@ -292,11 +292,11 @@ def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
     for release, value in {"0.17.5": {"error": "KeyError: 'x'"}, "0.18.3": "accepted"}.items():
         (upgraded / f"deepspeed-{release}" / trials.ANSWERS).write_text(json.dumps(now | {trials.key(mics): value}))
     start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     history = '"does not run" until 0.17.5, "accepted" in 0.18.3, "DeepSpeedConfigError" since 0.19.8'
     assert (
         f"mics_is_removed: {history} Shown by: study/reproductions/mics_is_removed.py Does not run: KeyError: 'x'"
-        in said
+        in printed
     )
     (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == changes.REPRODUCTION]
     assert table["title"] == "deepspeed: what scripts find"

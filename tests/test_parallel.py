@@ -133,11 +133,11 @@ def test_the_command(capsys):
 
 def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):
     model = decoder(70e9, 80, 8192, 28672, kv_heads=8)
-    asked = Question.of(model, 32, "H100", Given(link="eth-25", price=2.0))
-    advice = advise(asked)
+    question = Question.of(model, 32, "H100", Given(link="eth-25", price=2.0))
+    advice = advise(question)
     choice, other = advice.choice, advice.alternative
     assert (choice.arm, choice.fits) == ("megatron", True)
-    assert choice.micro_batch * choice.accumulation * 32 == asked.batch * choice.row_ranks
+    assert choice.micro_batch * choice.accumulation * 32 == question.batch * choice.row_ranks
     assert choice.step_s < other.step_s
     assert f"{choice.step_s * 2 * 32 / 3600:.2g} at 2 for an hour of a GPU" in in_words(advice)[0]
     (path,) = write(tmp_path / "train.sh", advice)
@@ -147,7 +147,7 @@ def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):
     with pytest.raises(Stop, match=r"ends in \.sh"):
         write(tmp_path / "train.yaml", advice)
     for change in ({"optimizer": "muon"}, {"precision": "fp32"}, {"model": named("gpt-j-6b")}):
-        assert best_layout(replace(asked, **change)).limit == "Megatron-LM", "no library trains it so"
+        assert best_layout(replace(question, **change)).limit == "Megatron-LM", "no library trains it so"
 
 
 def test_published_rows_are_near():

@@ -64,12 +64,12 @@ def predictions(name: str) -> pd.DataFrame:
 
 def scores() -> list[dict]:
     """Return the score of each predictor on all rows, for each quantity. The lowest error is the best."""
-    found = []
+    rows = []
     for quantity in LIMITS:
         lines = [_score(name, quantity) for name in predictors()]
         lines = [{"quantity": quantity} | line for line in lines if line["answered"]]
-        found += sorted(lines, key=lambda line: line["error"])
-    return found
+        rows += sorted(lines, key=lambda line: line["error"])
+    return rows
 
 
 def _score(name: str, quantity: str) -> dict:
@@ -109,7 +109,7 @@ def _order(numbers: pd.DataFrame) -> tuple[int, int]:
 
 def on_their_rows() -> list[dict]:
     """Return the figures of each simulator on the rows that it published, beside ours and the flat share's there."""
-    found = []
+    lines = []
     for name, entry in predictors().items():
         if not entry.get("published"):
             continue
@@ -120,8 +120,8 @@ def on_their_rows() -> list[dict]:
                 same = predictions(other).merge(mine[["row", "quantity"]], on=["row", "quantity"])
                 off = same["error"].abs().median()
                 line["its own" if other == name else other] = None if pd.isna(off) else off
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def write() -> None:

@@ -44,12 +44,12 @@ def deepspeed_bytes(
 
 def _of_setup(setup: Setup) -> dict[str, float]:
     sizes = [tensor.elements for tensor in setup.model.tensors]
-    found = {"accelerate": accelerate_bytes(sum(sizes), setup.precision)}
+    estimates = {"accelerate": accelerate_bytes(sum(sizes), setup.precision)}
     zero = (setup.deepspeed or {}).get("zero_optimization", {})
     optimizer, weights = (zero.get(f"offload_{what}", {}).get("device", "none") for what in ("optimizer", "param"))
     local = min(8, setup.ranks)
     states = deepspeed_bytes(sizes, setup.stage, setup.ranks, local, (optimizer, weights)) if setup.deepspeed else None
-    return found | ({"deepspeed": states[0]} if states else {})
+    return estimates | ({"deepspeed": states[0]} if states else {})
 
 
 def main() -> None:
@@ -59,10 +59,10 @@ def main() -> None:
         if row.memory_bytes is None:
             continue
         try:
-            found = _of_setup(training_of(row).setup)
+            estimates = _of_setup(training_of(row).setup)
         except (NotPredicted, Stop):
             continue
-        for name, predicted in found.items():
+        for name, predicted in estimates.items():
             lines[name].append((key, "memory", predicted, None, None))
     for name, mine in lines.items():
         path: Path = board.BOARD / f"{name}.csv"

@@ -223,13 +223,13 @@ def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) ->
 
 
 def _configured(spans: list[Span], questions: dict[str, list[str]], words: list[str]) -> dict:
-    asked = {name for names in questions.values() for name in names}
-    found = {trials.key(row["trial"]): row["trial"] for row in trials.installed()}
-    found = {key: trial for key, trial in found.items() if asked & {key, trial.get("name")}}
-    named = joined(sorted(map(trials.words, found.values())))
-    claims = trials.claims(set(found))
+    names = {name for names in questions.values() for name in names}
+    known_trials = {trials.key(row["trial"]): row["trial"] for row in trials.installed()}
+    known_trials = {key: trial for key, trial in known_trials.items() if names & {key, trial.get("name")}}
+    named = joined(sorted(map(trials.words, known_trials.values())))
+    claims = trials.claims(set(known_trials))
     details = [_claim(name, values, tolerance, spans) for name, values, tolerance in claims]
-    scripts = [trial["name"] for trial in found.values() if trials.is_reproduction(trial)]
+    scripts = [trial["name"] for trial in known_trials.values() if trials.is_reproduction(trial)]
     details += [f"Shown by: study/reproductions/{name}.py" for name in scripts]
     return {"sentence": f"{named}: {history(spans)}", "details": [*details, *words]}
 
@@ -243,8 +243,8 @@ def is_right(answer: object, value: object, tolerance: float) -> bool:
 
 def _claim(name: str, values: list, tolerance: float, spans: list[Span]) -> str:
     """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
-    found = [(first, json.loads(answer)) for first, _, answer in spans if json.loads(answer) != NO_ANSWER]
-    right = [(first, all(is_right(answer, value, tolerance) for value in values)) for first, answer in found]
+    given = [(first, json.loads(answer)) for first, _, answer in spans if json.loads(answer) != NO_ANSWER]
+    right = [(first, all(is_right(answer, value, tolerance) for value in values)) for first, answer in given]
     phases = [next(each) for _, each in groupby(right, key=lambda pair: pair[1])]
     if len(phases) < 2:
         return f"Claim {name} rests on this."

@@ -142,8 +142,10 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     auto = TABLES[kind][1]
     if not _is_of_own_code(config):
         classes = cast(Mapping[type, Any], vars(auto)["_model_mapping"])
-        found = classes.get(type(config), None)  # it is lazy, and takes no default by itself
-        return found[0] if isinstance(found, tuple) else found  # DeiT's is a class, and one with a teacher
+        model_class = classes.get(type(config), None)  # it is lazy, and takes no default by itself
+        if isinstance(model_class, tuple):  # DeiT's is a class, and one with a teacher
+            return model_class[0]
+        return model_class
     try:
         return get_class_from_dynamic_module(config.auto_map[auto.__name__], config.code_from)
     except Exception as error:  # the code may do anything; most often it imports a missing package

@@ -94,8 +94,8 @@ def matches(asked: Asked, model: Dimensions, setup: Setup | None = None) -> list
     """Return what has the asked size, the surest first and one for each cause."""
     if asked.is_small or asked.high <= 0:
         return []
-    found = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, model, setup)]
-    return _best(found if setup is None else list(_traced(asked, setup, found)))
+    matches = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, model, setup)]
+    return _best(matches if setup is None else list(_traced(asked, setup, matches)))
 
 
 def common(asked: Asked) -> list[Match]:

@@ -87,7 +87,7 @@ def _quantized(setup: Setup) -> Found:
         return
     packed = setup if setup.quantized else replace(setup, quantized="nf4")
     elements = sum(map(packed.packed_elements, packed.model.tensors))
-    held = elements * QUANTIZED_BYTES[packed.quantized or "nf4"]
+    whole_bytes = elements * QUANTIZED_BYTES[packed.quantized or "nf4"]
     holds = (
         "Each rank holds"
         if setup.quantized and setup.stage == 3
@@ -95,8 +95,8 @@ def _quantized(setup: Setup) -> Found:
     )
     yield (
         "quantized_whole",
-        f"{holds} all {size(held)} of {packed.quantized} weights under stage 3, from loading on, and not "
-        f"{size(held / setup.sharing_ranks)}: DeepSpeed shards no integers. FSDP shards them with "
+        f"{holds} all {size(whole_bytes)} of {packed.quantized} weights under stage 3, from loading on, and not "
+        f"{size(whole_bytes / setup.sharing_ranks)}: DeepSpeed shards no integers. FSDP shards them with "
         "bnb_4bit_quant_storage=torch.bfloat16 (the dtype of the other weights)",
         ("huggingface/peft/issues/1972", "huggingface/peft/issues/2016", "deepspeedai/DeepSpeed/issues/5637"),
     )
@@ -150,20 +150,20 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
         return
     machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))
     passes = SEVERAL * setup.accumulation
-    here = step_time(setup, machine)
-    there = step_time(kept, machine)
-    longer = here.seconds / there.seconds
+    offloaded = step_time(setup, machine)
+    on_gpu = step_time(kept, machine)
+    longer = offloaded.seconds / on_gpu.seconds
     ours, theirs = (step_time(replace(each, accumulation=passes), machine).seconds for each in (setup, kept))
     whole = estimate(kept).peak_bytes
     saved = whole - estimate(setup).peak_bytes
     fits = "fits" if whole + outside_bytes(setup.ranks) <= GPUS[gpu].memory_bytes else "does not fit"
     yield (
         "offloaded",
-        f"Offloading makes a step {longer:.1f} times as long, predicted: {here.seconds:.3g} s instead of "
-        f"{there.seconds:.3g} s ({_parts(here, setup)}); with {SEVERAL} times the passes in a step {ours / theirs:.1f} "
-        f"times. It saves {size(saved)} of {size(whole)}: without it the training {fits} on {gpu}. SuperOffload "
-        "and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
-        f"{here.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
+        f"Offloading makes a step {longer:.1f} times as long, predicted: {offloaded.seconds:.3g} s instead of "
+        f"{on_gpu.seconds:.3g} s ({_parts(offloaded, setup)}); with {SEVERAL} times the passes in a step "
+        f"{ours / theirs:.1f} times. It saves {size(saved)} of {size(whole)}: without it the training {fits} on {gpu}. "
+        "SuperOffload and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
+        f"{offloaded.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
         ("deepspeedai/DeepSpeed/issues/7966", "deepspeedai/DeepSpeed/issues/6834", "deepspeedai/DeepSpeed/issues/5469"),
     )
 

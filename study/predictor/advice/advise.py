@@ -188,16 +188,16 @@ def best_layout(question: Question) -> Row | Untried:
 def _of_layout(question: Question, layout: Layout) -> list[tuple[Row, Setup]]:
     """Return the most rows per pass of a layout that fit, without and with recomputation."""
     share = question.batch * layout.ranks // question.gpus
-    found = []
+    layouts = []
     for checkpointing in [False, True] if question.checkpointing is None else [question.checkpointing]:
         for micro_batch in (rows for rows in MICRO_BATCHES if share % rows == 0):
-            asked = replace(question, precision="bf16_cast", checkpointing=checkpointing)
+            variant = replace(question, precision="bf16_cast", checkpointing=checkpointing)
             with contextlib.suppress(Stop):  # heads or layers do not divide so
-                setup = setup_of(asked, arms.load_arm("zero1"), micro_batch, layout)
-                found.append((_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks), setup))
-        if any(row.fits for row, _ in found):
+                setup = setup_of(variant, arms.load_arm("zero1"), micro_batch, layout)
+                layouts.append((_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks), setup))
+        if any(row.fits for row, _ in layouts):
             break
-    return found
+    return layouts
 
 
 def _lack(question: Question, arm: Arm) -> str:

@@ -91,21 +91,21 @@ def _spared(setup: Setup) -> int:
 
 def memory(setup: Setup, layout: Layout, traced: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
     """Return the states, the moments and the host bytes of the rank that holds the most."""
-    held = activations(whole_pass(setup), traced)
-    ranks = [(states(setup, layout, place), *_passes(setup, layout, held, place)) for place in range(layout.pipeline)]
+    kept = activations(whole_pass(setup), traced)
+    ranks = [(states(setup, layout, place), *_passes(setup, layout, kept, place)) for place in range(layout.pipeline)]
     most = max(ranks, key=lambda rank: sum(rank[0].values()) + max(sum(each.values()) for each in rank[1:]))
     return most[0], [("backward", each) for each in most[1:]], 0
 
 
-def _passes(setup: Setup, layout: Layout, held: Activations, place: int) -> Iterator[dict[str, int]]:
+def _passes(setup: Setup, layout: Layout, traced: Activations, place: int) -> Iterator[dict[str, int]]:
     """Yield what a rank holds beside its states: in a layer's backward pass, and on the last rank in the loss."""
     parts = layout.blocks(setup.model)
     waiting = in_flight(layout, place, setup.accumulation)
-    layers = sum(block.startswith("layer.") for block in parts[place]) * held.layer
-    kept = waiting * (layers + held.embeddings * (place == 0)) / layout.tensor
-    yield {"activations": int(kept), "temporaries": int(held.backward / layout.tensor)}
+    layers = sum(block.startswith("layer.") for block in parts[place]) * traced.layer
+    kept_bytes = waiting * (layers + traced.embeddings * (place == 0)) / layout.tensor
+    yield {"activations": int(kept_bytes), "temporaries": int(traced.backward / layout.tensor)}
     if place == layout.pipeline - 1:
-        yield {"activations": int(kept), "temporaries": int(held.loss / layout.tensor)}
+        yield {"activations": int(kept_bytes), "temporaries": int(traced.loss / layout.tensor)}
 
 
 class Exchange(NamedTuple):
@@ -128,17 +128,17 @@ def exchanges(setup: Setup, layout: Layout, phase: str) -> list[Exchange]:
     config = setup.model.dimensions
     again = 2 if setup.checkpointing and phase == "backward" else 1
     between = hidden_bytes(setup)
-    found = []
+    kinds = []
     if layout.tensor > 1:
-        found += [Exchange(kind, "tensor", 2 * again, between) for kind in ("all_gather", "reduce_scatter")]
+        kinds += [Exchange(kind, "tensor", 2 * again, between) for kind in ("all_gather", "reduce_scatter")]
     if layout.context > 1:  # keys and values go around, and their gradients
         share = config.get("num_key_value_heads", 1) / config.get("num_attention_heads", 1)
         rounds = (layout.context - 1) * (1 if phase == "forward" else again + 1)
-        found.append(Exchange("send", "context", rounds, 2 * share * between / layout.tensor))
+        kinds.append(Exchange("send", "context", rounds, 2 * share * between / layout.tensor))
     if layout.expert > 1:  # tokens go to their experts and back
         chosen = config.get("num_experts_per_tok", 1)
-        found.append(Exchange("all_to_all", "expert", 2 * again, chosen * between / layout.tensor))
-    return found
+        kinds.append(Exchange("all_to_all", "expert", 2 * again, chosen * between / layout.tensor))
+    return kinds
 
 
 def traffic(setup: Setup, layout: Layout) -> dict[str, int]:
@@ -155,7 +155,7 @@ def traffic(setup: Setup, layout: Layout) -> dict[str, int]:
         hops = 2 * layout.chunks - 1
         moved["send"] += hops * hidden_bytes(setup) // layout.tensor * setup.accumulation
     if layout.replicas(setup.ranks) > 1:
-        held = states(setup, layout, 0)
-        shared = {"reduce_scatter": held["gradients"], "all_gather": held["weights"]}
-        moved.update(shared if setup.stage else {"all_reduce": held["gradients"]})
+        first_stage = states(setup, layout, 0)
+        shared = {"reduce_scatter": first_stage["gradients"], "all_gather": first_stage["weights"]}
+        moved.update(shared if setup.stage else {"all_reduce": first_stage["gradients"]})
     return dict(moved)

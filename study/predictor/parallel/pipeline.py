@@ -54,13 +54,13 @@ def tasks(layout: Layout, microbatches: int, seconds: dict[str, list[float]]) ->
     """Return the passes of all ranks as tasks, each rank a stream. `seconds` are of a pass over each stage."""
     queues = [order(layout, place, microbatches)[::-1] for place in range(layout.pipeline)]
     places: dict[Pass, int] = {}
-    found: list[Task] = []
+    tasks: list[Task] = []
     while any(queues):
         for rank, queue in enumerate(queues):
             while queue and all(each in places for each in queue[-1].before if 0 <= each.stage < layout.stages):
                 now = queue.pop()
                 after = tuple(places[each] for each in now.before if each in places)
-                places[now] = len(found)
+                places[now] = len(tasks)
                 name = f"{now.phase} {now.stage}.{now.microbatch}"
-                found.append(Task(name, f"rank {rank}", seconds[now.phase][now.stage], after))
-    return found
+                tasks.append(Task(name, f"rank {rank}", seconds[now.phase][now.stage], after))
+    return tasks

@@ -115,12 +115,12 @@ def _sent_s(setup: Setup, layout: Layout, links: Links, constants: Pace, phase: 
 def _shared_s(setup: Setup, layout: Layout, links: Links, constants: Pace) -> float:
     """Return the seconds in which replicas reduce gradients and gather weights."""
     replicas = group_links(links, layout, "data")
-    held = [states(setup, layout, place) for place in range(layout.pipeline)]
+    stage_states = [states(setup, layout, place) for place in range(layout.pipeline)]
     if not setup.stage:
-        return max(sent_s("all_reduce", each["gradients"], replicas, constants) for each in held)
+        return max(sent_s("all_reduce", each["gradients"], replicas, constants) for each in stage_states)
     gathering = replicas.within(setup.group)
     return max(
         sent_s("reduce_scatter", each["gradients"], replicas, constants)
         + sent_s("all_gather", each["weights"], gathering, constants)
-        for each in held
+        for each in stage_states
     )
