@@ -51,7 +51,9 @@ def hold(adapter: suite.Adapter, names: list[str], ranks: suite.Ranks, shrink: b
 # --- the suite finds faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", ["sum", pytest.param("stale", marks=pytest.mark.slow), pytest.param("clip", marks=pytest.mark.slow)]
+)
 def test_a_fault_planted_into_the_toy_library_is_found(fault, ranks, tmp_path):
     name = FAULTS[fault]
     assert hold(toy("", tmp_path), [name], ranks)[name].status == "holds"
