@@ -152,7 +152,7 @@ def _configurations(folder: Path) -> Iterator[dict]:
 
 
 def _answered(trial: dict, value: object) -> dict:
-    """Return a question and its answer. Of a script that ends with an error, the words are not part of the answer."""
+    """Return a question and its answer. If a script ends with an error, its message is not part of the answer."""
     if not trials.is_reproduction(trial):
         return {"adapter": CONFIGURATION, "question": trials.key(trial), "answer": json.dumps(value)}
     about = {"adapter": REPRODUCTION, "question": trial["name"]}

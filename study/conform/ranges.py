@@ -18,7 +18,7 @@ def write(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return the releases in which each claim is right whose trials releases of a library answered."""
+    """Return the releases in which each claim is right, for claims whose trials were run over releases."""
     rows, _ = changes.answers(folder)
     answers = {name: each.set_index("release")["answer"] for name, each in rows.groupby(["package", "question"])}
     right: dict[tuple[str, str], list[pd.Series]] = {}

@@ -94,7 +94,7 @@ def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, 
 
 
 def claims(keys: set[str]) -> Iterator[tuple[str, list, float]]:
-    """Yield each claim that rests on some of these trials, with the values that it expects of them, and how nearly."""
+    """Yield each claim that rests on some of these trials, with the values that it expects, and its tolerance."""
     known = {row["trial"]["what"] for row in installed()}
     for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
         for claim in from_toml(path.read_bytes()).get("claim", []):

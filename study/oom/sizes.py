@@ -132,7 +132,7 @@ def _roundest(low: int, high: int) -> int:
 
 
 def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int]:
-    """Return how many units the asked size has, and how sure that is: the known count, a round one, any, or none."""
+    """Return how many units the requested size has, and how likely that count is: known, round, any, or none."""
     low = -(-asked.low // unit)
     high = asked.high // unit
     if known and low <= known <= high:

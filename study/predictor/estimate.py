@@ -61,10 +61,11 @@ def estimate(setup: Setup) -> Estimate:
     peak_when, at_peak = _peak(states, times)
     stage = engine.stage
     bytes_moved = parallel.traffic(setup, setup.layout) if setup.layout else traffic(engine)
+    after = {} if setup.layout else _after_step(engine)
     if sharded:
         stage = 3 if sharded.releases else 2
+        after = fsdp_memory.after_step(sharded)
         bytes_moved = fsdp_memory.traffic(sharded)
-    after = fsdp_memory.after_step(sharded) if sharded else {} if setup.layout else _after_step(engine)
     shared = Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
     return Estimate(
         parameters=count,

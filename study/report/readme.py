@@ -81,7 +81,7 @@ def verdicts_figure(judged: Judged) -> str:
 
 
 def findings(folder: str, judged: Judged) -> str:
-    """Return the picture, the answers and the findings as Markdown. Of an answer, its first sentence and its basis."""
+    """Return the picture, the answers and the findings as Markdown. An answer is its first sentence, with its basis."""
     lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if picture(judged.runs) else []
     shown = [each for each in answers.answers(judged.runs) if each.figure]
     lines += [f"- {each.question} {each.first_sentence} ({each.bases[0]})" for each in shown]

@@ -161,7 +161,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
 
 
 def _may_need_layout(question: Question, choice: Row | None) -> bool:
-    """Return whether to try a division of the model: nothing fits well, or a link between nodes limits the speed."""
+    """Return whether to divide the model: if nothing fits well, or a link between nodes limits the speed."""
     if question.gpus == 1 or question.disk_bytes_per_s:
         return False
     return choice is None or choice.drawbacks > 0 or (question.gpus > question.local and choice.limit == "link")

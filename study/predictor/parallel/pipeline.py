@@ -15,7 +15,7 @@ class Pass(NamedTuple):
 
     @property
     def before(self) -> "list[Pass]":
-        """The passes whose outputs it needs. A pass over a stage that does not exist is nobody's."""
+        """Return the passes whose outputs this pass needs. Stages that do not exist need none."""
         step = -1 if self.phase == "forward" else 1
         needed = [Pass(self.phase, self.stage + step, self.microbatch)]
         return needed if self.phase == "forward" else [Pass("forward", self.stage, self.microbatch), *needed]

@@ -18,7 +18,7 @@ MOST_ROUNDS = 4  # of a pipeline that are replayed: further passes take as long 
 
 
 def divided(blocks: tuple[Block, ...], setup: Setup, layout: Layout) -> tuple[Block, ...]:
-    """Return a rank's part of the work of each block. The longer side of a weight is divided."""
+    """Return a rank's part of the work of each block. Ranks divide the longer side of a weight."""
     tokens = whole_pass(setup).tokens
     same: dict[Work, Work] = {}
 
