@@ -15,8 +15,9 @@ STATUSES = ("holds", "fails", "refused", "not applicable")
 
 def table() -> pd.DataFrame:
     """Return a row for each property and adapter, with its status under the installed releases."""
+    kept = [from_json(path.read_bytes()) for path in sorted(KEPT.glob("*.json"))]
     return pd.DataFrame(
-        [row for path in sorted(KEPT.glob("*.json")) for row in from_json(path.read_bytes())["results"]]
+        [{"adapter": each["adapter"], "status": "holds"} | row for each in kept for row in each["results"]]
     )
 
 
