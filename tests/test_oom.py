@@ -19,7 +19,7 @@ NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weight
 # `held_out` was scored once the matcher was committed: 15 of 22. `later` was scored once after that, 7 of 16; then two
 # faults were mended that it showed (a restored checkpoint was no load). `fresh` was scored once, 5 of 16; then three
 # were mended: two functions without a clue, and the limit for other processes on small GPUs.
-HALVES = {"tuned": (20, 22), "held_out": (15, 22), "later": (8, 16), "fresh": (8, 16)}
+HALVES = {"tuned": (20, 22), "held_out": (18, 22), "later": (14, 16), "fresh": (12, 16)}
 SCORED = Path(__file__).parents[1] / "reports" / "oom_threads.json"
 NEW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.25 GiB of "
