@@ -227,7 +227,7 @@ def _square(asked: Asked, model: Dimensions, heads: int, element: int, rows: int
         return None
     length = _roundest(low, high)
     points = IS_ROUND if rows == (model.rows or 1) else POSSIBLE
-    if model.sequence in range(low, high + 1):
+    if model.sequence and low <= model.sequence <= high:
         length = model.sequence
         points = EXACT
     elif length % ROUND:
