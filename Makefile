@@ -14,7 +14,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style check bench parity virtual scoreboard gpu faults
+.PHONY: help setup study report test style check bench parity virtual scoreboard gpu faults paper
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,publish,test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done
@@ -62,6 +62,15 @@ virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && study scoreboard runs/scoreboard
+
+paper: $(VENV)/.ready-for-paper  ## the paper, with every number from the records: paper/paper.pdf
+	$(BIN)/python -m study.report.paper
+
+# Without PyTorch, unless it is installed already.
+$(VENV)/.ready-for-paper: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[report,paper]'
+	@touch $@
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert/ gpt2/"
 	study pack $(PACK)

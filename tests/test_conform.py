@@ -17,13 +17,12 @@ import torch
 from study.cli.commands import start
 from study.conform import cases, checks, fuzz, output, scripts, suite
 from study.conform.cases import Case, Difference, Reference, bound, microbatch, new_model
-from study.conform.properties import DEFAULTS, Property, read
 from study.conform.ranks import FUNCTIONS, case_of
+from study.conform.suite import DEFAULTS, PROPERTIES, Property
 from study.errors import Stop
 from study.ledger import committed
 
 ROOT = Path(__file__).resolve().parents[1]
-PROPERTIES = {each.name: each for each in read()}
 FAULTS = {"sum": "sgd", "stale": "ranks-agree", "clip": "clip"}  # with a property that finds it
 
 
@@ -81,7 +80,7 @@ PLANTED = {  # into the adapter of DDP: what it says, what it then says, and a p
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_planted_into_ddp_is_found(fault, ranks, tmp_path):
     before, after, name = PLANTED[fault]
-    text = Path(suite.ADAPTERS["ddp"].file).read_text()
+    text = suite.ADAPTERS["ddp"].path.read_text()
     assert text.count(before) == 1
     path = tmp_path / f"{name}.py"
     path.write_text(text.replace(before, after))
@@ -103,7 +102,7 @@ def test_the_toy_and_its_adapter_are_short():
 )
 def test_a_failure_is_a_script_of_its_own(fault, code, words, tmp_path):
     case = PROPERTIES["momentum"].case | {"width": 2}
-    text = scripts.script(toy(fault, tmp_path).file, {}, "same_training", case, (2,), "About.")
+    text = scripts.script(toy(fault, tmp_path), replace(PROPERTIES["momentum"], case=case), "About.")
     assert "from study" not in text
     path = tmp_path / "script.py"
     path.write_text(text)
@@ -115,7 +114,7 @@ def test_a_failure_is_a_script_of_its_own(fault, code, words, tmp_path):
 def test_every_script_is_whole(tmp_path):
     for adapter in {each.file: each for each in suite.ADAPTERS.values()}.values():
         for check in {each.check: each for each in PROPERTIES.values()}.values():
-            text = scripts.script(adapter.file, adapter.settings, check.check, check.case, check.ranks, "About.")
+            text = scripts.script(adapter, check, "About.")
             assert not [node for node in ast.walk(ast.parse(text)) if "study" in str(getattr(node, "module", ""))]
             (tmp_path / f"{Path(adapter.file).stem}-{check.check}.py").write_text(text)
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F811", tmp_path]
@@ -127,7 +126,7 @@ def test_a_script_whose_names_clash_is_refused(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def build(*_): return bound\ndef bound(): pass\n")
     with pytest.raises(Stop, match="both define bound"):
-        scripts.script(str(path), {}, "same_training", {}, (2,), "")
+        scripts.script(suite.Adapter("mine", str(path)), PROPERTIES["sgd"], "")
 
 
 # --- what happened to a rank ---------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ def test_an_adapter_without_a_function_is_not_applicable(ranks, tmp_path):
 
 
 def test_the_properties_are_whole():
-    assert len(PROPERTIES) == len(read()) >= 50
+    assert len(PROPERTIES) == len(suite.table("properties")["property"]) >= 50
     fields = {key: (value.__name__ if key == "model" else value) for key, value in vars(Case()).items()}
     assert fields | {"lengths": list(fields["lengths"])} == DEFAULTS
     for each in PROPERTIES.values():
@@ -259,10 +258,10 @@ def test_a_difference_is_worse_than_nothing():
 # --- what it writes ------------------------------------------------------------------------------------------------
 
 RESULTS = [
-    suite.Result("mine", "sgd", "Says.", "Source", "holds", ""),
-    suite.Result("mine", "clip", "Says.", "Source", "fails", "<norm> & more\x00"),
-    suite.Result("mine", "bf16", "Says.", "Source", "refused", "no"),
-    suite.Result("mine", "checkpoint", "Says.", "Source", "not applicable", "no save"),
+    suite.Result("mine", "sgd", "holds", ""),
+    suite.Result("mine", "clip", "fails", "<norm> & more\x00"),
+    suite.Result("mine", "bf16", "refused", "no"),
+    suite.Result("mine", "checkpoint", "not applicable", "no save"),
 ]
 
 
@@ -279,7 +278,6 @@ def test_results_are_written_for_other_programs(tmp_path):
 
 
 def test_every_committed_failure_is_explained():
-    known = output.explanations()
     committed = ROOT / "reports" / "conform"
     for path in sorted([*committed.glob("*.json"), *committed.glob("releases/*/*.json")]):
         if path.stem not in suite.ADAPTERS:
@@ -287,15 +285,15 @@ def test_every_committed_failure_is_explained():
         results, versions = output.load(path)
         for result in results:
             if result.status == "fails":
-                found = output.explanation(result, known, versions)
+                found = output.explanation(result, versions)
                 assert found, f"{path.name}: {result.property} is not explained"
             assert path.stem != "ddp" or result.status == "holds" or result.words == "the adapter has no schedule"
 
 
 def test_an_explanation_of_one_release_holds_for_no_other():
-    result = suite.Result("zero2", "accumulation-4", "Says.", "Source", "fails", "")
-    assert output.explanation(result, output.explanations(), {"deepspeed": "0.18.1"}).kind == "known bug"
-    assert output.explanation(result, output.explanations(), {"deepspeed": "0.19.8"}) is None
+    result = suite.Result("zero2", "accumulation-4", "fails", "")
+    assert output.explanation(result, {"deepspeed": "0.18.1"}).kind == "known bug"
+    assert output.explanation(result, {"deepspeed": "0.19.8"}) is None
 
 
 @pytest.mark.parametrize(
@@ -305,7 +303,6 @@ def test_an_explanation_of_one_release_holds_for_no_other():
         (["--adapter", "missing.py"], "there is no file missing.py"),
         (["ddp", "--adapter", "x.py"], "names and --adapter are given"),
         (["ddp", "--only", "xyz"], "no property has 'xyz' in its name"),
-        (["ddp", "--overlay", "nowhere"], "nowhere is not a folder"),
     ],
 )
 def test_a_mistake_is_a_sentence(words, match):

@@ -1,29 +1,29 @@
 """Releases: what is installed, held to the properties, kept, and said about an upgrade."""
 
+import contextlib
 import itertools
 import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from packaging.version import Version
 
 from study.cli.commands import start
 from study.conform import changes, output, releases, suite, trials, upstream
-from study.conform.properties import read
+from study.conform.suite import PROPERTIES
 from study.errors import Stop
-from study.io.parsing import from_toml
 from study.report.topics import conformance
 
 ROOT = Path(__file__).resolve().parents[1]
-PROPERTIES = {each.name: each for each in read()}
-PLAN = from_toml((ROOT / "study" / "conform" / "matrix.toml").read_bytes())
+PLAN = suite.table("matrix")
 PARTS = PLAN["part"]
 RESULTS = [
-    suite.Result("zero2", "sgd", "Says.", "Source", "holds", ""),
-    suite.Result("zero2", "clip", "Says.", "Source", "fails", "the norm is off", kind="differs"),
-    suite.Result("zero2", "four-ranks", "Says.", "Source", "refused", "no", ranks=(4,)),
+    suite.Result("zero2", "sgd", "holds", ""),
+    suite.Result("zero2", "clip", "fails", "the norm is off", kind="differs"),
+    suite.Result("zero2", "four-ranks", "refused", "no", ranks=(4,)),
 ]
 
 
@@ -83,7 +83,7 @@ def fake_ranks(monkeypatch, imported):
         def __exit__(self, *_):
             pass
 
-        def imported(self, adapter):
+        def answer(self, adapter, request):
             return imported
 
         def ask(self, adapter, name, ranks, case, limit_s=0.0):
@@ -108,10 +108,7 @@ def test_another_release_than_the_one_asked_for_is_never_a_result(monkeypatch, t
 def test_what_is_kept_of_a_release_is_read_back(tmp_path):
     output.keep(tmp_path, suite.ADAPTERS["zero2"], RESULTS, {"deepspeed": "1.0"})
     found, versions = output.load(tmp_path / "zero2.json")
-    known = ("adapter", "property", "status", "words", "kind")
-    assert [[getattr(each, name) for name in known] for each in found] == [
-        [getattr(each, name) for name in known] for each in RESULTS
-    ]
+    assert found == RESULTS
     assert versions == {"deepspeed": "1.0"}
 
 
@@ -120,7 +117,7 @@ def test_what_is_kept_of_a_release_is_read_back(tmp_path):
 
 def test_the_whole_matrix_runs_each_part_and_says_what_changes(pip, monkeypatch, tmp_path):
     part = {"package": "deepspeed", "adapters": ["zero2"], "releases": ["0.1", "0.2", "9.9"]}
-    monkeypatch.setattr(releases, "from_toml", lambda content: {"part": [part], "properties": ["sgd"]})
+    monkeypatch.setattr(releases, "table", lambda name: {"part": [part], "properties": ["sgd"]})
     monkeypatch.setattr(trials, "tried", lambda *given: {})
     fake_ranks(monkeypatch, {"deepspeed": "0.1"})
     with pytest.raises(RuntimeError, match=r"instead of 0\.2"):
@@ -143,7 +140,7 @@ def test_the_matrix_is_what_the_issue_asks_for():
 
 
 def test_every_kept_result_is_of_the_release_of_its_folder():
-    for path in changes.COMMITTED.glob("*-*/*.json"):
+    for path in changes.RELEASES.glob("*-*/*.json"):
         package, _, release = path.parent.name.rpartition("-")
         if path.name != trials.ANSWERS:
             results, versions = output.load(path)
@@ -156,13 +153,13 @@ def test_every_kept_result_is_of_the_release_of_its_folder():
 @pytest.mark.parametrize("part", PARTS[:2], ids=lambda part: part["adapters"][0])
 def test_the_first_parts_of_the_matrix_are_whole(part):
     for adapter, release in itertools.product(part["adapters"], part["releases"]):
-        assert (changes.COMMITTED / f"{part['package']}-{release}" / f"{adapter}.json").is_file(), release
+        assert (changes.RELEASES / f"{part['package']}-{release}" / f"{adapter}.json").is_file(), release
 
 
 def test_what_changes_is_what_the_kept_results_say():
     """If not: study versions all --out reports/conform/releases, which runs nothing that is there."""
-    now = json.loads(json.dumps(changes.content(changes.COMMITTED)))
-    assert now == json.loads((changes.COMMITTED / "changes.json").read_text())
+    now = json.loads(json.dumps(changes.content(changes.RELEASES)))
+    assert now == json.loads((changes.RELEASES / "changes.json").read_text())
 
 
 def test_the_page_and_the_readme_show_the_changes():
@@ -185,7 +182,7 @@ def test_the_page_and_the_readme_show_the_changes():
 
 def kept(folder, release, statuses, words="the loss is off", package="deepspeed"):
     rows = [
-        suite.Result("zero2", name, "", "", status, words, kind="differs" if status == "fails" else "")
+        suite.Result("zero2", name, status, words, kind="differs" if status == "fails" else "")
         for name, status in statuses.items()
     ]
     output.keep(folder / f"{package}-{release}", suite.ADAPTERS["zero2"], rows, {package: release})
@@ -211,7 +208,7 @@ def test_an_upgrade_is_said_in_sentences(upgraded, capsys):
 
 
 def test_a_release_in_which_one_message_ends_everything_is_left_out(upgraded, capsys):
-    rows = [suite.Result("zero2", name, "", "", "fails", "KeyError", kind="KeyError") for name in ("sgd", "clip")]
+    rows = [suite.Result("zero2", name, "fails", "KeyError", kind="KeyError") for name in ("sgd", "clip")]
     output.keep(upgraded / "deepspeed-0.18.0", suite.ADAPTERS["zero2"], rows, {"deepspeed": "0.18.0"})
     kept(upgraded, "0.18.1", {"sgd": "holds"})
     found = changes.content(upgraded)
@@ -221,9 +218,11 @@ def test_a_release_in_which_one_message_ends_everything_is_left_out(upgraded, ca
 
 
 def test_configurations_are_part_of_an_upgrade(upgraded, capsys):
-    now = {trials.key(row["trial"]): row["found"] for row in trials.installed()}
+    now = {trials.key(row["trial"]): row["found"] for row in trials.installed().values()}
     (clipping,) = [
-        row["trial"] for row in trials.installed() if trials.words(row["trial"]).startswith("gradient_clipping")
+        row["trial"]
+        for row in trials.installed().values()
+        if trials.words(row["trial"]).startswith("gradient_clipping")
     ]
     for release in ("0.17.5", "0.18.3"):
         old = now | {trials.key(clipping): 0.0}
@@ -231,64 +230,112 @@ def test_configurations_are_part_of_an_upgrade(upgraded, capsys):
     start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
     said = " ".join(capsys.readouterr().out.split())
     assert 'gradient_clipping of {"train_batch_size": 1}: 0.0 until 0.18.3, 1.0 since 0.19.8' in said
-    assert "Claim L-15 is right since 0.19.8." in said
+    assert "Claim L-15: right since deepspeed 0.19.8." in said
 
 
 def test_a_claim_rests_on_trials_and_is_out_of_date_since_a_release():
-    known = {trials.key(row["trial"]) for row in trials.installed()}
-    assert len(list(trials.claims(known))) >= 50
-    assert not list(trials.claims(set()))
-    spans = [("0.1", "0.2", "10"), ("0.3", "0.4", '"none"')]
-    assert changes._claim("L-14", ["10"], 0, spans) == "Claim L-14 is out of date since 0.3."
-    assert changes._claim("L-14", ["none"], 0, spans) == "Claim L-14 is right since 0.3."
-    assert changes._claim("L-14", ["else"], 0, spans) == "Claim L-14 rests on this."
-    between = [("0.1", "0.2", "20"), ("0.3", "0.4", "13.1"), ("0.5", "0.6", "0"), ("0.7", "0.7", '"does not run"')]
-    assert changes._claim("L-66", [13], 0.01, between) == "Claim L-66 is out of date since 0.5."
+    (limit,) = {value for claim, _, value, _ in trials.claims() if claim == "L-66"}
+    assert len({claim for claim, *_ in trials.claims()}) >= 50
+    assert changes.is_right(limit, limit, 0)
+    assert not changes.is_right(0, limit, 0.01)
+    releases = pd.Series([True, True, False], ["0.9", "0.10", "0.11"])
+    assert changes._range("toy", changes._spans(releases), 3) == "out of date since toy 0.11"
+    assert changes._range("toy", changes._spans(~releases), 3) == "right since toy 0.11"
+    assert changes._range("toy", changes._spans(releases[:2]), 2) == "toy 0.9 to 0.10, all 2 that were tried"
 
 
-def test_trials_are_of_the_release_asked_for(monkeypatch, tmp_path):
-    count = len(trials.concerning("deepspeed"))
-    answers = [{"found": "0.18.1+unknown"}, {"error": "ValueError: no"}, *[{"found": 1}] * (count - 1)]
-    done = SimpleNamespace(returncode=0, stdout=json.dumps(answers), stderr="")
-    monkeypatch.setattr(trials.subprocess, "run", lambda *_, **__: done)
+@pytest.fixture
+def asked(monkeypatch):
+    """Stand in for the processes that try a release, 0.18.1: every answer is 1. Collects what was asked for."""
+    asked = []
+
+    def run(command, input, **_):
+        asked.extend(json.loads(input)[1:])
+        answers = [{"found": "0.18.1+unknown"}, *[{"found": 1} for _ in json.loads(input)[1:]]]
+        return SimpleNamespace(returncode=0, stdout=json.dumps(answers), stderr="")
+
+    class Ranks(contextlib.nullcontext):
+        def answer(self, adapter, request):
+            asked.append(Path(request["script"]).stem)
+            return {"error": "KeyError: 'x'"}
+
+    monkeypatch.setattr(trials.subprocess, "run", run)
+    monkeypatch.setattr(trials, "Ranks", lambda overlay, log: Ranks(Ranks()))
+    return asked
+
+
+def test_trials_are_of_the_release_asked_for_and_kept(asked, tmp_path):
     found = trials.tried("deepspeed", "0.18.1", tmp_path, tmp_path / "out")
-    assert list(found.values()) == [{"error": "ValueError: no"}, *[1] * (count - 1)]
-    monkeypatch.delattr(trials.subprocess, "run")
+    assert len(asked) == len(found) == len(trials.concerning("deepspeed"))
+    assert [value for value in found.values() if value != 1] == [{"error": "KeyError: 'x'"}] * sum(
+        isinstance(each, str) for each in asked
+    )
+    asked.clear()
     assert trials.tried("deepspeed", "0.18.1", tmp_path, tmp_path / "out") == found
-    monkeypatch.setattr(trials.subprocess, "run", lambda *_, **__: done, raising=False)
+    assert asked == []
     with pytest.raises(RuntimeError, match=r"instead of 0\.18\.2"):
         trials.tried("deepspeed", "0.18.2", tmp_path, tmp_path / "other")
 
 
-def test_a_release_is_asked_what_it_lacks(monkeypatch, tmp_path):
-    first, *others = map(trials.key, trials.concerning("accelerate"))
-    (tmp_path / trials.ANSWERS).write_text(json.dumps(dict.fromkeys(others, 1)))
-    trials_run = []
+def test_a_release_is_asked_what_it_lacks(asked, tmp_path):
+    first, *others = trials.concerning("accelerate")
+    (tmp_path / trials.ANSWERS).write_text(json.dumps(dict.fromkeys(others, 2)))
+    found = trials.tried("accelerate", "0.18.1", tmp_path, tmp_path)
+    assert len(asked) == 1
+    assert found == dict.fromkeys(others, 2) | {first: 1}
 
-    def run(command, input, **_):
-        trials_run.extend(json.loads(input))
-        answers = [{"found": "1.2.1"}, {"found": 2}]
-        return SimpleNamespace(returncode=0, stdout=json.dumps(answers), stderr="")
 
-    monkeypatch.setattr(trials.subprocess, "run", run)
-    counts = trials.tried("accelerate", "1.2.1", tmp_path, tmp_path)
-    assert [trials.key(each) for each in trials_run[1:]] == [first]
-    assert counts == dict.fromkeys(others, 1) | {first: 2}
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ('print(1)\nprint(\'{"found": [1], "more": 2}\')', {"found": [1]}),
+        ("import os\nprint('{\"found\": 1}', flush=True)\nos._exit(0)", {"found": 1}),
+        ("raise KeyError('x')", {"error": "KeyError: 'x'"}),
+        ("print(1)", {"error": "it printed no answer"}),
+        ("import time\ntime.sleep(60)", {"error": "it took longer than 1 s"}),
+    ],
+)
+def test_a_script_has_an_answer_or_a_reason(text, answer, ranks, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    request = {"script": str(tmp_path / "mine.py"), "limit_s": 1}
+    assert ranks.answer(suite.ADAPTERS["ddp"], request) == answer
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with suite.Ranks(None, tmp_path_factory.mktemp("ranks") / "log.txt") as process:
+        yield process
+
+
+def test_a_script_of_the_user_is_halved(pip, monkeypatch, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("")
+    run = releases.subprocess.run
+
+    def script(command, env, check):
+        overlay = env["PYTHONPATH"].partition(":")[0]
+        return subprocess.CompletedProcess(command, int(overlay.endswith(("0.3", "0.4"))))
+
+    monkeypatch.setattr(
+        releases.subprocess, "run", lambda command, **more: (script if command[1:2] != ["-m"] else run)(command, **more)
+    )
+    releases.bisect("script", str(tmp_path / "mine.py"), ("0.1", "0.2", "0.3", "0.4"), overlays=tmp_path)
+    assert "changes in deepspeed 0.3: exit code 0 in 0.2, then exit code 1." in capsys.readouterr().out
 
 
 def test_a_reproduction_is_tried_for_the_library_that_it_is_about():
     names = {
-        package: {each.get("name") for each in trials.concerning(package)} for package in ("deepspeed", "accelerate")
+        package: {each.get("name") for each in trials.concerning(package).values()}
+        for package in ("deepspeed", "accelerate")
     }
     assert "mics_is_removed" in names["deepspeed"] - names["accelerate"]
     assert "sgd_becomes_adam" in names["accelerate"] - names["deepspeed"]
-    assert set(trials.LEFT_OUT) <= {path.stem for path in upstream.REPRODUCTIONS.glob("*.py")}
-    assert not names["deepspeed"] & set(trials.LEFT_OUT)
+    assert set(PLAN["long"]) <= {path.stem for path in upstream.REPRODUCTIONS.glob("*.py")}
+    assert not names["deepspeed"] & set(PLAN["long"])
 
 
 def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
-    now = {trials.key(row["trial"]): row["found"] for row in trials.installed()}
-    (mics,) = [row["trial"] for row in trials.installed() if trials.words(row["trial"]) == "mics_is_removed"]
+    now = {trials.key(row["trial"]): row["found"] for row in trials.installed().values()}
+    (mics,) = [row["trial"] for row in trials.installed().values() if trials.words(row["trial"]) == "mics_is_removed"]
     for release, value in {"0.17.5": {"error": "KeyError: 'x'"}, "0.18.3": "accepted"}.items():
         (upgraded / f"deepspeed-{release}" / trials.ANSWERS).write_text(json.dumps(now | {trials.key(mics): value}))
     start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
@@ -298,7 +345,7 @@ def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
         f"mics_is_removed: {history} Shown by: study/reproductions/mics_is_removed.py Does not run: KeyError: 'x'"
         in printed
     )
-    (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == changes.REPRODUCTION]
+    (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == trials.REPRODUCTION]
     assert table["title"] == "deepspeed: what scripts find"
     assert [each["question"] for each in table["rows"]] == ["mics_is_removed"]
 
@@ -317,7 +364,7 @@ def test_bisect_halves(pip, monkeypatch, tmp_path, capsys):
     def cell(adapter, properties, release, *_):
         tried.append(release.version)
         status = "fails" if Version(release.version) >= Version("0.10") else "holds"
-        return [suite.Result(adapter.name, "sgd", "Says.", "Source", status, "")]
+        return [suite.Result(adapter.name, "sgd", status)]
 
     monkeypatch.setattr(releases, "cell", cell)
     found = ["0.9", "0.2", "0.10", "0.11", "0.1", "0.3", "0.12", "0.20"]

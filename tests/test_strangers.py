@@ -9,7 +9,7 @@ from study.spec.arms import PACKAGE
 RUN_CODE = {"from_pretrained", "load_dataset", "load_dataset_builder", "load_metric", "pipeline"}
 UNPICKLES = re.compile(r"\btorch\.load\((?!.*weights_only=True\))|\bnp\.load\(|\bnumpy\.load\(")
 OPENS = re.compile(r"\.read_text\(|\.read_bytes\(|\.open\(\)|\bopen\(\)|tomllib\.|json\.load\(|yaml\.safe_load")
-OWN_FILES = ("answers.py", "reproducing.py", "worker.py")  # they read scripts, arms and answers of this project
+OWN_FILES = ("answers.py", "worker.py")  # they read scripts, arms and answers of this project
 SOURCES = {path: path.read_text() for path in PACKAGE.rglob("*.py") if "reproductions" not in path.parts}
 
 

@@ -8,40 +8,33 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from packaging.version import Version
 
 from study.conform import output, trials
-from study.conform.suite import ADAPTERS
+from study.conform.suite import ADAPTERS, COMMITTED, Result, table
 from study.errors import Stop
 from study.io.parsing import from_json
 from study.io.tables import say, say_wrapped
 from study.io.words import joined
-from study.spec.arms import ROOT
 
-COMMITTED = ROOT / "reports" / "conform" / "releases"
+RELEASES = COMMITTED / "releases"
 UNUSABLE = 0.5  # a release in which one message ends a larger share of the properties is left out
 CONFIGURATION = "configuration"  # in the place of an adapter: how a release reads a config
-REPRODUCTION = "reproduction"  # in the place of an adapter: what a script finds
-WITH_VALUES = (CONFIGURATION, REPRODUCTION)  # their answers are values
+WITH_VALUES = (CONFIGURATION, trials.REPRODUCTION)  # their answers are values, and not the status of a property
 NO_ANSWER = "does not run"
-MOST = 5  # changes that a report shows first
 RANKING = ("holds", "not applicable", "refused", "fails")
-HEADINGS = {
-    "worse": "Worse in {until}:",
-    "better": "Better in {until}:",
-    "other": "Configurations that {until} reads in another way, and reproductions that find something else:",
-    "between": "The same in both releases, and another answer between them:",
-}
-Span = tuple[str, str, str]  # the first and the last of releases with the same answer, and the answer
+Span = tuple[str, str, Any]  # the first and the last of releases with the same answer, and the answer
 
 
 def tell(package: str, since: str, until: str, folder: Path) -> None:
     """Say what changes from one release to another."""
     rows, unusable = answers(folder)
+    right = ranges(rows)
     rows = rows[rows["package"] == package]
-    tried = sorted(set(rows["release"]), key=Version)
+    tried = in_order(rows["release"])
     if not tried:
         raise Stop(f"{folder} has no results of {package}", "run study versions all")
     since, until = since or tried[0], until or tried[-1]
@@ -50,30 +43,35 @@ def tell(package: str, since: str, until: str, folder: Path) -> None:
             raise Stop(f"{package} {release} was not tried", f"choose from {', '.join(tried)}")
     inside = [release for release in tried if Version(since) <= Version(release) <= Version(until)]
     say(f"{package} {since} to {until}, from the results of {len(inside)} releases: {', '.join(inside)}.")
-    every = changes(rows[rows["release"].isin(inside)])
-    for direction, heading in HEADINGS.items():
+    every = changes(rows[rows["release"].isin(inside)], right)
+    for direction, heading in table("matrix")["headings"].items():
         chosen = [each for each in every if each["direction"] == direction]
         say(*(["", heading.format(until=until)] if chosen else []))
         for each in chosen:
             say_wrapped(each["sentence"], indent="  ", first="- ")
-            for line in each["details"]:
-                say_wrapped(line, indent="    ", first="    ")
+            say_wrapped(*each["details"], indent="    ", first="    ")
     say("")
     for row in unusable:
         if row["package"] == package and row["release"] in inside:
             say_wrapped(f"Left out: {row['release']} with {row['adapter']}. {row['reason']}", indent="  ")
 
 
+def in_order(releases) -> list[str]:
+    return sorted(set(releases), key=Version)
+
+
 def write(folder: Path) -> None:
-    (folder / "changes.json").write_text(json.dumps(content(folder), indent=1) + "\n", encoding="utf-8")
+    """Write what reports show: what changes, and in which releases each claim is right."""
+    for name, found in {"changes": content(folder), "ranges": ranges(answers(folder)[0])}.items():
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def content(folder: Path) -> dict:
     """Return what reports show: what matters most, all changes, and each property that changes in each release."""
     rows, unusable = answers(folder)
-    found = [{"number": number} | each for number, each in enumerate(changes(rows), 1)]
+    found = [{"number": number} | each for number, each in enumerate(changes(rows, ranges(rows)), 1)]
     of_properties = [each for each in found if each["questions"].keys().isdisjoint(WITH_VALUES)]
-    most = [*of_properties[:3], *(each for each in found if each["direction"] == "other")][:MOST]
+    most = [*of_properties[:3], *(each for each in found if each["direction"] == "other")][:5]
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
     tables = [_table(str(package), str(adapter), each, found) for (package, adapter), each in groups]
     tables.sort(key=lambda each: len(each["releases"]), reverse=True)
@@ -81,17 +79,14 @@ def content(folder: Path) -> dict:
 
 
 def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) -> dict:
-    releases = sorted(set(rows["release"]), key=Version)
+    releases = in_order(rows["release"])
     wide = rows.pivot(index="question", columns="release", values="answer")[releases]
     given = {name: [None if pd.isna(answer) else answer for answer in each] for name, each in wide.iterrows()}
-    numbers = {
-        name: each["number"]
-        for each in found
-        if each["package"] == package
-        for name in each["questions"].get(adapter, [])
-    }
+    own = [each for each in found if each["package"] == package]
+    numbers = {name: each["number"] for each in own for name in each["questions"].get(adapter, [])}
     kept = [{"question": name, "number": number, "answers": given[name]} for name, number in numbers.items()]
-    title = f"{package}: what scripts find" if adapter == REPRODUCTION else f"{package} with the adapter {adapter}"
+    scripts = adapter == trials.REPRODUCTION
+    title = f"{package}: what scripts find" if scripts else f"{package} with the adapter {adapter}"
     about = {"package": package, "adapter": adapter, "title": title, "releases": releases}
     same = [name for name, each in given.items() if name not in numbers and None not in each]
     return about | {"same": len(same), "rows": kept}
@@ -104,27 +99,33 @@ def answers(folder: Path) -> tuple[pd.DataFrame, list[dict]]:
     """Return each answer of each release, and the releases that cannot be used with an adapter, with the reason."""
     rows: list[dict] = []
     unusable = []
-    known = output.explanations()
     for package, release, path in _files(folder):
         results, versions = output.load(path)
         about = {"package": package, "release": release, "adapter": path.stem}
-        if reason := _unusable(results, from_json(path.read_bytes()).get("reason", "")):
+        if reason := from_json(path.read_bytes()).get("reason") or _ending(results):
             unusable.append(about | {"reason": reason})
-            continue
-        for each in results:
-            explained = output.explanation(each, known, versions)
-            why = explained.why if explained else ""
-            own = {"question": each.property, "answer": each.status, "words": each.words, "why": why}
-            documented = explained is not None and explained.kind == "documented difference"
-            rows.append(about | own | {"silent": each.kind == "differs" and not documented})
-    frame = pd.DataFrame(rows + list(_configurations(folder)))
-    return frame.fillna({"words": "", "why": "", "silent": False}).astype({"silent": bool}), unusable
+        else:
+            rows += [about | _of_property(each, versions) for each in results]
+    frame = (
+        pd.DataFrame(rows + list(_of_trials(folder)))
+        .fillna({"words": "", "why": "", "silent": False})
+        .astype({"silent": bool})
+    )
+    return frame, unusable
 
 
-def _unusable(results: list[output.Result], reason: str) -> str:
+def _of_property(result: Result, versions: output.Versions) -> dict:
+    explained = output.explanation(result, versions)
+    documented = explained is not None and explained.kind == "documented difference"
+    answer = {"question": result.property, "answer": result.status, "words": result.words}
+    return answer | {"why": explained.why if explained else "", "silent": result.kind == "differs" and not documented}
+
+
+def _ending(results: list[Result]) -> str:
+    """Return the message that ends more than half of the properties, if one does."""
     ended = Counter(each.words for each in results if each.status in ("fails", "refused") and each.kind != "differs")
     words, count = max(ended.items(), key=lambda pair: pair[1], default=("", 0))
-    return reason or (f"{count} of {len(results)} properties: {words}" if count > UNUSABLE * len(results) else "")
+    return f"{count} of {len(results)} properties: {words}" if count > UNUSABLE * len(results) else ""
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str, Path]]:
@@ -134,28 +135,30 @@ def _files(folder: Path) -> Iterator[tuple[str, str, Path]]:
         package, _, release = path.parent.name.rpartition("-")
         yield package, release, path
     for package, adapter in sorted({(path.parent.name.rpartition("-")[0], path.stem) for path in paths}):
-        path = COMMITTED.parent / f"{adapter}.json"
+        path = COMMITTED / f"{adapter}.json"
         yield package, output.load(path)[1][package] or "", path
 
 
-def _configurations(folder: Path) -> Iterator[dict]:
+def _of_trials(folder: Path) -> Iterator[dict]:
     """Yield the answers to the trials of the ledger."""
-    paths = sorted(folder.glob(f"*-*/{trials.ANSWERS}"))
-    found = [(*path.parent.name.rpartition("-")[::2], from_json(path.read_bytes())) for path in paths]
-    now = {trials.key(row["trial"]): row for row in trials.installed()}
+    now = trials.installed()
+    found = [
+        (*path.parent.name.rpartition("-")[::2], from_json(path.read_bytes()))
+        for path in sorted(folder.glob(f"*-*/{trials.ANSWERS}"))
+    ]
     for package in sorted({package for package, _, _ in found}):
-        values = {key: row["found"] for key, row in now.items() if row["trial"] in trials.concerning(package)}
-        found.append((package, trials.installed()[0]["versions"][package], values))
+        values = {name: now[name]["found"] for name in trials.concerning(package)}
+        found.append((package, next(iter(now.values()))["versions"][package], values))
     for package, release, values in found:
-        for key in filter(values.__contains__, now):
-            yield {"package": package, "release": release} | _answered(now[key]["trial"], values[key])
+        for name in filter(values.__contains__, now):
+            yield {"package": package, "release": release} | _of_trial(name, now[name]["trial"], values[name])
 
 
-def _answered(trial: dict, value: object) -> dict:
+def _of_trial(name: str, trial: dict, value: object) -> dict:
     """Return a question and its answer. If a script ends with an error, its message is not part of the answer."""
-    if not trials.is_reproduction(trial):
-        return {"adapter": CONFIGURATION, "question": trials.key(trial), "answer": json.dumps(value)}
-    about = {"adapter": REPRODUCTION, "question": trial["name"]}
+    if trial["what"] != trials.REPRODUCTION:
+        return {"adapter": CONFIGURATION, "question": name, "answer": json.dumps(value)}
+    about = {"adapter": trials.REPRODUCTION, "question": trial["name"]}
     if isinstance(value, dict) and "error" in value:
         return about | {"answer": json.dumps(NO_ANSWER), "words": value["error"]}
     return about | {"answer": json.dumps(float(f"{value:.3g}") if isinstance(value, float) else value)}
@@ -164,74 +167,97 @@ def _answered(trial: dict, value: object) -> dict:
 # --- changes -------------------------------------------------------------------------------------------------------
 
 
-def changes(rows: pd.DataFrame) -> list[dict]:
+def changes(rows: pd.DataFrame, right: dict[str, str]) -> list[dict]:
     """Return what changes, the weightiest first: wrong results without a message, then crashes, then the others."""
     groups: dict[tuple, list[pd.DataFrame]] = {}
     for (package, adapter, _), each in rows.groupby(["package", "adapter", "question"], sort=False):
-        each = each.sort_values("release", key=lambda column: column.map(Version))
-        spans = _spans(each)
+        spans = _spans(each.set_index("release")["answer"])
         if len(spans) > 1:
             kind = adapter if adapter in WITH_VALUES else ""
             groups.setdefault((package, kind, *spans), []).append(each)
-    found = [_change(package, spans, pd.concat(each)) for (package, _, *spans), each in groups.items()]
+    found = [_change(package, spans, pd.concat(each), right) for (package, _, *spans), each in groups.items()]
     return sorted(found, key=lambda each: each["weight"], reverse=True)
 
 
-def _spans(rows: pd.DataFrame) -> list[Span]:
-    pairs = groupby(zip(rows["release"], rows["answer"], strict=True), key=lambda pair: pair[1])
-    runs = [(answer, [release for release, _ in run]) for answer, run in pairs]
+def _spans(by_release: pd.Series) -> list[Span]:
+    runs = [(answer, list(run)) for answer, run in groupby(in_order(by_release.index), by_release.get)]
     return [(releases[0], releases[-1], answer) for answer, releases in runs]
 
 
-def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
-    configured = rows["adapter"].iloc[0] in WITH_VALUES
+def _change(package: str, spans: list[Span], rows: pd.DataFrame, right: dict[str, str]) -> dict:
     questions = {str(name): list(each["question"].unique()) for name, each in rows.groupby("adapter", sort=False)}
-    first, last = spans[0][2], spans[-1][2]
+    change = {"package": package, "spans": spans, "questions": questions}
+    change["silent"] = in_order(rows.loc[rows["silent"], "release"])
+    if questions.keys().isdisjoint(WITH_VALUES):
+        return change | _of_properties(package, spans, questions, rows)
+    return change | _of_configurations(spans, rows, right)
+
+
+def _of_properties(package: str, spans: list[Span], questions: dict[str, list[str]], rows: pd.DataFrame) -> dict:
     wrong = rows[rows["answer"].isin(["fails", "refused"])].sort_values("silent", ascending=False, kind="stable")
-    silent = sorted(set(rows.loc[rows["silent"], "release"]), key=Version)
-    change: dict = {"package": package, "spans": spans, "questions": questions, "silent": silent}
-    change["weight"] = _weight(spans, questions, bool(silent))
-    if configured:
-        words = [f"Does not run: {each}" for each in sorted(set(rows["words"]) - {""})]
-        return change | {"direction": "between" if first == last else "other", **_configured(spans, questions, words)}
-    change["direction"] = _direction(first, last)
-    named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())
+    seen, silent = wrong.iloc[0], bool(wrong["silent"].any())
     adapter, (name, *_) = next(iter(questions.items()))
-    seen = wrong.iloc[0]
     more = "" if package == "deepspeed" else f" --package {package}"
     details = [f"{'A wrong result without a message: ' if silent else ''}{seen['words']}.", seen["why"]]
     details += [f"Shown by: study bisect {adapter} {name} {spans[0][1]} {spans[1][0]}{more}"]
     if seen["answer"] == "fails":
         details += [f"Script: study report-bug {adapter}/{name}@{package}-{seen['release']}"]
-    return change | {"sentence": f"{history(spans)}: {named}", "details": [each for each in details if each]}
+    ranks = [RANKING.index(answer) for _, _, answer in spans]
+    direction = {-1: "better", 0: "between", 1: "worse"}[(ranks[-1] > ranks[0]) - (ranks[-1] < ranks[0])]
+    named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())
+    weight = [1, silent, max(ranks), sum(map(len, questions.values())), *_newest(spans)]
+    sentence = f"{history(spans)}: {named}"
+    return {"weight": weight, "direction": direction, "sentence": sentence, "details": list(filter(None, details))}
 
 
-def _direction(first: str, last: str) -> str:
-    if first == last:
-        return "between"
-    return "worse" if RANKING.index(last) > RANKING.index(first) else "better"
-
-
-def _weight(spans: list[Span], questions: dict[str, list[str]], silent: bool) -> list[int]:
-    """Return what orders changes: properties before configurations, silence before messages, then how many, how new."""
-    answers = {answer for _, _, answer in spans}
-    newest = list(Version(spans[-1][0]).release)
-    if not questions.keys().isdisjoint(WITH_VALUES):  # a key that is rejected says more than a default that changed
-        known = answers - {json.dumps(NO_ANSWER)}
-        return [0 if len(known) > 1 else -1, known.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *newest]
-    return [1, silent, max(map(RANKING.index, answers)), sum(map(len, questions.values())), *newest]
-
-
-def _configured(spans: list[Span], questions: dict[str, list[str]], words: list[str]) -> dict:
-    names = {name for names in questions.values() for name in names}
-    known_trials = {trials.key(row["trial"]): row["trial"] for row in trials.installed()}
-    known_trials = {key: trial for key, trial in known_trials.items() if names & {key, trial.get("name")}}
-    named = joined(sorted(map(trials.words, known_trials.values())))
-    claims = trials.claims(set(known_trials))
-    details = [_claim(name, values, tolerance, spans) for name, values, tolerance in claims]
-    scripts = [trial["name"] for trial in known_trials.values() if trials.is_reproduction(trial)]
+def _of_configurations(spans: list[Span], rows: pd.DataFrame, right: dict[str, str]) -> dict:
+    asked = {
+        name: row["trial"]
+        for name, row in trials.installed().items()
+        if {name, row["trial"].get("name")} & set(rows["question"])
+    }
+    claims = dict.fromkeys(claim for claim, name, _, _ in trials.claims() if name in asked)
+    details = [f"Claim {claim}: {right[claim]}." for claim in claims]
+    scripts = [trial["name"] for trial in asked.values() if trial["what"] == trials.REPRODUCTION]
     details += [f"Shown by: study/reproductions/{name}.py" for name in scripts]
-    return {"sentence": f"{named}: {history(spans)}", "details": [*details, *words]}
+    details += [f"Does not run: {each}" for each in sorted(set(rows["words"]) - {""})]
+    known = {answer for _, _, answer in spans} - {json.dumps(NO_ANSWER)}
+    # A key that is rejected says more than a default that changed.
+    weight = [0 if len(known) > 1 else -1, known.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *_newest(spans)]
+    sentence = f"{joined(sorted(map(trials.words, asked.values())))}: {history(spans)}"
+    direction = "between" if spans[0][2] == spans[-1][2] else "other"
+    return {"weight": weight, "direction": direction, "sentence": sentence, "details": details}
+
+
+def _newest(spans: list[Span]) -> list[int]:
+    return list(Version(spans[-1][0]).release)
+
+
+def history(spans: list[Span]) -> str:
+    """Return the spans in words: holds until A, fails from B to C, holds since D."""
+    first, *between, last = spans
+    middle = [f"{answer} {f'in {one}' if one == other else f'from {one} to {other}'}" for one, other, answer in between]
+    return ", ".join([f"{first[2]} until {first[1]}", *middle, f"{last[2]} since {last[0]}"])
+
+
+# --- claims --------------------------------------------------------------------------------------------------------
+
+
+def ranges(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the releases in which each claim of the ledger is right, if its trials were run over releases."""
+    given = {pair: each.set_index("release")["answer"] for pair, each in rows.groupby(["package", "question"])}
+    right: dict[tuple[str, str], list[pd.Series]] = {}
+    for claim, name, value, tolerance in trials.claims():
+        trial = trials.installed()[name]["trial"]
+        package = trials.owner(trial)
+        question = trial["name"] if trial["what"] == trials.REPRODUCTION else name
+        if (package, question) in given:
+            found = given[package, question].map(json.loads)
+            found = found[found != NO_ANSWER]
+            same = pd.Series([is_right(answer, value, tolerance) for answer in found], found.index)
+            right.setdefault((claim, package), []).append(same)
+    whole = {pair: pd.concat(each, axis=1).dropna().all(axis=1) for pair, each in right.items()}
+    return {claim: _range(package, _spans(each), len(each)) for (claim, package), each in whole.items()}
 
 
 def is_right(answer: object, value: object, tolerance: float) -> bool:
@@ -241,19 +267,10 @@ def is_right(answer: object, value: object, tolerance: float) -> bool:
     return str(answer) == str(value)
 
 
-def _claim(name: str, values: list, tolerance: float, spans: list[Span]) -> str:
-    """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
-    given = [(first, json.loads(answer)) for first, _, answer in spans if json.loads(answer) != NO_ANSWER]
-    right = [(first, all(is_right(answer, value, tolerance) for value in values)) for first, answer in given]
-    phases = [next(each) for _, each in groupby(right, key=lambda pair: pair[1])]
-    if len(phases) < 2:
-        return f"Claim {name} rests on this."
-    since, now = phases[-1]
-    return f"Claim {name} is {'right' if now else 'out of date'} since {since}."
-
-
-def history(spans: list[Span]) -> str:
-    """Return the spans in words: holds until A, fails from B to C, holds since D."""
-    first, *between, last = spans
-    middle = [f"{answer} {f'in {one}' if one == other else f'from {one} to {other}'}" for one, other, answer in between]
-    return ", ".join([f"{first[2]} until {first[1]}", *middle, f"{last[2]} since {last[0]}"])
+def _range(package: str, spans: list[Span], count: int) -> str:
+    tried = f"{package} {spans[0][0]} to {spans[-1][1]}"
+    if len(spans) == 1:
+        return f"{tried}, all {count} that were tried" if spans[0][2] else f"in no release of {tried}"
+    if len(spans) == 2:
+        return f"{'right' if spans[1][2] else 'out of date'} since {package} {spans[1][0]}"
+    return f"{package} {joined([f'{first} to {last}' for first, last, now in spans if now])}"

@@ -16,33 +16,22 @@ import tyro
 
 from study.conform import output, scripts
 from study.conform.command import chosen_adapters
-from study.conform.properties import DEFAULTS, Property, read
-from study.conform.suite import ADAPTERS, STATUSES, Adapter, Ranks, run_one, shrunk
+from study.conform.suite import (
+    ADAPTERS,
+    DEFAULTS,
+    PROPERTIES,
+    STATUSES,
+    Adapter,
+    Property,
+    Ranks,
+    run_one,
+    shrunk,
+    table,
+)
 from study.io.parsing import from_json
 from study.io.tables import say, show
-from study.machine.operators import provide_libaio
-from study.machine.software import put_programs_on_path
 
 SEARCHED = ("zero1", "zero2", "zero3", "zero2-cpu", "zero3-cpu", "zero3-hpz", "fsdp1", "fsdp2", "hsdp")
-CHOICES: dict[str, tuple] = {
-    "updates": (1, 2, 3, 4),
-    "passes": (1, 1, 2, 3, 4),
-    "layers": (1, 2, 3, 4),
-    "clip": (0.0, 0.0, 0.05),
-    "optimizer": ("sgd", "momentum", "adamw"),
-    "groups": ("", "", "decay", "rate", "zero"),
-    "schedule": ("", "", "falling"),
-    "precision": ("fp32", "fp32", "autocast", "bf16", "bf16_pure"),
-    "bucket": (0, 1, 7, 64, 1000),
-    "lengths": ([3], [1], [1, 4], [5, 2, 3]),
-}
-RANKS = (2, 2, 3, 4)
-OFTEN = ("same_training",) * 6
-CHECKS = (
-    *OFTEN,
-    *("ranks_agree", "repeats", "weights_in_use", "one_large_batch", "evaluation_between", "forward_between"),
-    *("second_model", "checkpoint_whole", "checkpoint_of_weights"),
-)
 KINDS = ("model", "optimizer", "groups", "schedule", "precision")  # fields whose values are words
 SHRUNK_EACH = 3  # findings of one kind that are made smaller
 
@@ -91,9 +80,7 @@ def fuzz(
         seed: The seed of the first training. Each further one has the next seed.
         out: The folder for the trials (trials.jsonl) and a script of each finding.
     """
-    put_programs_on_path()
-    provide_libaio()
-    adapters = chosen_adapters(names, None)
+    adapters = chosen_adapters(names)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "trials.jsonl"
     trials = load(path)
@@ -132,43 +119,43 @@ def attempt(adapter: Adapter, source: random.Random, ranks: Ranks, kinds: Counte
     if not trial.is_finding or kinds[whole.kind] >= SHRUNK_EACH:
         return whole
     smaller = shrunk(adapter, drawn, result, ranks)
-    return replace(trial, smaller=drawn.case | smaller["shrunk"], ranks=smaller["ranks"])
+    return replace(trial, smaller=drawn.case | (smaller.shrunk or {}), ranks=smaller.ranks)
 
 
 def draw(source: random.Random) -> Property:
     """Return a random training, as a property of the suite with another case."""
-    properties = read()
+    choices, properties = table("fuzz"), list(PROPERTIES.values())
     models = sorted({each.setting("model") for each in properties})
-    case = {name: source.choice(values) for name, values in CHOICES.items()}
+    case = {name: source.choice(values) for name, values in choices["case"].items()}
     case |= {"model": source.choice(models), "width": source.randint(1, 33)}
-    check = source.choice(CHECKS)
+    check = source.choice(choices["checks"])
     if check in ("checkpoint_of_weights", "one_large_batch"):  # their references have no schedule or master weights
         case |= {"schedule": "", "precision": "fp32"}
     launches = 2 if check.startswith("checkpoint") else 1
     base = next(each for each in properties if each.check == check)
-    return replace(base, case=DEFAULTS | case, ranks=(source.choice(RANKS),) * launches)
+    return replace(base, case=DEFAULTS | case, ranks=(source.choice(choices["ranks"]),) * launches)
 
 
 def explained_by(adapter: Adapter, drawn: Property) -> Iterator[str]:
     """Yield the properties that this adapter is known to fail, if the training has all that sets them apart."""
-    failing = {
-        name
-        for each in output.explanations()
-        for name in each.properties
-        if adapter.name in each.adapters and not each.releases
-    }
-    for each in read():
+    known = [each for each in output.explanations() if adapter.name in each.adapters and not each.releases]
+    for each in PROPERTIES.values():
         apart = {name: value for name, value in each.case.items() if name in KINDS}
         same = all(drawn.case[name] == value for name, value in apart.items())
-        if each.name in failing and apart and same and each.check in ("same_training", drawn.check):
+        if (
+            any(each.name in why.properties for why in known)
+            and apart
+            and same
+            and each.check in ("same_training", drawn.check)
+        ):
             yield each.name
 
 
 def script(trial: Trial) -> str:
     adapter = ADAPTERS[trial.adapter]
+    found = Property(trial.check, "", "", trial.smaller, trial.check, trial.ranks)
     about = f"Found by study fuzz. Seen ({adapter.about or adapter.name}): {trial.words}"
-    case = {name: value for name, value in trial.smaller.items() if value != DEFAULTS[name]}
-    return scripts.script(adapter.file, adapter.settings, trial.check, case, trial.ranks, about)
+    return scripts.script(adapter, found, about)
 
 
 def summarize(trials: list[Trial]) -> None:

@@ -11,28 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from study.conform import output
-from study.conform.properties import Property, read
 from study.conform.releases import OVERLAYS, RESULTS, cell, installed
-from study.conform.suite import ADAPTERS, HERE, Adapter, Ranks, Result, run
+from study.conform.suite import ADAPTERS, COMMITTED, HERE, PROPERTIES, Adapter, Property, Ranks, Result, run, table
 from study.errors import Stop
-from study.io.parsing import from_json, from_toml
+from study.io.parsing import from_json
 from study.io.tables import say, show
-from study.machine.software import put_programs_on_path
-from study.spec.arms import PACKAGE
-
-COMMITTED = PACKAGE.parent / "reports" / "conform"
-PATCH = """\
-from importlib.machinery import SourceFileLoader
-
-original = SourceFileLoader.get_code
-
-def get_code(self, name):
-    if self.path == {path!r}:
-        return compile({source!r}, self.path, "exec")
-    return original(self, name)
-
-SourceFileLoader.get_code = get_code
-"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +34,7 @@ class Bug:
 
     def adapter(self) -> Adapter:
         name = f"gauntlet-{self.thread.rpartition('#')[2]}-{self.property}"
-        return Adapter(name, str(HERE / "adapters" / f"{self.file}.py"), self.settings, self.sentence)
+        return Adapter(name, self.file, self.sentence, self.settings)
 
 
 @dataclass(frozen=True)
@@ -77,13 +60,11 @@ class Fault:
 
 
 def bugs() -> list[Bug]:
-    return [Bug(**row) for row in from_toml(Path(HERE, "gauntlet.toml").read_bytes())["bug"]]
+    return [Bug(**row) for row in table("gauntlet")["bug"]]
 
 
-def faults() -> tuple[tuple[str, ...], list[Fault]]:
-    """Return the names of the properties that are tried first, and the faults."""
-    content = from_toml(Path(HERE, "faults.toml").read_bytes())
-    return tuple(content["first"]), [Fault(**row) for row in content["fault"]]
+def faults() -> list[Fault]:
+    return [Fault(**row) for row in table("faults")["fault"]]
 
 
 def gauntlet(
@@ -103,7 +84,6 @@ def gauntlet(
         overlays: The folder for installed releases.
         out: The folder for results.
     """
-    put_programs_on_path()
     out.mkdir(parents=True, exist_ok=True)
     if planted:
         _plant_all(only, out)
@@ -111,63 +91,57 @@ def gauntlet(
     rows = [_caught(each, overlays, out) for each in bugs() if only in each.thread + each.sentence]
     (out / "bugs.json").write_text(json.dumps(rows, indent=1) + "\n")
     shown = ("thread", "before", "then", "after", "now", "property")
-    show([{name: row[name] for name in shown} for row in rows])
+    show([{name: row.get(name) for name in shown} for row in rows])
     say("", f"{sum(row['caught'] for row in rows)} of {len(rows)} are seen before their fix, and not after it.")
 
 
 def _caught(bug: Bug, overlays: Path, out: Path) -> dict:
-    row: dict = {"thread": bug.thread, "library": bug.library, "sentence": bug.sentence, "property": bug.property}
-    row |= {"settings": bug.settings, "before": bug.before, "after": bug.after}
+    row = asdict(bug)
+    del row["file"], row["unseen"]
     if not bug.property:
-        return row | {"then": None, "now": None, "words": bug.unseen, "caught": False}
-    wanted = [each for each in read() if each.name == bug.property]
-    then, now = (
-        next(
-            result
-            for result in cell(bug.adapter(), wanted, installed(bug.library, release, overlays), overlays, out)
-            if result.property == bug.property
-        )
-        for release in (bug.before, bug.after)
-    )
-    say(f"{bug.thread}: {bug.before} {output.line(then)}", f"    {bug.after} {output.line(now)}")
+        return row | {"words": bug.unseen, "caught": False}
+    found = []
+    for release in (bug.before, bug.after):
+        wanted = [PROPERTIES[bug.property]]
+        results = cell(bug.adapter(), wanted, installed(bug.library, release, overlays), overlays, out)
+        found += [result for result in results if result.property == bug.property]
+        say(f"{bug.thread}: {release} {output.line(found[-1])}")
+    then, now = found
     caught = then.status in ("fails", "refused") and now.status == "holds"
     return row | {"then": then.status, "now": now.status, "words": then.words or bug.unseen, "caught": caught}
 
 
 def _plant_all(only: str, out: Path) -> None:
-    first, every = faults()
     path = out / "faults.json"
     rows = from_json(path.read_bytes()) if path.exists() else []
-    for each in every:
-        if asdict(each) in [{name: row[name] for name in asdict(each)} for row in rows] or only not in each.sentence:
-            continue
-        rows.append(asdict(each) | planted_into(each, first, out))
-        path.write_text(json.dumps(rows, indent=1) + "\n")
-        say(f"{len(rows[-1]['caught_by']):>3} of {rows[-1]['tried']}: {each.adapter}: {each.sentence}")
+    done = [row["sentence"] for row in rows]
+    for each in faults():
+        if each.sentence not in done and only in each.sentence:
+            rows.append(asdict(each) | planted_into(each, table("faults")["first"], out))
+            path.write_text(json.dumps(rows, indent=1) + "\n")
+            say(f"{len(rows[-1]['caught_by']):>3} of {rows[-1]['tried']}: {each.adapter}: {each.sentence}")
     say("", f"{sum(bool(row['caught_by']) for row in rows)} of {len(rows)} faults are caught.")
 
 
-def planted_into(fault: Fault, first: tuple[str, ...], out: Path) -> dict:
+def planted_into(fault: Fault, first: list[str], out: Path) -> dict:
     """Return how many properties that hold without the fault were tried, and which do not hold with it.
 
     If none of those that are tried first finds it, all others are tried.
     """
     before, _ = output.load(COMMITTED / f"{fault.adapter}.json")
-    fine = {result.property for result in before if result.status == "holds"}
-    properties = [each for each in read() if each.name in fine]
+    fine = [PROPERTIES[result.property] for result in before if result.status == "holds"]
+    done = _with_fault(fault, [each for each in fine if each.name in first], out)
+    if all(result.status == "holds" for result in done):
+        done += _with_fault(fault, [each for each in fine if each.name not in first], out)
+    caught = [result for result in done if result.status != "holds"]
+    words = caught[0].words if caught else ""
+    return {"tried": len(done), "caught_by": [result.property for result in caught], "words": words}
+
+
+def _with_fault(fault: Fault, properties: list[Property], out: Path) -> list[Result]:
     path, source = fault.planted()
+    patch = (HERE / "templates" / "patch.py.txt").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "sitecustomize.py").write_text(PATCH.format(path=str(path), source=source))
-        done: list[Result] = []
-        for chosen in (True, False):
-            part = [each for each in properties if (each.name in first) == chosen]
-            if not any(result.status != "holds" for result in done):
-                done += _held(ADAPTERS[fault.adapter], part, Path(folder), out)
-    caught = [result.property for result in done if result.status != "holds"]
-    words = next((result.words for result in done if result.status != "holds"), "")
-    return {"tried": len(done), "caught_by": caught, "words": words}
-
-
-def _held(adapter: Adapter, properties: list[Property], overlay: Path, out: Path) -> list[Result]:
-    with Ranks(overlay, out / "faults.log") as ranks:
-        return run(adapter, properties, ranks, lambda result: None, shrink=False)
+        Path(folder, "sitecustomize.py").write_text(patch.format(path=str(path), source=source))
+        with Ranks(Path(folder), out / "faults.log") as ranks:
+            return run(ADAPTERS[fault.adapter], properties, ranks, output.line, shrink=False)

@@ -7,15 +7,18 @@ An adapter is code, and is run with the rights of the user.
 import ast
 import contextlib
 import datetime
+import functools
 import gc
 import importlib.util
 import json
 import os
 import re
+import runpy
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -31,11 +34,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
 from study.conform.cases import Case, Difference
-from study.conform.output import LIBRARIES
-from study.conform.properties import Property, read
+from study.conform.suite import LIBRARIES, PROPERTIES
 from study.machine.linux import free_port
 
-BY_NAME = {each.name: each for each in read()}
 GRACE_S = 2  # for the other ranks, once one has failed
 FUNCTIONS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm", "save", "load", "schedule")
 EARLY = ("build", "save", "load")
@@ -46,25 +47,18 @@ def serve() -> None:
     """Answer requests from stdin until it ends. What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    modules: dict[str, ModuleType | dict] = {}
     for line in sys.stdin:
         request = json.loads(line)
-        path = request["adapter"]
-        if path not in modules:
-            modules[path] = _imported(path)
-        module = modules[path]
-        if isinstance(module, dict):
-            answer = module
-        elif "property" in request:
-            answer = _answer(module, request)
-        else:
-            answer = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
+        try:
+            answer = _answer(_imported(request["adapter"]), request)
+        except ImportError as error:
+            answer = {"stop": str(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def _imported(path: str) -> ModuleType | dict:
-    """Import an adapter; if that fails, return the answer to every request."""
+@functools.cache
+def _imported(path: str) -> ModuleType:
     try:
         spec = importlib.util.spec_from_file_location(f"adapter_{Path(path).stem}", path)
         assert spec is not None
@@ -73,12 +67,15 @@ def _imported(path: str) -> ModuleType | dict:
         spec.loader.exec_module(module)
         return module
     except Exception as error:
-        return {"stop": f"{path} cannot be imported ({type(error).__name__}: {error})"}
+        raise ImportError(f"{path} cannot be imported ({type(error).__name__}: {error})") from error
 
 
 def _answer(module: ModuleType, request: dict) -> dict:
-    chosen = BY_NAME[request["property"]]
-    lacking = [name for name in needed(chosen) if not hasattr(module, name)]
+    if "script" in request:
+        return _answer_of_script(request)
+    if "property" not in request:
+        return {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
+    lacking = [name for name in PROPERTIES[request["property"]].functions if not hasattr(module, name)]
     if lacking:
         return {"status": "not applicable", "words": f"the adapter has no {lacking[0]}"}
     started = time.monotonic()
@@ -90,51 +87,82 @@ def _answer(module: ModuleType, request: dict) -> dict:
     return answer | {"seconds": round(time.monotonic() - started, 2)}
 
 
-def needed(chosen: Property) -> tuple[str, ...]:
-    """Return the functions of an adapter that a property calls. Every adapter may lack gradient_norm."""
-    checkpoints = ("save", "load") if chosen.check.startswith("checkpoint") else ()
-    return FUNCTIONS[:4] + checkpoints + (("schedule",) if chosen.setting("schedule") not in ("", "falling") else ())
-
-
 def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:
     """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
-    folder = Path(request["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
     common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    running = {}
+    paths = {}
     for rank in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            os.environ |= {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            _rank(module, request, number, folder)
-        running[pid] = rank
-    ended, late = _wait(running, time.monotonic() + request["limit_s"])
-    outcomes = [_outcome(folder / f"{number}-{rank}.json", code) for rank, code in sorted(ended.items())]
+        variables = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        path = Path(request["folder"], f"{number}-{rank}.json")
+        paths[_forked(functools.partial(_rank, module, request, number, path), path, variables)] = path
+    codes, late = _wait(list(paths), request["limit_s"])
+    outcomes = [_outcome(path, codes[process]) for process, path in paths.items()]
     bad = sorted((each for each in outcomes if each["status"] != "holds"), key=lambda each: each["time"])
-    if late:
-        first = bad[0]["words"] if bad and bad[0]["time"] < float("inf") else ""
-        kind = bad[0]["kind"] if first else "hangs"
-        return {"status": "fails", "words": first or f"hangs: not done after {request['limit_s']} s", "kind": kind}
+    if late and (not bad or bad[0]["time"] == float("inf")):
+        return {"status": "fails", "words": f"hangs: not done after {request['limit_s']} s", "kind": "hangs"}
     return bad[0] if bad else {"status": "holds", "words": ""}
 
 
-def _wait(running: dict[int, int], until: float) -> tuple[dict[int, int], bool]:
-    """Return the exit code of each rank, and whether they had to be killed at the limit."""
-    ended: dict[int, int] = {}
-    late, killed = False, False
-    while running:
-        for pid in list(running):
-            done, status = os.waitpid(pid, os.WNOHANG)
+def _answer_of_script(request: dict) -> dict:
+    """Run a script in a fork, and return the last line that it prints as JSON; or why there is none."""
+    path = Path(request["folder"], "script.json")
+    process = _forked(functools.partial(_run, request["script"], path.parent), path, {})
+    codes, late = _wait([process], request["limit_s"])
+    lines = _log(path)
+    for line in reversed(lines if codes[process] == 0 else []):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return {"found": json.loads(line)["found"]}
+    words = [line.strip()[:200] for line in lines if line[:1].isalpha() and codes[process]]
+    return {"error": f"it took longer than {request['limit_s']} s" if late else (words or ["it printed no answer"])[-1]}
+
+
+def _run(script: str, folder: Path) -> int:
+    os.chdir(folder)
+    sys.argv = [script]
+    runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+def _forked(function: Callable[[], int], path: Path, variables: dict[str, str]) -> int:
+    """Run a function in a fork, which ends with the exit code that it returns, and writes into a log."""
+    if process := os.fork():
+        return process
+    os.setsid()
+    os.environ |= variables
+    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        code = function()
+    except BaseException as error:
+        code = int(not isinstance(error, SystemExit) or error.code not in (None, 0))
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(running: list[int], limit_s: float) -> tuple[dict[int, int], bool]:
+    """Return the exit code of each process, and whether they had to be killed at the limit, with what they started."""
+    codes: dict[int, int] = {}
+    late, until = False, time.monotonic() + limit_s
+    while len(codes) < len(running):
+        for process in set(running) - set(codes):
+            done, status = os.waitpid(process, os.WNOHANG)
             if done:
-                code = os.waitstatus_to_exitcode(status)
-                ended[running.pop(pid)] = code
-                until = min(until, time.monotonic() + GRACE_S) if code else until
-        if running and not killed and time.monotonic() > until:
-            late, killed = not any(ended.values()), True
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
+                codes[process] = os.waitstatus_to_exitcode(status)
+                until = min(until, time.monotonic() + GRACE_S) if codes[process] else until
+        if len(codes) < len(running) and time.monotonic() > until:
+            late, until = not any(codes.values()), float("inf")
+            for process in set(running) - set(codes):
+                os.killpg(process, signal.SIGKILL)
         time.sleep(0.005)
-    return ended, late
+    return codes, late
+
+
+def _log(path: Path) -> list[str]:
+    return path.with_suffix(".log").read_text(errors="replace").splitlines()
 
 
 def _outcome(path: Path, code: int) -> dict:
@@ -142,38 +170,29 @@ def _outcome(path: Path, code: int) -> dict:
         return json.loads(path.read_text())
     if code == -signal.SIGKILL:  # by us, after another rank had failed or at the limit
         return {"status": "fails", "words": "", "kind": "killed", "time": float("inf")}
-    lines = path.with_suffix(".log").read_text(errors="replace").splitlines() or [""]
-    last = " ".join(lines[-1].split())[:300]
+    last = " ".join("".join(_log(path)[-1:]).split())[:300]
     return {"status": "fails", "words": f"a rank ended with exit code {code}: {last}", "kind": str(code), "time": 0.0}
 
 
-def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
-    """Run the check on this rank, write the outcome, and end this process."""
-    path = folder / f"{number}-{os.environ['RANK']}.json"
-    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def _rank(module: ModuleType, request: dict, number: int, path: Path) -> int:
+    """Run the check on this rank, and write the outcome."""
     functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
     adapter = SimpleNamespace(**functions, settings=request["settings"])
-    chosen = BY_NAME[request["property"]]
+    chosen = PROPERTIES[request["property"]]
     outcome: dict[str, object] = {"status": "holds", "words": ""}
     try:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * request["limit_s"]))
-        getattr(checks, chosen.check)(adapter, case_of(chosen.case | request["case"]), folder, number)
+        getattr(checks, chosen.check)(adapter, case_of(chosen.case | request["case"]), path.parent, number)
         dist.barrier()
     except (Exception, CheckpointException) as error:  # the second is no Exception
         traceback.print_exc()
-        outcome = dict(zip(("status", "words"), explain(error, str(module.__file__)), strict=True))
+        status, words = explain(error, str(module.__file__))
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        differs = isinstance(error, Difference)
-        outcome["kind"] = (
-            "differs" if differs else f"{type(error).__name__} in {Path(frame.filename).name}, {frame.lineno}"
-        )
+        kind = f"{type(error).__name__} in {Path(frame.filename).name}, {frame.lineno}"
+        outcome = {"status": status, "words": words, "kind": "differs" if isinstance(error, Difference) else kind}
     path.write_text(json.dumps(outcome | {"time": time.time()}))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(int(outcome["status"] != "holds"))
+    return int(outcome["status"] != "holds")
 
 
 def case_of(fields: dict) -> Case:

@@ -5,7 +5,6 @@ hash where `hashes.json` has one. Its code is run. Each release and adapter has 
 run again.
 """
 
-import itertools
 import json
 import os
 import resource
@@ -13,20 +12,20 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from packaging.version import InvalidVersion, Version
 
-from study.conform import changes, output, ranges, trials
-from study.conform.properties import Property, read
-from study.conform.suite import ADAPTERS, Adapter, Ranks, Result, run
+from study.conform import changes, output, trials
+from study.conform.command import chosen_adapters
+from study.conform.suite import PROPERTIES, Adapter, Property, Ranks, Result, environment, run, table
 from study.errors import Stop
-from study.io.parsing import from_json, from_toml
+from study.io.parsing import from_json
 from study.io.tables import say, show
 from study.io.validation import nearest
-from study.machine.software import put_programs_on_path
 
 OVERLAYS = Path("runs/overlays")
 RESULTS = Path("runs/releases")
@@ -40,6 +39,9 @@ class Release:
     version: str
     sha256: str | None = None
     reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.package}-{self.version}"
 
 
 def installed(package: str, version: str, overlays: Path) -> Release:
@@ -62,7 +64,7 @@ def installed(package: str, version: str, overlays: Path) -> Release:
             reason = next((line for line in done.stderr.splitlines() if "ERROR" in line), "pip failed")
             release = Release(package, version, sha256, f"cannot be installed: {reason}"[:300])
         else:
-            archive = json.loads(report.read_text())["install"][0]["download_info"]["archive_info"]
+            archive = from_json(report.read_bytes())["install"][0]["download_info"]["archive_info"]
             release = Release(package, version, archive["hashes"]["sha256"])
             hashes.write_text(json.dumps(known | {f"{package}=={version}": release.sha256}, indent=1) + "\n")
     note.write_text(json.dumps(asdict(release), indent=1) + "\n")
@@ -71,48 +73,40 @@ def installed(package: str, version: str, overlays: Path) -> Release:
 
 def cell(adapter: Adapter, properties: list[Property], release: Release, overlays: Path, out: Path) -> list[Result]:
     """Return the results of one release: from its file, or run now. A release that cannot be used has its reason."""
-    folder = out / f"{release.package}-{release.version}"
+    folder, overlay = out / str(release), overlays / str(release)
     path = folder / f"{adapter.name}.json"
     content = from_json(path.read_bytes()) if path.exists() else {}
     results = output.load(path)[0] if path.exists() else []
-    have = {result.property for result in results}
-    lacking = [each for each in properties if each.name not in have]
+    about = {"reason": release.reason or content.get("reason", "")}
     versions = output.installed() | {release.package: release.version}
-    if release.reason:
-        output.keep(folder, adapter, results, versions, reason=release.reason)
-    reason = release.reason or content.get("reason", "")
-    if not lacking or reason:
-        return results + _without(reason, adapter, lacking)
+    lacking = [each for each in properties if each.name not in {result.property for result in results}]
+    before = 0.0 if results else _cpu_s()
 
-    def keep(result: Result) -> None:
-        results.append(result)
-        output.keep(folder, adapter, results, versions)
+    def keep(*new: Result) -> None:
+        results.extend(new)
+        output.keep(folder, adapter, results, versions, **about)
 
-    before = _cpu_s()
-    try:
-        with Ranks(overlays / folder.name, overlays / f"{folder.name}.log") as ranks:
-            imported = ranks.imported(adapter)[release.package]
-            if imported is None or Version(imported).base_version != release.version:
-                raise RuntimeError(f"{release.package} {imported} was imported instead of {release.version}")
-            run(adapter, lacking, ranks, keep, shrink=False)
-    except Stop as stop:
-        output.keep(folder, adapter, results, versions, reason=stop.what)
-        return results + _without(stop.what, adapter, lacking[len(results) - len(have) :])
-    if not have:  # the time of a whole cell
-        output.keep(folder, adapter, results, versions, cpu_s=round(_cpu_s() - before, 1))
-    return results
+    if lacking and not about["reason"]:
+        try:
+            with Ranks(overlay, overlay.with_name(f"{release}.log")) as ranks:
+                imported = ranks.answer(adapter, {})[release.package]
+                if imported is None or Version(imported).base_version != release.version:
+                    raise RuntimeError(f"{release.package} {imported} was imported instead of {release.version}")
+                run(adapter, lacking, ranks, keep, shrink=False)
+            about |= {"cpu_s": round(_cpu_s() - before, 1)} if before else {}  # the time of a whole cell
+        except Stop as stop:
+            about["reason"] = stop.what
+    if lacking:
+        keep()
+    have = {result.property for result in results}
+    without = [each.name for each in properties if each.name not in have]
+    return results + [Result(adapter.name, name, "not applicable", about["reason"]) for name in without]
 
 
 def _cpu_s() -> float:
     """Return the processor time of all processes that this one started and that ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _without(reason: str, adapter: Adapter, properties: list[Property]) -> list[Result]:
-    return [
-        Result(adapter.name, each.name, each.sentence, each.source, "not applicable", reason) for each in properties
-    ]
 
 
 def versions(
@@ -144,40 +138,37 @@ def versions(
             --from the results of this study.
     """
     if since or until:
-        changes.tell(package, since, until, out or changes.COMMITTED)
-    elif name == "all":
-        _matrix(overlays, out or RESULTS)
-    elif name:
-        _columns(_adapter(name), in_order(releases), package, only, overlays, out or RESULTS)
-    else:
+        changes.tell(package, since, until, out or changes.RELEASES)
+        return
+    if not name:
         raise Stop("no adapter is named", "study versions zero2 0.18.1, or study versions --from 0.16.4 --to 0.19.8")
-
-
-def _columns(adapter: Adapter, releases: list[str], package: str, only: str, overlays: Path, out: Path) -> None:
-    properties, columns = [each for each in read() if only in each.name], {}
-    for release in releases:
-        results = cell(adapter, properties, installed(package, release, overlays), overlays, out)
-        columns[release] = {result.property: result.status for result in results}
-        say(f"{package} {release}: {output.summary(results)}")
-    say("")
+    if name == "all":
+        plan = table("matrix")
+        _cells(
+            plan["part"], [PROPERTIES[each] for each in plan["properties"]], overlays, out or RESULTS, with_trials=True
+        )
+        changes.write(out or RESULTS)
+        return
+    properties = [each for each in PROPERTIES.values() if only in each.name]
+    part = {"package": package, "adapters": [name], "releases": in_order(releases)}
+    columns = _cells([part], properties, overlays, out or RESULTS)
     show([{"property": p.name} | {each: column.get(p.name) for each, column in columns.items()} for p in properties])
 
 
-def _matrix(overlays: Path, out: Path) -> None:
-    """Run all parts of the matrix, and write what changes."""
-    put_programs_on_path()
-    plan = from_toml(Path(__file__).with_name("matrix.toml").read_bytes())
-    properties = [each for each in read() if each.name in plan["properties"]]
-    for part in plan["part"]:
-        for adapter, version in itertools.product(part["adapters"], part["releases"]):
+def _cells(
+    parts: list[dict], properties: list[Property], overlays: Path, out: Path, with_trials: bool = False
+) -> dict[str, dict[str, str]]:
+    """Run parts of the matrix. Return the statuses of all properties by release, of the last adapter."""
+    columns = {}
+    for part in parts:
+        for adapter, version in product(chosen_adapters(tuple(part["adapters"])), part["releases"]):
             release = installed(part["package"], version, overlays)
-            results = cell(ADAPTERS[adapter], properties, release, overlays, out)
-            name = f"{release.package}-{version}"
-            if not release.reason:
-                trials.tried(release.package, version, overlays / name, out / name)
-            say(f"{adapter} with {release.package} {version}: {output.summary(results)}")
-    changes.write(out)
-    ranges.write(out)
+            results = cell(adapter, properties, release, overlays, out)
+            columns[version] = {result.property: result.status for result in results}
+            say(f"{adapter.name} with {release.package} {version}: {output.summary(results)}")
+            if with_trials and not release.reason:
+                trials.tried(release.package, version, overlays / str(release), out / str(release))
+    return columns
 
 
 def bisect(
@@ -190,49 +181,50 @@ def bisect(
     overlays: Path = OVERLAYS,
     out: Path = RESULTS,
 ) -> None:
-    """Find the first release where the answer of a property changes, by halving.
+    """Find the first release where an answer changes, by halving: of a property, or of a script of yours.
 
     Args:
-        name: The adapter, as in study conform.
-        wanted: The property.
+        name: The adapter, as in study conform; or the word script.
+        wanted: The property; or the path of a script that exits with 0 or with something else. It is run with each
+            release that is tried.
         releases: The releases to look among, at least two: the first and the last must answer differently.
         package: The library.
         overlays: The folder for installed releases.
         out: The folder for results, one file for each release and adapter.
     """
-    adapter, by_name = _adapter(name), {each.name: each for each in read()}
-    if wanted not in by_name:
-        raise Stop(f"{wanted!r} is not a property", nearest(wanted, by_name))
-    ordered = in_order(releases)
+    ordered, known = in_order(releases), dict[str, str]()
+    if name != "script":
+        (adapter,) = chosen_adapters((name,))
+        if wanted not in PROPERTIES:
+            raise Stop(f"{wanted!r} is not a property", nearest(wanted, PROPERTIES))
+    elif not Path(wanted).is_file():
+        raise Stop(f"there is no file {wanted}", "name a Python script")
 
-    def status(release: str) -> str:
-        (result,) = [
-            result
-            for result in cell(adapter, [by_name[wanted]], installed(package, release, overlays), overlays, out)
-            if result.property == wanted
-        ]
-        say(f"{package} {release}: {result.status}{': ' + result.words if result.words else ''}")
-        return result.status
+    def answer(release: str) -> str:
+        if release not in known:
+            there = installed(package, release, overlays)
+            if name == "script":
+                command = [sys.executable, wanted]
+                code = subprocess.run(command, env=environment(overlays / str(there)), check=False).returncode
+                known[release] = f"exit code {min(abs(code), 1)}"
+            else:
+                results = cell(adapter, [PROPERTIES[wanted]], there, overlays, out)
+                known[release] = next(each.status for each in results if each.property == wanted)
+            say(f"{package} {release}: {known[release]}")
+        return known[release]
 
     low, high = 0, len(ordered) - 1
-    first, last = status(ordered[low]), status(ordered[high])
-    if first == last:
-        raise Stop(f"{wanted} is the same in {ordered[low]} and {ordered[high]}", "name releases that differ")
+    if len(ordered) < 2 or answer(ordered[low]) == answer(ordered[high]):
+        raise Stop(f"{wanted} is the same in {ordered[0]} and {ordered[-1]}", "name releases that differ")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if status(ordered[middle]) == first else (low, middle)
-    say("", f"{wanted} changes in {package} {ordered[high]}: {first} in {ordered[low]}, then {status(ordered[high])}.")
+        low, high = (middle, high) if answer(ordered[middle]) == answer(ordered[low]) else (low, middle)
+    first, last = ordered[low], ordered[high]
+    say("", f"{wanted} changes in {package} {last}: {answer(first)} in {first}, then {answer(last)}.")
 
 
 def in_order(releases: tuple[str, ...]) -> list[str]:
     try:
-        return sorted(set(releases), key=Version)
+        return changes.in_order(releases)
     except InvalidVersion as error:
         raise Stop(str(error), "give exact releases, such as 0.18.1") from None
-
-
-def _adapter(name: str) -> Adapter:
-    put_programs_on_path()
-    if name not in ADAPTERS:
-        raise Stop(f"{name!r} is not an adapter", nearest(name, ADAPTERS))
-    return ADAPTERS[name]

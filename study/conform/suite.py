@@ -1,22 +1,62 @@
-"""Runs the properties for an adapter, and shrinks what fails. Needs no torch: a process of its own has that."""
+"""Holds adapters to properties, and makes what fails smaller. Needs no torch: a process of its own has that."""
 
+import functools
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from study.conform.properties import Property
 from study.errors import Stop
-from study.spec.arms import PACKAGE
+from study.io.parsing import from_toml
+from study.machine.operators import provide_libaio
+from study.machine.software import put_programs_on_path
+from study.spec.arms import PACKAGE, ROOT
 
 HERE = Path(__file__).parent
+COMMITTED = ROOT / "reports" / "conform"  # the results of this study
 LIMIT_S = 40  # for one property; it takes about a second
-STATUSES = ("holds", "fails", "refused", "not applicable")
+SHRINK_S = 60
+LIBRARIES = ("torch", "deepspeed", "accelerate")
+
+
+@functools.cache
+def table(name: str) -> dict[str, Any]:
+    """Return what a TOML file of this folder contains."""
+    return from_toml((HERE / f"{name}.toml").read_bytes())
+
+
+DEFAULTS = table("properties")["defaults"]  # of a Case; a test compares them
+SIMPLER = table("properties")["simpler"]
+SCHEDULES = ("", "falling")  # those that need no schedule of the library
+
+
+@dataclass(frozen=True)
+class Property:
+    """One thing that sharded training must keep."""
+
+    name: str
+    sentence: str
+    source: str
+    case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
+    check: str = "same_training"
+    ranks: tuple[int, ...] = (2,)  # of each launch
+
+    def setting(self, name: str) -> Any:
+        return self.case.get(name, DEFAULTS[name])
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Return the functions of an adapter that it calls. Every adapter may lack gradient_norm."""
+        always = ("build", "forward_backward", "step", "whole_weights")
+        checkpoint = ("save", "load") if self.check.startswith("checkpoint") else ()
+        return always + checkpoint + (() if self.setting("schedule") in SCHEDULES else ("schedule",))
 
 
 @dataclass(frozen=True)
@@ -24,9 +64,13 @@ class Adapter:
     """A file with the functions of an adapter, and the settings that it gets."""
 
     name: str
-    file: str
-    settings: dict = field(default_factory=dict)
+    file: str  # a path, or the name of one of ours
     about: str = ""
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.file) if os.sep in self.file else HERE / "adapters" / f"{self.file}.py"
 
     @property
     def ranks(self) -> int | None:
@@ -40,42 +84,25 @@ class Result:
 
     adapter: str
     property: str
-    sentence: str
-    source: str
-    status: str
-    words: str
-    seconds: float = 0.0
+    status: str = "holds"  # or fails, refused, not applicable
+    words: str = ""
     kind: str = ""  # of a failure: what must stay alike when it is made smaller
     shrunk: dict | None = None  # a smaller case that fails as well
     ranks: tuple[int, ...] = (2,)
+    seconds: float = 0.0
 
 
-def _ours(name: str, file: str, about: str, **settings) -> Adapter:
-    return Adapter(name, str(HERE / "adapters" / f"{file}.py"), settings, about)
-
-
-ADAPTERS = {
-    each.name: each
-    for each in (
-        _ours("single", "ddp", "one process", ranks=1),
-        _ours("ddp", "ddp", "PyTorch's DDP"),
-        _ours("fsdp1", "fsdp", "PyTorch's FSDP1", version=1),
-        _ours("fsdp2", "fsdp", "PyTorch's FSDP2", version=2),
-        _ours("hsdp", "fsdp", "FSDP2 in two groups of two ranks", version=2, replicas=2, ranks=4),
-        *(_ours(f"zero{stage}", "deepspeed_native", f"DeepSpeed stage {stage}", stage=stage) for stage in (1, 2, 3)),
-        _ours("zero2-cpu", "deepspeed_native", "stage 2, optimizer in host memory", stage=2, offload="cpu"),
-        _ours("zero3-cpu", "deepspeed_native", "stage 3, optimizer and weights in host memory", stage=3, offload="cpu"),
-        _ours("zero3-nvme", "deepspeed_native", "stage 3, optimizer on disk", stage=3, offload="nvme"),
-        _ours("zero3-hpz", "deepspeed_native", "stage 3 with hpZ, two groups of two ranks", stage=3, hpz=2, ranks=4),
-        _ours("zero1-tp", "deepspeed_native", "stage 1 with AutoTP", stage=1, tensor=2, ranks=2),
-        _ours("zero3-ulysses", "deepspeed_native", "stage 3 with Ulysses", stage=3, sequence=2),
-        _ours("accelerate-ddp", "through_accelerate", "DDP through Accelerate", stage=0),
-        _ours("accelerate-zero1", "through_accelerate", "DeepSpeed stage 1 through Accelerate", stage=1),
-        _ours("accelerate-zero2", "through_accelerate", "DeepSpeed stage 2 through Accelerate", stage=2),
-        _ours("accelerate-zero3", "through_accelerate", "DeepSpeed stage 3 through Accelerate", stage=3),
-        _ours("accelerate-fsdp", "through_accelerate", "FSDP2 through Accelerate, told of a GPU", stage=0, fsdp={}),
-    )
+STATUSES = ("holds", "fails", "refused", "not applicable")
+PROPERTIES = {
+    row["name"]: Property(**row | {"ranks": tuple(row.get("ranks", (2,)))}) for row in table("properties")["property"]
 }
+ADAPTERS = {name: Adapter(name, **row) for name, row in table("adapters").items()}
+
+
+def smallest(result: Result) -> Property:
+    """Return the property of a result, with the smallest case that fails."""
+    each = PROPERTIES[result.property]
+    return replace(each, case=each.case | (result.shrunk or {}), ranks=result.ranks)
 
 
 def environment(overlay: Path | None) -> dict[str, str]:
@@ -92,6 +119,10 @@ class Ranks:
     """The process that forks the ranks of each property. Use it as a context manager."""
 
     def __init__(self, overlay: Path | None, log: Path) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise ModuleNotFoundError(name="torch")
+        put_programs_on_path()
+        provide_libaio()
         self.log = log.open("w")
         command = [sys.executable, "-P", "-m", "study.conform.ranks"]
         env, pipe = environment(overlay), subprocess.PIPE
@@ -101,29 +132,22 @@ class Ranks:
         return self
 
     def __exit__(self, *_) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.communicate(timeout=30)
         self.log.close()
 
     def ask(self, adapter: Adapter, name: str, ranks: tuple[int, ...], case: dict, limit_s: float = LIMIT_S) -> dict:
         """Run a property with this case, in a fresh folder."""
-        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-            request: dict[str, object] = {"settings": adapter.settings, "property": name, "case": case}
-            return self._answer(adapter, request | {"ranks": ranks, "folder": folder, "limit_s": limit_s})
+        request = {"settings": adapter.settings, "property": name, "case": case, "ranks": ranks, "limit_s": limit_s}
+        return self.answer(adapter, request)
 
-    def imported(self, adapter: Adapter) -> dict[str, str | None]:
-        """Return the versions of the libraries that the ranks of an adapter use."""
-        return self._answer(adapter, {})
-
-    def _answer(self, adapter: Adapter, request: dict) -> dict:
+    def answer(self, adapter: Adapter, request: dict) -> dict:
+        """Return the answer to a request. To an empty one, it is the versions of the libraries that are used."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"adapter": adapter.file} | request) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
+            self.process.stdin.write(json.dumps({"adapter": str(adapter.path), "folder": folder} | request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
         if not line:
             raise Stop(f"the process that runs {adapter.name} ended", f"read {self.log.name}")
         answer = json.loads(line)
@@ -133,14 +157,18 @@ class Ranks:
 
 
 def run(
-    adapter: Adapter, properties, ranks: Ranks, report: Callable[[Result], None], shrink: bool = True
+    adapter: Adapter,
+    properties: Iterable[Property],
+    ranks: Ranks,
+    report: Callable[[Result], object],
+    shrink: bool = True,
 ) -> list[Result]:
     """Hold an adapter to properties, one after the other."""
     results = []
     for each in properties:
         result = run_one(adapter, each, ranks)
         if result.status == "fails" and shrink:
-            result = Result(**asdict(result) | shrunk(adapter, each, result, ranks))
+            result = shrunk(adapter, each, result, ranks)
         report(result)
         results.append(result)
     return results
@@ -149,42 +177,21 @@ def run(
 def run_one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
     """Hold an adapter to a property."""
     launches = each.ranks
-    common = (adapter.name, each.name, each.sentence, each.source)
     if adapter.ranks is not None:
         if launches not in ((2,), (2, 2), (adapter.ranks,)):
             words = f"ranks of the property: {launches[-1]}; of the adapter: {adapter.ranks}"
-            return Result(*common, "not applicable", words)
+            return Result(adapter.name, each.name, "not applicable", words)
         launches = (adapter.ranks,) * len(launches)
     answer = ranks.ask(adapter, each.name, launches, each.case)
     if answer.get("kind") == "hangs":  # or the machine was busy
         answer = ranks.ask(adapter, each.name, launches, each.case, 3 * LIMIT_S)
-    seconds, kind = answer.get("seconds", 0.0), answer.get("kind", "")
-    return Result(*common, answer["status"], answer["words"], seconds, kind, ranks=launches)
+    answer.pop("time", None)
+    return Result(adapter.name, each.name, **answer, ranks=launches)
 
 
-# --- shrinking -----------------------------------------------------------------------------------------------------
-
-SIMPLER = {
-    "model": "Plain",
-    "precision": "fp32",
-    "optimizer": "sgd",
-    "groups": "",
-    "schedule": "",
-    "clip": 0.0,
-    "bucket": 0,
-    "lengths": [1],
-    "updates": 1,
-    "passes": 1,
-    "layers": 1,
-    "width": 2,
-}
-BY_STEPS = {"updates": (1, 2), "passes": (1, 2), "layers": (0, 1, 2, 3), "width": (1, 2, 4, 8)}
-SHRINK_S = 60
-
-
-def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> dict:
-    """Return the smallest change of a case that still fails in the same way: field by field, then fewer ranks."""
-    until, launches = time.monotonic() + SHRINK_S, result.ranks
+def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> Result:
+    """Return a failure with the smallest case that still fails in the same way: field by field, then fewer ranks."""
+    until, case = time.monotonic() + SHRINK_S, dict[str, Any]()
 
     def fails(case: dict, launches: tuple[int, ...]) -> bool:
         if time.monotonic() > until:
@@ -192,15 +199,10 @@ def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> di
         answer = ranks.ask(adapter, each.name, launches, each.case | case, 15)
         return answer["status"] == "fails" and answer.get("kind") == result.kind
 
-    case: dict = {}
-    for key, simplest in SIMPLER.items():
+    for key, values in SIMPLER.items():
         own = each.setting(key)
-        for value in BY_STEPS.get(key, (simplest,)):
-            smaller = value < own if key in BY_STEPS else value != own
-            if smaller and fails(case | {key: value}, launches):
-                case[key] = value
-                break
-    one = (1,) * len(launches)
-    if launches != one and adapter.ranks is None and fails(case, one):
-        launches = one
-    return {"shrunk": case, "ranks": launches}
+        smaller = [value for value in values if (value < own if isinstance(own, int | float) else value != own)]
+        case |= next(({key: value} for value in smaller if fails(case | {key: value}, result.ranks)), {})
+    one = (1,) * len(result.ranks)
+    alone = result.ranks != one and adapter.ranks is None and fails(case, one)
+    return replace(result, shrunk=case, ranks=one if alone else result.ranks)

@@ -9,19 +9,17 @@ from pathlib import Path
 import tyro
 
 from study.conform import output, scripts
-from study.conform.properties import read
-from study.conform.suite import ADAPTERS, Result
+from study.conform.suite import ADAPTERS, COMMITTED, HERE, Result, smallest
+from study.conform.trials import REPRODUCTIONS
 from study.errors import Stop
 from study.io.tables import say, show
 from study.io.validation import nearest
-from study.spec.arms import PACKAGE, ROOT
+from study.spec.arms import ROOT
 
-COMMITTED = ROOT / "reports" / "conform"
 UPSTREAM = ROOT / "reports" / "upstream"
-REPRODUCTIONS = PACKAGE / "reproductions"
 LIMIT_S = 120
 THREAD = re.compile(r"[\w-]+/[\w-]+#\d+")
-ISSUE = Path(__file__).with_name("templates") / "issue.md"
+Failure = tuple[Result, output.Explanation | None, output.Versions]
 
 
 def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Path = UPSTREAM) -> None:
@@ -52,15 +50,15 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
         say(f"{path}: not filed")
 
 
-def failures(release: str = "") -> dict[str, tuple[Result, output.Explanation | None, dict[str, str | None]]]:
+def failures(release: str = "") -> dict[str, Failure]:
     """Return what failed with the installed releases, or with a kept one, with its explanation and the versions."""
-    known, found = output.explanations(), {}
+    found = {}
     folder, end = (COMMITTED / "releases" / release, f"@{release}") if release else (COMMITTED, "")
     for name in [name for name in ADAPTERS if not release or (folder / f"{name}.json").exists()]:
         results, versions = output.load(folder / f"{name}.json")
         for each in results:
             if each.status == "fails":
-                found[f"{name}/{each.property}{end}"] = (each, output.explanation(each, known, versions), versions)
+                found[f"{name}/{each.property}{end}"] = (each, output.explanation(each, versions), versions)
     return found
 
 
@@ -73,23 +71,19 @@ def one_of_each() -> list[str]:
     return list(first.values())
 
 
-def of_property(name: str, result: Result, why: output.Explanation | None, versions: dict[str, str | None]) -> str:
-    adapter, each = ADAPTERS[result.adapter], {each.name: each for each in read()}[result.property]
-    case = each.case | (result.shrunk or {})
+def of_property(name: str, result: Result, why: output.Explanation | None, versions: output.Versions) -> str:
+    adapter, each = ADAPTERS[result.adapter], smallest(result)
     also = [other for other in (why.adapters if why else ()) if other != adapter.name]
-    seen = f"{result.words} ({adapter.about}" + (f"; the same with {', '.join(also)})" if also else ")")
-    script = scripts.script(adapter.file, adapter.settings, each.check, case, result.ranks, each.sentence + ".")
-    return ISSUE.read_text(encoding="utf-8").format(
-        name=name,
+    return _text(
+        name,
+        versions,
         title=f"{each.sentence}: not with {adapter.about}",
-        versions=_listed(versions),
-        python=sys.version.split()[0],
         expected=f"{each.sentence}, as in one process with the same rows.",
-        seen=seen,
+        seen=f"{result.words} ({adapter.about}" + (f"; the same with {', '.join(also)})" if also else ")"),
         matters=f"{why.matters} {why.why}" if why else "not yet known",
         thread=", ".join(THREAD.findall(why.why) if why else []) or "none found",
         how="it starts its own ranks, and says `holds` or `fails`",
-        script=script.strip(),
+        script=scripts.script(adapter, each, each.sentence + ".").strip(),
     )
 
 
@@ -99,11 +93,10 @@ def of_reproduction(path: Path) -> str:
     claimed, _, happens = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
     claimed, happens = (" ".join(text.split()) for text in (claimed.removeprefix("Claimed: "), happens))
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return ISSUE.read_text(encoding="utf-8").format(
-        name=path.stem,
+    return _text(
+        path.stem,
+        output.installed(),
         title=claimed,
-        versions=_listed(output.installed()),
-        python=sys.version.split()[0],
         expected=claimed,
         seen=f"{happens} Printed now: `{(done.stdout or done.stderr).strip().rpartition(chr(10))[2]}`",
         matters="The page or the option promises something else, and there is no message.",
@@ -113,5 +106,6 @@ def of_reproduction(path: Path) -> str:
     )
 
 
-def _listed(versions: dict[str, str | None]) -> str:
-    return ", ".join(f"{name} {release}" for name, release in versions.items() if release)
+def _text(name: str, versions: output.Versions, **fields: str) -> str:
+    template = (HERE / "templates" / "issue.md").read_text(encoding="utf-8")
+    return template.format(name=name, versions=output.named(versions), python=sys.version.split()[0], **fields)

@@ -66,7 +66,7 @@ def beside_bytes(gpu: str, beside: float) -> float:
 
 def _frozen_gathered(setup: Setup) -> Found:
     """Frozen weights need no gradient and no state, but stage 3 shards and gathers them as all others."""
-    if not (setup.model.is_partly_frozen and gathers(setup)) or (setup.quantized and setup.stage == 3):
+    if not (setup.model.is_partly_frozen and gathers(setup)):
         return
     whole = estimate(replace(setup, deepspeed=None, fsdp=None, group=None))
     moved = estimate(setup).traffic.get("all_gather", 0)
@@ -82,22 +82,19 @@ def _frozen_gathered(setup: Setup) -> Found:
 
 
 def _quantized(setup: Setup) -> Found:
-    """Weights of bitsandbytes are integers unless their storage has another type; libraries shard floats alone."""
+    """Quantized models are built outside zero.Init (transformers 5.23), and FSDP shards floats alone."""
     if not (setup.model.is_partly_frozen and gathers(setup)):
         return
     packed = setup if setup.quantized else replace(setup, quantized="nf4")
     elements = sum(map(packed.packed_elements, packed.model.tensors))
     whole_bytes = elements * QUANTIZED_BYTES[packed.quantized or "nf4"]
-    holds = (
-        "Each rank holds"
-        if setup.quantized and setup.stage == 3
-        else "If the frozen weights are quantized (QLoRA), each rank holds"
-    )
+    holds = "Each rank" if setup.quantized else "If the frozen weights are quantized (QLoRA), each rank"
     yield (
         "quantized_whole",
-        f"{holds} all {size(whole_bytes)} of {packed.quantized} weights under stage 3, from loading on, and not "
-        f"{size(whole_bytes / setup.sharing_ranks)}: DeepSpeed shards no integers. FSDP shards them with "
-        "bnb_4bit_quant_storage=torch.bfloat16 (the dtype of the other weights)",
+        f"{holds} holds all {size(whole_bytes)} of {packed.quantized} weights while it loads them: transformers builds "
+        f"such a model outside zero.Init. In training it holds {size(packed.scales_bytes)} of scales, and "
+        f"{size((whole_bytes - packed.scales_bytes) / setup.sharing_ranks)} of weights: DeepSpeed shards them when it "
+        "prepares the model, and FSDP if bnb_4bit_quant_storage is the dtype of the other weights",
         ("huggingface/peft/issues/1972", "huggingface/peft/issues/2016", "deepspeedai/DeepSpeed/issues/5637"),
     )
 

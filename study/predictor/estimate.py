@@ -20,7 +20,7 @@ from study.predictor.memory.engine import (
 )
 from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.moments import held_bytes
-from study.predictor.memory.profile import Held, Profile
+from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
@@ -122,12 +122,24 @@ def profile(setup: Setup) -> Profile:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
     traced = setup.model.profile(setup.trace_options, setup.micro_batch)
+    if setup.quantized:
+        return replace(traced, gradients=tuple(_with_dequantized(setup, traced.gradients)))
     if not setup.keeps_cache:
         return traced
     # GPT-BigCode's cache of keys and values: these are parts of tensors, which stay whole.
     widths = sum(each.shape[0] for each in setup.model.tensors if each.name.endswith("c_attn.weight"))
     cached = setup.tokens * setup.product_bytes * widths
     return replace(traced, most=Held(traced.most.kept + cached, traced.most.in_use))
+
+
+def _with_dequantized(setup: Setup, gradients: Iterable[Gradient]) -> Iterator[Gradient]:
+    """Add the 16-bit weight that the backward pass makes of a quantized one: at most the largest of the layer."""
+    largest: Counter[str] = Counter()
+    for each in setup.model.tensors:
+        largest[each.block] = max(largest[each.block], setup.packed_elements(each) * setup.product_bytes)
+    for gradient in gradients:
+        kept, in_use = gradient.most
+        yield gradient._replace(most=Held(kept, in_use + largest[gradient.tensor.block]))
 
 
 def inputs_bytes(setup: Setup) -> int:
@@ -164,7 +176,7 @@ def standing(engine: Engine) -> dict[str, int]:
     b = engine.state_bytes
     part = engine.part
     trained = engine.elements
-    frozen = ceil(engine.frozen_part * engine.frozen_bytes)
+    frozen = engine.frozen_bytes
     if engine.stage == 0:
         return {
             "weights": trained * w + frozen,
@@ -226,7 +238,7 @@ def _update(engine: Engine) -> Iterator[dict]:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
         yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
-        stay = _after_step(engine) | second_copy(engine, all_elements(engine))
+        stay = second_copy(engine, all_elements(engine))  # all are released first (_partition_all_parameters)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group

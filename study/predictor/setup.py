@@ -1,6 +1,8 @@
 """The values that describe a training. Every prediction depends on them alone."""
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Literal
 
 from study.errors import Stop
@@ -16,10 +18,11 @@ Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16"]
 Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "mxfp4"]
-# Bytes of a quantized element, with its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize these
-# to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32 elements.
-QUANTIZED_BYTES = {"nf4": 0.5 + 4 / 64, "fp4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64 + 4 / 64 / 256, "int8": 1.0}
-QUANTIZED_BYTES["mxfp4"] = 0.5 + 1 / 32
+# Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
+# these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32.
+PACKED_BYTES = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "int8": 1.0, "mxfp4": 0.5}
+SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0, "mxfp4": 1 / 32}
+QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,14 +179,38 @@ class Setup:
         return 2 if self.precision in HALF_WEIGHTS else 4
 
     @property
-    def frozen_bytes(self) -> float:
-        """Bytes of an element of the frozen weights, the mean if some of them are quantized."""
-        whole = 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
+    def frozen_bytes(self) -> int:
+        """Bytes of an element of the frozen weights that are not quantized."""
+        return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The parameter tensors as ranks keep, divide and gather them."""
+        return kept_tensors(self) if self.quantized else self.model.tensors
+
+    def as_kept(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the model as ranks keep it: a quantized one has fewer elements of the weights' type.
+
+        DeepSpeed shards integers as well, once it has the model (0.19.8 with Linear4bit of bitsandbytes 0.50.2, run on
+        two ranks). FSDP needs quantized weights in a float's type.
+        """
+        if self.quantized is None or not self.packed_elements(tensor):
+            return tensor
+        elements = ceil(tensor.elements * PACKED_BYTES[self.quantized] / self.weight_bytes)
+        return replace(tensor, shape=(elements, 1), packed=True)
+
+    def kept_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of an element of a kept tensor between passes."""
+        if tensor.trains:
+            return self.stored_bytes
+        return self.weight_bytes if tensor.packed else self.frozen_bytes
+
+    @property
+    def scales_bytes(self) -> int:
+        """Bytes of the scales of quantized weights. They are no parameters, so each rank holds all of them."""
         if self.quantized is None:
-            return whole
-        share = sum(map(self.packed_elements, self.model.tensors)) / (self.model.parameters - self.model.trained)
-        ranks = self.ranks if self.stage == 3 else 1  # DeepSpeed shards no integers; with FSDP they have a float's type
-        return whole + (QUANTIZED_BYTES[self.quantized] * ranks - whole) * share
+            return 0
+        return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
 
     def packed_elements(self, tensor: Tensor) -> int:
         """Return the elements of a tensor that are kept quantized: those of a frozen linear layer."""
@@ -199,6 +226,12 @@ class Setup:
     def product_bytes(self) -> int:
         """Bytes of an element in matrix products."""
         return 4 if self.precision == "fp32" else 2
+
+
+@functools.cache
+def kept_tensors(setup: Setup) -> tuple[Tensor, ...]:
+    """Return the parameter tensors of a model with quantized weights as ranks keep them."""
+    return tuple(map(setup.as_kept, setup.model.tensors))
 
 
 def trainers_name(optimizer: Optimizer) -> str:

@@ -30,20 +30,20 @@ class Engine:
         if self.divides_layers:
             self.all_tensors = tensors_of_a_rank(setup.model, setup.tensor_ranks)
         else:
-            self.all_tensors = setup.model.tensors
+            self.all_tensors = setup.tensors
         self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
-        frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]
+        frozen = [tensor for tensor in self.all_tensors if not tensor.trains]
         # A rank's part of the flat weights; in stage 3, of each tensor. Frozen weights have no optimizer state and no
         # gradient; only stage 3 partitions them.
         self.part = self.part_of(self.tensors)
-        self.frozen_part = sum(frozen)
-        if self.stage == 3:
-            self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
+        ranks = self.ranks if self.stage == 3 else 1
+        parts = {tensor: ceil(tensor.elements / ranks) for tensor in frozen}
+        self.frozen_part = sum(parts.values())
+        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in parts.items())
         self.second_ranks = setup.second_partition
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients when reduced
         self.state_bytes = setup.state_bytes
-        self.frozen_bytes = setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
         self.optimizer = setup.optimizer
         self.on_gpu = setup.on_gpu
@@ -94,7 +94,7 @@ class Engine:
     @functools.cached_property
     def fetches(self) -> Fetches:
         limits = Limits(self.persistent_elements, self.prefetch_elements, self.live_elements, self.reuse_elements)
-        return fetches(self.model, limits)
+        return fetches(self.model, self.all_tensors, limits)
 
 
 def padded(elements: int, ranks: int) -> int:
@@ -127,11 +127,13 @@ def owned_whole(engine: Engine) -> int:
 def second_copy(engine: Engine, released: int) -> dict[str, int]:
     """hpZ's second copy of the released elements: made when a weight is released, dropped after the update.
 
-    With several passes in a step, earlier passes have released everything (stage3.py, _post_step).
+    With several passes in a step, earlier passes have released everything but the small weights that stay whole
+    (stage3.py, _post_step).
     """
     if not engine.second_ranks:
         return {}
-    elements = all_elements(engine) if engine.accumulation > 1 else released
+    stay = sum(tensor.elements for tensor in engine.persistent)
+    elements = max(released, all_elements(engine) - stay) if engine.accumulation > 1 else released
     return {"weights": ceil(elements / engine.second_ranks) * engine.weight_bytes}
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from study.predictor.memory.profile import Tensor
 from study.predictor.tracing.transformer import Transformer
 
 
@@ -34,15 +35,15 @@ class Limits(NamedTuple):
 
 
 @functools.cache  # ranks and rows change nothing here
-def fetches(model: Transformer, limits: Limits) -> Fetches:
-    """Follow DeepSpeed's coordinator through both passes, module by module.
+def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> Fetches:
+    """Follow DeepSpeed's coordinator through both passes, module by module. `tensors` are the model's as they are kept.
 
     Modules that appear in no tensor's name are unknown here.
     """
     forward = _modules(model)
     without = _without_backward(model)
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
-    coordinator = Coordinator(model, [*forward, *backward], limits)
+    coordinator = Coordinator(tensors, [*forward, *backward], limits)
     alive: list[int] = []
     released: list[int] = []
     for step in range(len(coordinator.order)):
@@ -70,10 +71,10 @@ class Coordinator:
     tensors of their own fetch ahead as well.
     """
 
-    def __init__(self, model: Transformer, order: list[list[str]], limits: Limits):
+    def __init__(self, tensors: tuple[Tensor, ...], order: list[list[str]], limits: Limits):
         self.limits = limits
         self.order = order
-        self.size = {tensor.name: tensor.elements for tensor in model.tensors}
+        self.size = {tensor.name: tensor.elements for tensor in tensors}
         self.stay = {name for name, elements in self.size.items() if elements <= limits.persistent}
         self.queue = deque((name, step) for step, names in enumerate(order) for name in names)
         self.uses: dict[str, list[int]] = defaultdict(list)  # the steps in which a tensor is used

@@ -42,7 +42,7 @@ class Sharding:
         units: dict[str, list[Tensor]] = {ROOT: []}
         if self.by_accelerate:
             units[TAIL if tied else EMBEDDINGS] = []
-        for tensor in setup.model.tensors:
+        for tensor in setup.tensors:
             units.setdefault(self._unit(tensor, tied), []).append(tensor)
         self.units = {unit: held for unit, held in units.items() if held or unit == ROOT}
         self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
@@ -117,10 +117,9 @@ class Sharding:
         trained = [tensor for tensor in self.units[unit] if tensor.trains]
         return trained[-1].elements * self.setup.weight_bytes if trained and self.by_accelerate else 0
 
-    def part(self, trains: bool | None = None) -> int:
-        """Elements that a rank keeps: its part of each tensor, rounded up."""
-        chosen = [t for unit in self.units.values() for t in unit if trains is None or t.trains == trains]
-        return sum(map(self.rows, chosen))
+    def part(self) -> int:
+        """Elements that a rank trains: its part of each tensor, rounded up."""
+        return sum(self.rows(tensor) for tensor in self.setup.model.tensors if tensor.trains)
 
     def gradient_part(self, unit: str) -> int:
         """Bytes of the part of a unit's gradient that a rank keeps."""
@@ -130,10 +129,10 @@ class Sharding:
 def standing(sharding: Sharding) -> dict[str, int]:
     """Return what stays during the whole step."""
     setup = sharding.setup
-    trains = sharding.part(trains=True)
+    trains = sharding.part()
     master = setup.state_bytes * trains if setup.precision == "bf16_cast" else 0
     return {
-        "weights": trains * setup.stored_bytes + ceil(sharding.part(trains=False) * setup.frozen_bytes),
+        "weights": setup.scales_bytes + sum(sharding.rows(each) * setup.kept_bytes(each) for each in setup.tensors),
         "master": master,
         "moments": moment_bytes.held_bytes(setup.optimizer, pieces(sharding), setup.state_bytes),
     }
@@ -150,7 +149,7 @@ def pieces(sharding: Sharding) -> list[Piece]:
 
 def gradients(sharding: Sharding) -> int:
     """Bytes of the parts of the gradients, as the optimizer takes them."""
-    return sharding.part(trains=True) * sharding.setup.stored_bytes
+    return sharding.part() * sharding.setup.stored_bytes
 
 
 def after_step(sharding: Sharding) -> dict[str, int]:
@@ -167,7 +166,7 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
 
 def _update(sharding: Sharding) -> dict[str, int]:
     setup = sharding.setup
-    trains = sharding.part(trains=True)
+    trains = sharding.part()
     made = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
     master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
     return {"gradients": gradients(sharding), "temporaries": made + master}

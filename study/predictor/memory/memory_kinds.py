@@ -150,8 +150,8 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
     if setup.fsdp_offload:
         return [], []
     share = setup.sharing_ranks if setup.fsdp else 1
-    weights = [(ceil(t.elements / share), t.trains) for t in setup.model.tensors]
-    sizes = [int(elements * (setup.stored_bytes if trains else setup.frozen_bytes)) for elements, trains in weights]
+    weights = [(ceil(t.elements / share), t.trains) for t in setup.tensors]
+    sizes = [ceil(t.elements / share) * setup.kept_bytes(t) for t in setup.tensors] + [setup.scales_bytes]
     if not setup.fsdp and setup.ranks > 1:
         sizes.append(sum(elements for elements, trains in weights if trains) * setup.weight_bytes)  # DDP's buckets
     trained = [elements for elements, trains in weights if trains]

@@ -19,6 +19,7 @@ class Tensor:
     shape: tuple[int, ...]
     block: str
     trains: bool = True
+    packed: bool = False  # quantized: its shape is that of the packed weights
 
     @functools.cached_property
     def elements(self) -> int:

@@ -141,7 +141,8 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
             found = found.and_then(_loop(tensors[name], each)) if setup.experts_loop else found
         return same.setdefault(found, found)
 
-    return tuple(Block(name, work("forward", name), work("backward", name), tuple(tensors[name])) for name in tensors)
+    kept = {name: tuple(map(setup.as_kept, each)) for name, each in tensors.items()}
+    return tuple(Block(name, work("forward", name), work("backward", name), kept[name]) for name in tensors)
 
 
 def _of_each_expert(tensor: Tensor) -> list[Tensor]:

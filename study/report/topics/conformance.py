@@ -15,8 +15,9 @@ STATUSES = ("holds", "fails", "refused", "not applicable")
 
 def table() -> pd.DataFrame:
     """Return a row for each property and adapter, with its status under the installed releases."""
+    kept = [from_json(path.read_bytes()) for path in sorted(KEPT.glob("*.json"))]
     return pd.DataFrame(
-        [row for path in sorted(KEPT.glob("*.json")) for row in from_json(path.read_bytes())["results"]]
+        [{"adapter": each["adapter"], "status": "holds"} | row for each in kept for row in each["results"]]
     )
 
 
@@ -46,16 +47,17 @@ def bugs() -> pd.DataFrame:
     """Return the bugs that a release mended, and what a property said before and after."""
     names = {"before": "release", "then": "seen there", "after": "later release", "now": "seen later"}
     columns = ["thread", "sentence", "property", *names, "words"]
-    return pd.DataFrame(_kept("bugs"), columns=columns).rename(columns=names)
+    return pd.DataFrame(kept("bugs"), columns=columns).rename(columns=names)
 
 
 def faults() -> pd.DataFrame:
     """Return the faults that were planted into the installed libraries, and how many properties found each."""
-    rows = [row | {"found_by": len(row["caught_by"])} for row in _kept("faults")]
+    rows = [row | {"found_by": len(row["caught_by"])} for row in kept("faults")]
     return pd.DataFrame(rows, columns=["sentence", "adapter", "found_by", "tried"])
 
 
-def _kept(name: str) -> list[dict]:
+def kept(name: str) -> list[dict]:
+    """Return what the gauntlet found: its `bugs` or its `faults`."""
     path = KEPT / "known" / f"{name}.json"
     return from_json(path.read_bytes()) if path.exists() else []
 
@@ -73,8 +75,7 @@ def sentence(rows: pd.DataFrame) -> str:
 
 def power() -> str:
     """Return how many known bugs and planted faults the suite finds."""
-    known = _kept("bugs")
-    planted = _kept("faults")
+    known, planted = kept("bugs"), kept("faults")
     seen = sum(row["caught"] for row in known)
     found = sum(bool(row["caught_by"]) for row in planted)
     return (
@@ -83,13 +84,19 @@ def power() -> str:
     )
 
 
+def counted_releases() -> tuple[int, int]:
+    """Return how many releases of DeepSpeed were tried, and how many of them train something wrongly in silence."""
+    content = over_releases()
+    tried = {release for each in content["tables"] if each["package"] == "deepspeed" for release in each["releases"]}
+    changes = [each for each in content["changes"] if each["package"] == "deepspeed" and "holds" in each["sentence"]]
+    wrong = {release for each in changes for release in each["silent"]}
+    return len(tried), len(wrong)
+
+
 def headline() -> str:
     """Return the sentence about releases that surprises most."""
-    kept = over_releases()
-    tried = {release for each in kept["tables"] if each["package"] == "deepspeed" for release in each["releases"]}
-    changes = [each for each in kept["changes"] if each["package"] == "deepspeed" and "holds" in each["sentence"]]
-    wrong = {release for each in changes for release in each["silent"]}
+    tried, wrong = counted_releases()
     return (
-        f"**Of {len(tried)} releases of DeepSpeed, {len(wrong)} train something wrongly without a message** "
+        f"**Of {tried} releases of DeepSpeed, {wrong} train something wrongly without a message** "
         "that another of them trains rightly."
     )
