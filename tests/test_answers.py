@@ -9,6 +9,7 @@ from study.io.numbers import nats
 from study.predictor.outside import side_by_side
 from study.records import runs as records
 from study.report import answers, readme, style
+from study.report.topics import memory
 from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
 
@@ -49,7 +50,7 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
     assert len(chosen) >= 8
     drawn = texts(index["memory"])
     measured, predicted = (answers.totals(rows, basis) for basis in (answers.VIRTUAL, answers.PREDICTED))
-    assert measured.keys() == {run.arm for run in chosen if not answers.offloads(run)}
+    assert measured.keys() == {run.arm for run in chosen if not memory.has_one_memory(run)}
     for run in chosen:
         if run.arm in measured:
             assert measured[run.arm] == sum(run.components.values())
@@ -142,7 +143,7 @@ def test_findings_and_picture_have_the_records_numbers(kept):
     assert "the losses of 11 arms" in text
     assert "7.65 to 6.51" in text, "gpt-tiny on wikitext learns"
     drawn = re.findall(r"<text[^>]*>([^<]+)</text>", readme.picture(kept))
-    plain = [run for run in at_scale.values() if not answers.offloads(run)]
+    plain = [run for run in at_scale.values() if not memory.has_one_memory(run)]
     assert {f"{run.tracked_bytes / 1e9:.3g} GB" for run in plain} <= set(drawn)
     assert "5.81 GB + 20.7 GB host" in drawn, "as `study estimate --arm zero3_cpu` has it"
     sent = sum(at_scale["zero2"].traffic[kind] * times for kind, times in (("all_reduce", 2), ("all_gather", 1)))

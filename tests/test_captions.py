@@ -9,7 +9,8 @@ from study.report.topics import capacity, losses, memory, speed, traffic
 
 def memory_rows(group: str, **bytes_of) -> pd.DataFrame:
     rows = [{"group": group, "line": line, "part": "weights", "bytes": size} for line, size in bytes_of.items()]
-    return pd.DataFrame([row | {"source": source} for row in rows for source in ("measured", "predicted")])
+    both = [row | {"source": source, "panel": ""} for row in rows for source in ("measured", "predicted")]
+    return pd.DataFrame(both)
 
 
 def frontier_rows(group: str, **values) -> pd.DataFrame:
@@ -23,7 +24,7 @@ def frontier_rows(group: str, **values) -> pd.DataFrame:
     ("tell", "rows_of"), [(memory.sentence, memory_rows), (speed.sentence_of_frontier, frontier_rows)]
 )
 def test_sentences_tell_of_the_groups_that_are_drawn(tell, rows_of, tmp_path, monkeypatch):
-    small, middle, large = rows_of("G1", a=1e6), rows_of("G2", a=1e6, b=2e6), rows_of("G3", a=1e6, b=2e6, c=3e6)
+    small, middle, large = rows_of("G1", a=1e6), rows_of("G2", a=1e6, b=2e6), rows_of("G3", a=1e6, b=2e6, ddp=3e6)
     rows, drawn, said = pd.concat([small, middle, large]), [], []
     monkeypatch.setattr(notebook, "say", said.append)
     book = notebook.Book("name", str(tmp_path))
@@ -45,15 +46,20 @@ def test_sentences(golden):
     ]
     row = {"group": "G", "arm": "single", "what": "micro_batch", "largest": 8, "failed": 16}
     about = {"line": "zero1", "against": "ddp", "seeds_differ_by": None}
-    groups = {"imdb, fp32, optimizer adafactor": 0.012, "imdb, fp32": 4e-7, "imdb, bf16": 1e-6}
-    compared = [about | {"group": group, "largest_difference": most} for group, most in groups.items()]
-    lone = about | {"group": "G", "largest_difference": None}
+    of_recipe = {"in fp32 with AdamW": (4e-7, 0.002, 0), "with other optimizers": (0.012,)}
+    compared = [
+        about | {"group": "imdb, fp32", "recipe": recipe, "largest_difference": most}
+        for recipe, differences in of_recipe.items()
+        for most in differences
+    ]
+    lone = about | {"group": "G", "recipe": "in fp32 with AdamW", "largest_difference": None}
     off = memory_rows("G", b=2e6, a=1e6)
     off.loc[off["source"] == "predicted", "bytes"] *= 1.0001
     texts = [
         memory.sentence(off),
-        memory.sentence(memory_rows("G", single=41.04e6)),
+        memory.sentence(memory_rows("G", single=41.04e6, ddp=43e6, zero1=44e6)),
         speed.sentence_of_frontier(frontier_rows("G", a=(0.1, 2e6), b=(0.2, 1e6))),
+        speed.sentence_of_frontier(pd.DataFrame()),
         traffic.sentence(pd.DataFrame(sent)),
         capacity.sentence(pd.DataFrame([row, row | {"failed": None}, row | {"largest": None}])),
         losses.sentence(pd.DataFrame(compared)),

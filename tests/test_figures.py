@@ -41,13 +41,15 @@ def all_runs(tmp_path_factory):
     records = []
     for (number, arm), seed in itertools.product(enumerate(FOUR), (1, 2, 3)):
         values = {"step": seconds[arm] * (1 + seed / 1000), "loss": 2.0 + seed / 100 + 1e-5 * number}
-        records.append(finished(f"arms-{arm}-{seed}", arm, 2, seed, **values))
+        records.append(finished(f"arms-{arm}-{seed}", arm, 2, seed, gpu=True, **values))
     for model, arm, seed in itertools.product(("bert-tiny", "bert-base"), ("single", "zero3_cpu"), (1, 2, 3)):
         step = {"single": 0.1, "zero3_cpu": 0.15}[arm] * (10 if model == "bert-base" else 1) + seed / 1000
-        records.append(finished(f"ladder-{arm}-{model}-{seed}", arm, 1, seed, model, "fp32", 4, step=step))
+        records.append(finished(f"ladder-{arm}-{model}-{seed}", arm, 1, seed, model, "fp32", 4, step=step, gpu=True))
     for rows, arm in itertools.product((1, 4, 16), ("ddp", "zero2", "zero3")):
-        records.append(finished(f"rows-{arm}-{rows}", arm, micro_batch=rows, sequence=32, step=seconds[arm] * rows))
-    records.append(finished("virtual-zero2", "zero2", 64, virtual=True))
+        records.append(
+            finished(f"rows-{arm}-{rows}", arm, micro_batch=rows, sequence=32, step=seconds[arm] * rows, gpu=True)
+        )
+    records.append(finished("virtual-zero2", "zero2", 64, virtual=True, gpu=True))
     capped = {"requested__memory_cap_gib": 0.5, "requested__lr": 1e-4}
     records += [finished(f"cap-single-{rows}", "single", 1, micro_batch=rows, **capped) for rows in (1, 8)]
     records += [changed(failed("cap-single-16", arm="single", ranks=1, micro_batch=16), **capped)]
@@ -202,6 +204,33 @@ def test_losses(drawn):
         assert_drawn([(max(*known, style.EXACT), others.index(arm))] if len(known) else [], below)
     assert sum(isinstance(each, PolyCollection) for each in above.collections) == 4, "a band from the least to the most"
     assert below.get_xscale() == "log"
+
+
+def test_a_curve_of_other_rows_is_not_among_equal_ones(drawn):
+    """It is elsewhere for another reason than its arm, and the note names it."""
+    rows = drawn["losses"][1]
+    other = rows[rows["arm"] == "zero1"].assign(arm="single", line="single", difference=np.nan, against=None)
+    figure = losses.figure(pd.concat([rows, other.assign(loss=other["loss"] + 1)]))
+    (above, *_), (expected, *_) = figure.axes, drawn["losses"][0].axes
+    assert sorted(points(above)) == sorted(points(expected))
+    assert "Not drawn, because they train on other rows in a step: single." in " ".join(figure.get_supxlabel().split())
+
+
+def test_losses_are_shown_of_a_training_that_learns(drawn):
+    rows = drawn["losses"][1]
+    flat = rows.assign(group="learns nothing", loss=0.69)
+    assert set(losses.learning(pd.concat([flat, rows]))["group"]) == set(rows["group"])
+    assert set(losses.learning(flat)["group"]) == {"learns nothing"}, "where no training learns"
+
+
+def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
+    mine = [finished(arm, arm, 1, 1, "gpt-tiny", "fp32", 4) for arm in ("single", "zero3_cpu")]
+    loaded = runs.load(put(tmp_path, *mine))
+    above, below = memory.figure(memory.table(loaded)).axes
+    assert next(label.get_text() for label in below.get_yticklabels()) == "zero3_cpu: measured"
+    assert not any("zero3_cpu" in label.get_text() for label in above.get_yticklabels())
+    assert "its host and its GPU memory are one" in " ".join(below.get_title("left").split())
+    assert speed.frontier(loaded).empty, "and seconds of a CPU are compared nowhere"
 
 
 def test_script(drawn):

@@ -83,7 +83,7 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    no_figure = dict.fromkeys(("network", "optimizers", "resume"), '<div class="seen">')
+    no_figure = dict.fromkeys(("network", "optimizers", "resume", *report.REPLICATIONS[1:]), '<div class="seen">')
     no_figure |= dict.fromkeys(("machines", "killed"), "<table>") | {"stages": "<table border"}
     assert no_figure.get(name, "<figure><svg") in (site / f"{name}.html").read_text()
     assert not outputs(site / "notebooks" / f"{name}.ipynb"), "its page has them"
@@ -111,7 +111,7 @@ def test_as_typed_with_its_parameters(real_runs, tmp_path):
     words = ("-p", "runs", real_runs, "-p", "baseline", "zero2", "-p", "tasks", "imdb", "-p", "data", tmp_path)
     execute("compare", out, *words)
     assert {path.suffix for path in tmp_path.glob("compare-losses.*")} == {".csv", ".svg"}
-    assert "against zero2 in" in said(out)
+    assert "difference from zero2" in said(out)
 
 
 @pytest.fixture
@@ -141,6 +141,12 @@ def test_a_parameter_that_is_misspelt_names_the_possible_values(baseline, tasks,
     with pytest.raises(Stop, match=problem) as caught:
         book(finished("a", "ddp"), finished("b", "zero2")).chosen(baseline, tasks)
     assert caught.value.remedy == remedy
+
+
+def test_a_page_of_a_document_draws_the_runs_of_its_protocol(book):
+    """A record that does not name its protocol is in a folder that does."""
+    runs = [finished("mine", cell__protocol="stages"), finished("other", cell__protocol="smoke"), finished("by-hand")]
+    assert [run.name for run in book(*runs, protocols=["stages"]).runs] == ["mine"]
 
 
 def test_verdicts_come_from_the_data_folder_and_are_judged_where_it_has_none(book, tmp_path, monkeypatch):
@@ -259,7 +265,8 @@ def test_colab_on_a_cpu(home, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(launches, "run", forked)
     run_colab(shell, scale="tiny", runs=str(tmp_path / "runs"))
     text = " ".join(str(getattr(content, "data", content)) for content, _ in shown)
-    for words in ("**3 runs** below", "3 done", "against single in", "S002-13"):
+    for words in ("**3 runs** below", "3 done", "comparisons are within", "S002-13"):
         assert words in text, words
     drawn = [about["metadata"]["study_name"] for content, about in shown if "image/svg+xml" in str(content)]
-    assert drawn == ["colab-losses", "colab-memory", "colab-frontier"]
+    assert drawn == ["colab-losses", "colab-memory"]
+    assert "No times are compared" in text, "two cores teach nothing about GPUs"

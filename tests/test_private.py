@@ -142,7 +142,7 @@ def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger,
 def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
     """What a notebook writes beside a report."""
     book = Book("compare", str(stranger), str(tmp_path))
-    rows = speed.every_run(book.runs)
+    rows = pd.DataFrame([speed.row_of(run) for run in book.runs])
     assert {arm.partition(" ")[0] for arm in rows["arm"]} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
     bar = {"group": "<script>$\\frac{$", "what": "micro_batch", "arm": '=a|" <img src=x onerror=x>'}

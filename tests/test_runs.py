@@ -50,8 +50,8 @@ def test_nothing_is_no_error(tmp_path):
         assert list(load(folders)) == []
     assert load(tmp_path / "none").set_aside == (f"{tmp_path / 'none'} is not a folder",)
     tables = [topic.table for topic in (capacity, losses, memory, traffic)]
-    tables += [speed.every_run, memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
-    tables += [documents.memory_003, documents.offload_001, documents.throughput_000, documents.script]
+    tables += [memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
+    tables += [documents.memory_003, documents.offload_001, documents.script]
     for table in tables:
         assert table(load(tmp_path)).empty, table
     assert all(table.empty for table in speed.machines(load(tmp_path)))
@@ -70,7 +70,12 @@ def test_folders_are_a_list_or_a_text_and_a_copy_counts_once(tmp_path):
 def test_runs_of_two_machines_are_never_pooled(of):
     """In no table of seconds or losses, and with the letters that `compare` gives."""
     cells = list(product((2, 64), ARMS, (1, 2, 3)))
-    loaded = of(*(finished(f"{cores}-{arm}-{seed}", arm, 2, seed, hardware__cores=cores) for cores, arm, seed in cells))
+    loaded = of(
+        *(
+            finished(f"{cores}-{arm}-{seed}", arm, 2, seed, gpu=True, hardware__cores=cores)
+            for cores, arm, seed in cells
+        )
+    )
     for table in (rows(speed.frontier(loaded)), rows(losses.parity(losses.table(loaded)))):
         words = {word for row in table for word in row["group"].split(", ") if word.startswith("environment")}
         assert words == {"environment A", "environment B"}
@@ -155,7 +160,7 @@ def test_a_run_out_of_memory_marks_the_frontier(of):
     (row,) = rows(capacity.table(loaded))
     assert (row["largest"], row["failed"], row["cap_gib"]) == (2, 4, 1.0)
     assert {run.environment for run in loaded} == {"A"}, "a failed run is in the environment of the others"
-    json.dumps(rows(speed.every_run(loaded)))
+    json.dumps([speed.row_of(run) for run in loaded])
 
 
 def test_a_field_that_no_run_has_is_refused(of):
@@ -201,7 +206,7 @@ def test_a_setting_that_only_one_arm_varies_is_a_table(of):
 
 def test_seconds_on_unlike_ranks_are_never_pooled(of):
     runs = [
-        finished(f"{arm}-{model}-{ranks}", arm, ranks, model=model, step=ranks / 10)
+        finished(f"{arm}-{model}-{ranks}", arm, ranks, model=model, step=ranks / 10, gpu=True)
         for arm, model, ranks in product(("ddp", "zero2", "zero3"), ("gpt-tiny", "gpt2"), (2, 8))
     ]
     loaded = of(*runs)

@@ -6,9 +6,9 @@ from conftest import DECODERS_ALONE
 from study.errors import Stop
 from study.predictor import papers
 from study.predictor.architecture import describe, generic
-from study.predictor.estimate import Estimate, estimate
+from study.predictor.estimate import Estimate, estimate, memory, profile
 from study.predictor.memory.deepspeed_memory import gathered, last_fetches
-from study.predictor.memory.engine import Engine, first_part, padded
+from study.predictor.memory.engine import Engine, first_part, padded, second_copy
 from study.predictor.setup import Setup
 from study.spec import arms
 from study.spec.shapes import SHAPES
@@ -202,3 +202,20 @@ def test_stage_3_updates_a_sub_group_at_a_time():
     update = estimate(Setup.of_arm(describe("gpt-j-6b"), "zero3", ranks=2, **how))
     assert update.peak_when == "update"
     assert update.peak_bytes == pytest.approx(54.5e9, rel=0.005)
+
+
+def test_small_weights_that_stay_whole_have_no_second_copy():
+    """Seen in virtual ranks of Jais-2 and GLM-4, whose tensors all stay whole."""
+    values = {"precision": "bf16", "micro_batch": 2, "sequence": 48}
+    both = [Setup.of_arm(describe("bert-tiny"), "zero3_hpz", ranks=8, accumulation=count, **values) for count in (1, 2)]
+    large = [tensor.elements for tensor in Engine(both[1]).all_tensors if tensor not in Engine(both[1]).persistent]
+    once, twice = (second_copy(Engine(setup), 0)["weights"] for setup in both)
+    assert (once, twice) == (0, 4 * sum(large) // 2)
+
+
+def test_stage_3_releases_all_weights_before_its_update():
+    """`_partition_all_parameters` also releases small ones, which are gathered again after the update."""
+    setup = Setup.of_arm(describe("bert-tiny"), "zero3", ranks=2, precision="bf16_cast", micro_batch=1, sequence=64)
+    updates = [now for when, now in memory(setup, profile(setup))[1] if when == "update"]
+    assert updates
+    assert all("gathered_weights" not in now for now in updates)

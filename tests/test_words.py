@@ -133,9 +133,18 @@ def test_the_headline_has_the_most_certain_central_claim_of_each_text():
 @pytest.mark.parametrize(
     ("findings", "answer"),
     [
-        ([v.SUPPORTED, v.REFUTED], "holds in part: of its 2 central claims 2 are decided here."),
-        ([v.REFUTED, "too uncertain to say"], "does not hold: of its 2 central claims 1 are decided here."),
-        (["too uncertain to say"], "could not be judged: of its 1 central claims 0 are decided here."),
+        (
+            [v.SUPPORTED, v.REFUTED],
+            "In part: of the 2 claims that this text stands for, 1 is supported and 1 is refuted.",
+        ),
+        (
+            [v.REFUTED, "too uncertain to say"],
+            "No: of the 2 claims that this text stands for, 1 is refuted and 1 is open.",
+        ),
+        (
+            ["too uncertain to say"],
+            "Nothing could be decided here: of the 1 claims that this text stands for, 1 is open.",
+        ),
     ],
 )
 def test_a_text_is_answered_by_its_central_claims(findings, answer):
@@ -143,9 +152,7 @@ def test_a_text_is_answered_by_its_central_claims(findings, answer):
         {"claim": f"A-{n}", "central": "x", "summary": {"claimed": "It is so", "finding": each, "rests on": READ}}
         for n, each in enumerate(findings)
     ]
-    text = claims.answer(pd.DataFrame(rows))
-    assert text.startswith(f"**What this text stands for {answer}**")
-    assert ("Refuted: “It is so” (A-" in text) == (v.REFUTED in findings)
+    assert claims.answer(pd.DataFrame(rows)) == f"**{answer}**"
 
 
 def test_a_finding_is_divided_by_the_claimed_value_but_not_by_a_limit():

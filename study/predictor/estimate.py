@@ -238,7 +238,7 @@ def _update(engine: Engine) -> Iterator[dict]:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
         yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
-        stay = _after_step(engine) | second_copy(engine, all_elements(engine))
+        stay = second_copy(engine, all_elements(engine))  # all are released first (_partition_all_parameters)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group

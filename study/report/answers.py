@@ -178,7 +178,7 @@ def memory_rows(members: list[Run]) -> list[dict]:
     for run in sorted(members, key=grouping.in_order):
         about = {"model": name_of(run), "parameters": run.parameters, "ranks": run.ranks}
         about |= {"conditions": conditions(run), "arm": run.arm, "memory": GPU}
-        if not (offloads(run) and run.device == "cpu"):
+        if not memory.has_one_memory(run):
             basis = VIRTUAL if run.virtual else MEASURED
             rows += _parts(about | {"basis": basis}, memory.part_bytes(run.components))
             rows += _parts(about | {"basis": PREDICTED}, memory.predicted_parts(run))
@@ -192,13 +192,6 @@ def memory_rows(members: list[Run]) -> list[dict]:
 
 def _parts(about: dict, sizes: dict[str, float]) -> list[dict]:
     return [about | {"part": part, "bytes": part_bytes} for part, part_bytes in sizes.items()]
-
-
-def offloads(run: Run) -> bool:
-    """Return whether an arm keeps states in host memory or on a disk."""
-    observed = run.record.observed
-    places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
-    return bool(places or (observed.fsdp and observed.fsdp["offloads"]))
 
 
 def _is_like_gpu(run: Run) -> bool:

@@ -7,7 +7,8 @@ and the scoreboard, which `study report` makes once; without it a notebook judge
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -17,9 +18,10 @@ from matplotlib.figure import Figure
 
 from study.errors import Stop
 from study.io.files import safe_join
+from study.io.words import joined
 from study.records import evidence
 from study.records import runs as records
-from study.records.runs import Runs
+from study.records.runs import Run, Runs
 from study.report import grouping
 from study.report.style import svg
 from study.report.templating import as_html, write_csv
@@ -31,6 +33,7 @@ NAME = "study_name"  # in the metadata of an output: its file in the data folder
 VERDICTS, SCORES = "verdicts.json", "scores.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ("group", "line", "against", "largest_difference", "seeds_differ_by", "final_loss", "steps", "n")
+CENTRAL = ("claim", "claimed", "found", "finding", "certainty", "rests on")
 CLAIMS = ("claim", "verdict", "basis", "plainly", "quote")  # the page of a claim has the rest
 OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
 
@@ -38,11 +41,16 @@ OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other o
 class Book:
     """One notebook over some runs."""
 
-    def __init__(self, name: str, runs: str, data: str = ""):
+    def __init__(self, name: str, runs: str, data: str = "", protocols: Collection[str] = ()):
         self.name = name
+        self.protocols = protocols
         self.data = Path(data) if data else None
         # A report gives the same data folder to all notebooks, and its runs do not change while it is made.
         self.runs = _loaded(runs) if data else records.load_to_share(runs)
+        self.judged_by = self.runs  # verdicts rest on all runs, figures on those of the protocols
+        if protocols:
+            mine = tuple(run for run in self.runs if protocol_of(run) in protocols)
+            self.runs = replace(self.runs, runs=mine)
         for folder in self.runs.folders:
             if not folder.is_dir():
                 known = ", ".join(map(str, evidence.default_folders())) or "none: study sweep smoke makes some"
@@ -53,10 +61,8 @@ class Book:
         counts = Counter(run.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
         outcomes = ", ".join(f"{count} {OUTCOMES.get(status, status)}" for status, count in counts.items())
-        text = f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}."
-        if len({run.environment for run in self.runs}) > 1:
-            text += " An environment is a machine with its software and commit; the notebook `machines` lists them."
-        say(text)
+        sweeps = f" of {joined([f'`study sweep {name}`' for name in self.protocols])}" if self.protocols else ""
+        say(f"**{len(self.runs)} runs** below {where}{sweeps}: {outcomes or 'none'}.")
         if self.runs.set_aside:
             say("Set aside:\n\n" + "\n".join(f"- {sentence}" for sentence in set_aside(self.runs)))
 
@@ -92,6 +98,7 @@ class Book:
         name: str,
         command: str = "",
         most: int = 4,
+        which: str = "",
         **options: bool,
     ) -> None:
         """Draw one figure per group, those with the most arms first, and say how many groups are not drawn."""
@@ -99,7 +106,7 @@ class Book:
         for number, mine in enumerate(grouping.largest_groups(rows, most) or [rows], 1):
             self.figure(draw, mine, f"{name}-{number}" if groups > 1 else name, command, **options)
         if groups > most:
-            say(f"Drawn: {most} of {groups} groups of runs, those with the most arms.")
+            say(f"Drawn: {most} of {groups} groups of runs{which}, those with the most arms.")
 
     def table(
         self, rows: pd.DataFrame, name: str, command: str = "", columns: Iterable[str] = (), most: int = 60
@@ -117,16 +124,19 @@ class Book:
         """Show the losses of `losses.table`: a sentence, figures, and how far each arm is from the baseline."""
         parity = losses.parity(rows)
         say(losses.sentence(parity))
-        self.figures(losses.figure, rows, "losses", command, most)
+        shown = losses.learning(rows)
+        self.figures(
+            losses.figure, shown, "losses", command, most, " in which the loss falls" * (len(shown) < len(rows))
+        )
         self.table(parity, "parity", command, PARITY)
 
-    def central(self, document: str) -> None:
-        """Show what the document stands for and what became of it: an answer, and its three to five central claims."""
+    def central(self, document: str, answer: str = "") -> None:
+        """Answer what the document stands for, from its three to five central claims, and show these."""
         rows = self.verdicts(document)
         table = claims.central(rows)
         if len(table):
-            say(claims.answer(rows))
-            self.table(table, "central")
+            say(answer or claims.answer(rows))
+            self.table(table, "central", columns=CENTRAL)
 
     def claims(self, document: str) -> None:
         """Show the verdicts on the claims of one document; `study claims ID` shows the rest of each."""
@@ -139,7 +149,7 @@ class Book:
         if rows := self._kept(VERDICTS):
             return pd.DataFrame([row for row in rows if document in (None, row["document"])])
         try:
-            return claims.judge(self.runs, document).table
+            return claims.judge(self.judged_by, document).table
         except Stop as stop:
             say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
             return pd.DataFrame()
@@ -161,6 +171,11 @@ class Book:
 @functools.cache
 def _loaded(runs: str) -> Runs:
     return records.load_to_share(runs)
+
+
+def protocol_of(run: Run) -> str:
+    """Return the protocol that a run is of; before records named it, that of its folder, as `study sweep` makes it."""
+    return run.record.cell.protocol or run.folder.parent.name
 
 
 def _check(name: str, value: str, present: set, known: Iterable[str]) -> None:

@@ -263,10 +263,33 @@ def stacks(
 ) -> Figure:
     """Draw the column `length` as bars made of the parts in a column: one for each source, grouped by line.
 
-    Only sources that begin with `solid` are opaque. Those of runs that are not real are hatched.
+    Only sources that begin with `solid` are opaque. Those of runs that are not real are hatched. Rows with another
+    `panel` have axes of their own, below, with that title.
     """
-    lines = [parts(mine, "source") for mine in parts(rows, "line").values()]
-    drawing, (ax,) = panels([1.1 + 0.21 * sum(map(len, lines)) + 0.12 * len(lines)])
+    below = parts(rows, "panel") if "panel" in rows else {"": rows}
+    bars = {
+        title: [parts(mine, "source") for mine in parts(of_panel, "line").values()] for title, of_panel in below.items()
+    }
+    heights = [1.1 + 0.21 * sum(map(len, lines)) + 0.12 * len(lines) for lines in bars.values()]
+    drawing, axes = panels(heights, sharex=True)
+    for ax, (title, lines) in zip(axes, bars.items(), strict=True):
+        _draw_stacks(ax, lines, part, colours, solid, words)
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(lambda value, _: words(value) if value else "0")
+        headed(ax, rows["group"].iloc[0], title)
+    present = set(rows[part])
+    shown = {UNSPLIT.get(name, name): tone for name, tone in colours.items() if name in present}
+    return finished(drawing, patches(shown), note, 4)
+
+
+def _draw_stacks(
+    ax: Axes,
+    lines: list[dict[str, pd.DataFrame]],
+    part: str,
+    colours: Mapping[str, str],
+    solid: str,
+    words: Callable[[float], str],
+) -> None:
     names = []
     places = []
     at = 0.0
@@ -286,12 +309,6 @@ def stacks(
         at += 0.55
     name_bars(ax, names, places)
     ax.margins(x=0.2, y=0.02)
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(lambda value, _: words(value) if value else "0")
-    headed(ax, rows["group"].iloc[0])
-    present = set(rows[part])
-    shown = {UNSPLIT.get(name, name): tone for name, tone in colours.items() if name in present}
-    return finished(drawing, patches(shown), note, 4)
 
 
 def counted(rows: pd.DataFrame) -> str:

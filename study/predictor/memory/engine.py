@@ -127,11 +127,13 @@ def owned_whole(engine: Engine) -> int:
 def second_copy(engine: Engine, released: int) -> dict[str, int]:
     """hpZ's second copy of the released elements: made when a weight is released, dropped after the update.
 
-    With several passes in a step, earlier passes have released everything (stage3.py, _post_step).
+    With several passes in a step, earlier passes have released everything but the small weights that stay whole
+    (stage3.py, _post_step).
     """
     if not engine.second_ranks:
         return {}
-    elements = all_elements(engine) if engine.accumulation > 1 else released
+    stay = sum(tensor.elements for tensor in engine.persistent)
+    elements = max(released, all_elements(engine) - stay) if engine.accumulation > 1 else released
     return {"weights": ceil(elements / engine.second_ranks) * engine.weight_bytes}
 
 

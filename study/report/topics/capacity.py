@@ -21,18 +21,22 @@ from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import SETTINGS, parts
 from study.report.style import CARD, INK, colour, conditions
+from study.report.topics import memory
 from study.spec.shapes import shape_of
 from study.sweeps import protocol
 from study.sweeps.protocol import Cell
 
 SEQUENCE = 128  # tokens, as in document 002, if a cell does not say
-ONE_MEMORY = "It holds what is offloaded as well: without a GPU, host and device are one memory."
 
 
 def table(runs: Runs) -> pd.DataFrame:
-    """Return for each arm under a memory cap the largest model or batch that ran, and the smallest that did not."""
+    """Return for each arm under a memory cap the largest model or batch that ran, and the smallest that did not.
+
+    Offloading without a GPU is left out: the emulated device then holds what is offloaded as well.
+    """
     rows = []
-    capped = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
+    ended = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
+    capped = [run for run in ended if not memory.has_one_memory(run)]
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
@@ -84,7 +88,7 @@ def figure(rows: pd.DataFrame) -> Figure:
     for ax, mine in zip(axes, searches, strict=True):
         _draw(ax, mine)
     text = "Bar or ring: the largest that fits. Cross: the smallest that runs out of memory. One search for each arm."
-    return style.finished(drawing, [], f"{text} The smaller device is emulated. {ONE_MEMORY}")
+    return style.finished(drawing, [], f"{text} The smaller device is emulated.")
 
 
 def _draw(ax: Axes, mine: pd.DataFrame) -> None:

@@ -99,28 +99,16 @@ def headline(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(verdicts: pd.DataFrame) -> str:
-    """Return whether what a text stands for holds, and what of it is refuted and supported, claim by claim."""
+    """Return whether what a text stands for holds, and how many of its central claims do."""
     table = central(verdicts)
     if table.empty:
         return ""
-    claims_by_finding = parts(table, "finding")
-    failing = [name for name in claims_by_finding if name in FAILS]
-    holding = [name for name in claims_by_finding if name in HOLDS]
-    decided = table["finding"].isin([*FAILS, *HOLDS]).sum()
-    outcome = _outcome(bool(failing), bool(holding))
-    text = f"**What this text stands for {outcome}: of its {len(table)} central claims {decided} are decided here.**"
-    for name in (*failing, *holding):
-        quotes = [f"“{row['claimed']}” ({row['claim']})" for row in records(claims_by_finding[name])]
-        text += f"\n\n{name[0].upper()}{name[1:]}: {'; '.join(quotes)}."
-    return text
-
-
-def _outcome(fails: bool, holds: bool) -> str:
-    if fails and holds:
-        return "holds in part"
-    if fails:
-        return "does not hold"
-    return "holds" if holds else "could not be judged"
+    failing, holding = (int(table["finding"].isin(names).sum()) for names in (FAILS, HOLDS))
+    outcome = {(True, True): "In part", (True, False): "No", (False, True): "Yes, as far as it can be decided here"}
+    counts = {"supported": holding, "refuted": failing, "open": len(table) - holding - failing}
+    words = joined([f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in counts.items() if count])
+    answer_in_short = outcome.get((failing > 0, holding > 0), "Nothing could be decided here")
+    return f"**{answer_in_short}: of the {len(table)} claims that this text stands for, {words}.**"
 
 
 def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from study.io.numbers import size
+from study.io.words import joined
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
@@ -12,7 +14,7 @@ from study.records import stats
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import style
-from study.report.grouping import parts, split_by_ranks
+from study.report.grouping import parts, split_by_ranks, sums
 from study.report.style import FAINT, INK, Look
 from study.report.topics import memory
 from study.report.topics.losses import band
@@ -41,6 +43,9 @@ MEMORY_003 = {
 }
 
 
+NEAR = 0.1  # share of a printed size: ours within it is called possible
+
+
 def memory_000(runs: Runs) -> pd.DataFrame:
     """Return document 000's setting with activations kept and recomputed, predicted and measured; and its numbers."""
     shape = named(MODEL_000)
@@ -49,7 +54,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
         place: dict[str, Any] = {"group": GROUP_000, "line": arm, "arm": arm}
-        place |= {"ranks": RANKS_000, "parameters": shape.parameters, "kind": "real"}
+        place |= {"ranks": RANKS_000, "parameters": shape.parameters, "kind": "real", "panel": ""}
         measured = [run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if run.components]
         for recompute, how in ((False, ""), (True, ", recomputing")):
             if repeats := [run for run in measured if bool(run.requested.checkpointing) == recompute]:
@@ -62,6 +67,21 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def answer_000(rows: pd.DataFrame) -> str:
+    """Return which of document 000's peaks are possible where activations are recomputed, from `memory_000`."""
+    held = sums(rows[rows["source"] == "predicted, recomputing"], "arm", "bytes")
+    alike = {arm: abs(held[arm] / MEMORY_000[arm] - 1) < NEAR for arm in held}
+    texts = {arm: f"{size(held[arm])} under {arm}" for arm in held}
+    printed = {arm: f"{MEMORY_000[arm] / 1e9:g} GB" for arm in held}
+    near = joined([texts[arm] for arm in held if alike[arm]])
+    far = joined([f"{texts[arm]}, not {printed[arm]}" for arm in held if not alike[arm]])
+    text = "With bf16 weights, an fp32 master copy and recomputed activations, a rank needs"
+    if near:
+        text += f" {near}; the document prints {joined([printed[arm] for arm in held if alike[arm]])}."
+    in_short = {(True, True): "In part", (True, False): "Yes"}.get((bool(near), bool(far)), "No")
+    return f"**{in_short}.** {text}" + f" But it needs {far}." * bool(far)
+
+
 def memory_003(runs: Runs) -> pd.DataFrame:
     """Return what each stage holds on four ranks, measured, and as document 003 says."""
     rows = memory.table(runs)
@@ -72,13 +92,13 @@ def memory_003(runs: Runs) -> pd.DataFrame:
     printed = []
     for group in rows["group"].unique():
         for arm, held in MEMORY_003.items():
-            place = {"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real"}
+            place = {"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real", "panel": ""}
             printed += memory.stack(place | {"parameters": PARAMETERS_003}, "document 003", held, 0)
     return pd.concat([rows, pd.DataFrame(printed)], ignore_index=True) if printed else rows
 
 
 def throughput_000(runs: Runs) -> pd.DataFrame:
-    """Return document 000's table, and the speed relative to DDP in each of our groups that has all three arms."""
+    """Return document 000's table, and the speed relative to DDP in each group that has all three arms on GPUs."""
     rows: list[dict] = []
     ddp_speed = TOKENS_PER_S_AND_GPU_000["ddp"]
     for arm, speed in TOKENS_PER_S_AND_GPU_000.items():
@@ -100,7 +120,7 @@ def throughput_000(runs: Runs) -> pd.DataFrame:
             if run.rows_per_step and run.sequence and run.ranks:
                 row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
             rows.append(row | speed_up | {"steps_per_hour": 3600 / step_s})
-    return pd.DataFrame(rows) if len(rows) > len(TOKENS_PER_S_AND_GPU_000) else pd.DataFrame()
+    return pd.DataFrame(rows)
 
 
 def printed_001() -> pd.DataFrame:
@@ -114,13 +134,14 @@ def offload_001(runs: Runs) -> pd.DataFrame:
     for group, members in groups(runs.select(arm=ARMS_001)).items():
         with_disk = any(run.arm == "zero3_nvme" for run in members)
         for line, mine in lines(members).items() if with_disk else ():
-            times = seconds(mine)
+            times = seconds(run for run in mine if run.device == "cuda")
             run = mine[0]
-            row = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine), "peak_bytes": run.peak_bytes}
+            row: dict[str, Any] = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine)}
+            row["peak_bytes"] = None if memory.has_one_memory(run) else run.peak_bytes
             row["outcome"] = ", ".join(sorted({each.status for each in mine}))
             samples_per_s = run.rows_per_step / stats.median(times) if times and run.rows_per_step else None
             rows.append(row | {"samples_per_s": samples_per_s})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).dropna(axis="columns", how="all")
 
 
 # --- document 002's own script -------------------------------------------------------------------------------------
@@ -156,9 +177,34 @@ def sentence_of_script(rows: pd.DataFrame) -> str:
         first = mine[mine["step"] == mine["step"].iloc[0]].groupby("training")["loss"].median()
         calls = mine[mine["training"] == 2]["deepspeed_calls"].max()
         if {1, 2} <= set(first.index):
-            text = f"the “ZeRO” training calls DeepSpeed {calls} times. Its first logged loss is {first[2]:.3f};"
+            text = (
+                f"the “ZeRO” training calls DeepSpeed {times_in_words(calls)}. Its first logged loss is {first[2]:.3f};"
+            )
             items.append(f"- **{kind}**: {text} that of the training without ZeRO is {first[1]:.3f}.")
     return "\n".join(items)
+
+
+def times_in_words(count: float) -> str:
+    """Return how often something happens: `0 times`, `once`."""
+    return "once" if count == 1 else f"{count:.0f} times"
+
+
+def answer_002(runs: Runs) -> str:
+    """Return whether ZeRO lowers losses or time in document 002's own script; empty if that has not run."""
+    rows = script(runs)
+    printed = rows[rows["script"] == REPAIRS["none"]] if len(rows) else rows
+    if printed.empty or printed["deepspeed_calls"].max() > 0:
+        return ""
+    text = "**No: in document 002's own set-up ZeRO lowers neither the loss nor the time,"
+    text += " because it is never switched on.**"
+    first, second = (printed[printed["training"] == number] for number in (1, 2))
+    if second["weights_from"].iloc[0] == "initial":
+        return text
+    last, begins = (
+        mine.groupby("seed")["loss"].agg(place).median() for mine, place in ((first, "last"), (second, "first"))
+    )
+    text += " Its second training has the lower losses, because it begins with the weights that the first one has"
+    return f"{text} trained: the first ends at {last:.3f}, and the second begins at {begins:.3f}."
 
 
 @style.figure
@@ -176,7 +222,7 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
             marks[f"{number}: {first['name']}, batch {first['batch']}"] = look | {"color": tone}
         calls = mine.groupby("training")["deepspeed_calls"].max().sum()
         start = next(iter(mine[mine["training"] == 2]["weights_from"]), "-")
-        ax.set_title(f"{kind}: DeepSpeed called {calls} times, training 2 starts from {start}")
+        ax.set_title(f"{kind}: DeepSpeed called {times_in_words(calls)}, training 2 starts from {start}")
         ax.set_ylabel("loss (nats)")
     axes[-1].set_xlabel("optimizer step of each training")
     text = f"Points: mean loss of {rows['step'].min()} steps (n = {rows['seed'].nunique()} seeds)."

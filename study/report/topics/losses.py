@@ -9,13 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.io.numbers import nats
+from study.io.words import joined
 from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import groups, lines
-from study.records.runs import Run, Runs
+from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
 from study.report.grouping import columns, largest, parts
 from study.report.style import EXACT, colour, conditions, marker
 
+LEARNS = 0.95  # of the first loss: a training that ends above it shows little
+SMALL = 1e-5  # nats: the order of additions in fp32 explains as much
 DASH = 4  # points: lines that coincide alternate as dashes of this length
 NEAR = 0.02  # share of the drawn range: lines that differ by less coincide
 
@@ -38,11 +41,28 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
 
 def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
     about: dict[str, Any] = {"group": group, "line": line, "arm": run.arm, "run": run.name}
-    about |= columns(run, "seed", "rows_per_step", "kind")
+    about |= columns(run, "seed", "rows_per_step", "kind") | {"recipe": _recipe(run)}
     losses = np.array(run.losses, dtype=float)
     difference = loss_distances(run, other) if other else np.full(len(losses), np.nan)
     about |= {"step": np.arange(1, len(losses) + 1), "loss": losses, "difference": difference}
     return pd.DataFrame(about | {"against": other.arm if other else None})
+
+
+def _recipe(run: Run) -> str:
+    """Return what rounding depends on."""
+    if run.requested.optimizer not in (None, FIRST_OPTIMIZER):
+        return "with other optimizers"
+    return "in fp32 with AdamW" if run.precision == "fp32" else "with weights or autocast in 16 bits"
+
+
+def learning(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the groups whose loss falls: equal losses of a training that learns nothing show little. Else all."""
+    chosen = []
+    for mine in parts(rows, "group").values():
+        curve = mine.groupby("step")["loss"].median()
+        if curve.iloc[-max(1, len(curve) // 4) :].mean() < LEARNS * curve.iloc[0]:
+            chosen.append(mine)
+    return pd.concat(chosen) if chosen else rows
 
 
 def parity(rows: pd.DataFrame) -> pd.DataFrame:
@@ -51,7 +71,7 @@ def parity(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     place = ["group", "line"]
     of_line = rows.groupby(place, sort=False)
-    table = of_line.agg(arm=("arm", "first"), n=("run", "nunique"), steps=("step", "max"))
+    table = of_line.agg(arm=("arm", "first"), recipe=("recipe", "first"), n=("run", "nunique"), steps=("step", "max"))
     last = rows[rows["step"] == of_line["step"].transform("max")]
     table["final_loss"] = last.groupby(place)["loss"].median()
     against = rows.dropna(subset="against").groupby(place)["against"].unique()
@@ -79,15 +99,19 @@ def sentence(rows: pd.DataFrame) -> str:
     compared = rows[rows["largest_difference"].notna()]
     if compared.empty:
         return "No losses are compared: no two arms here have runs with the same seed, rows per step and steps."
-    worst = largest(compared, "largest_difference")
-    furthest = f"{worst['line']} against {worst['against']} in {conditions(worst['group'])}"
-    text = f"**At every step, losses are within {nats(worst['largest_difference'])} of the baseline's** (furthest:"
-    text += f" {furthest}). Half of the {len(compared)} comparisons are within"
-    text += f" {nats(compared['largest_difference'].median())}."
+    texts = []
+    for recipe, mine in parts(compared.sort_values("recipe", kind="stable"), "recipe").items():
+        worst = largest(mine, "largest_difference")
+        near = mine[mine["largest_difference"] <= SMALL]["largest_difference"]
+        furthest = f"{worst['line']} against {worst['against']} in {conditions(worst['group'])}"
+        counted = f"{len(near)} of {len(mine)} comparisons are within {nats(near.max())}" if len(near) else ""
+        most = f"the furthest, {furthest}, is within {nats(worst['largest_difference'])}" * (len(near) < len(mine))
+        texts.append(f"- **{recipe[0].upper()}{recipe[1:]}**: {'; '.join(filter(None, (counted, most)))}.")
+    text = "Losses against the baseline's, at every step:\n\n" + "\n".join(texts) + "\n\n"
     seeds = compared["seeds_differ_by"].dropna()
     if len(seeds):
-        text += f" For comparison, another seed alone changes the loss by {seeds.median():.2g} (median over steps)."
-    return text
+        text += f"For comparison, another seed alone changes the loss by {seeds.median():.2g} (median over steps)."
+    return text.strip()
 
 
 def furthest(rows: pd.DataFrame) -> pd.Series | None:
@@ -100,6 +124,8 @@ def furthest(rows: pd.DataFrame) -> pd.Series | None:
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Training loss of every arm at each step, and how far it is from the baseline's loss, one point per step."""
+    elsewhere = _on_other_rows(rows)
+    rows = rows[~rows["line"].isin(elsewhere)]
     of_line = parts(rows, "line")
     others = parts(rows[rows["difference"].notna()], "line")
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if others else [2.5])
@@ -115,15 +141,21 @@ def figure(rows: pd.DataFrame) -> Figure:
     if others:
         _draw_distances(axes[1], others)
         text += " Lower panel: the largest difference of any run at each step."
-    usual = rows["rows_per_step"].mode()[0]
+    if elsewhere:
+        text += f" Not drawn, because they train on other rows in a step: {joined(elsewhere)}."
     entries = []
     for line, mine in of_line.items():
-        first = mine.iloc[0]
-        (entry,) = style.keys([first["arm"]])
-        size = first["rows_per_step"]
-        entry.set_label(line if size == usual else f"{line}, {size:g} rows/step")
+        (entry,) = style.keys([mine["arm"].iloc[0]])
+        entry.set_label(line)
         entries.append(entry)
     return style.finished(drawing, entries, text)
+
+
+def _on_other_rows(rows: pd.DataFrame) -> list[str]:
+    """Return the lines that are not compared, and that nothing is compared with, where others are."""
+    compared = rows[rows["difference"].notna()]
+    drawn = {*compared["line"], *rows[rows["arm"].isin(compared["against"])]["line"]}
+    return [line for line in rows["line"].unique() if line not in drawn] if drawn else []
 
 
 def _coinciding(rows_of: dict[str, pd.DataFrame]) -> list[list[pd.DataFrame]]:

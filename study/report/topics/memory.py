@@ -3,7 +3,6 @@
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -30,8 +29,9 @@ PARTS = {
 }
 PAPER = "ZeRO paper, states"
 COMPONENTS = ("weights", "gradients", "master", "moments", "staging")
+NEAR = 0.01  # a prediction that is off by less is called near
 APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
-ONE_MEMORY = "Without a GPU, host and device are one memory: a bar has what is offloaded as well."
+OFFLOADED = "These arms offload. This machine has no GPU:\nits host and its GPU memory are one, and a bar has both."
 RANKS = tuple(2**power for power in range(1, 11))
 
 
@@ -89,8 +89,16 @@ def _largest(runs: Runs) -> Iterator[tuple[dict, Run, int]]:
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=held_bytes)
-            about = columns(run, "arm", "ranks", "kind", "parameters", "device")
+            about = columns(run, "arm", "ranks", "kind", "parameters")
+            about["panel"] = OFFLOADED if has_one_memory(run) else ""
             yield {"group": group, "line": line} | about, run, len(repeats)
+
+
+def has_one_memory(run: Run) -> bool:
+    """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
+    observed = run.record.observed
+    places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
+    return run.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
 
 
 def held_bytes(run: Run) -> int:
@@ -113,23 +121,31 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
 
 
 def sentence(rows: pd.DataFrame, most: int = 2) -> str:
-    """Return the peaks of the `most` groups that are drawn, and how good the formulas are."""
+    """Return the least and the largest peak of the `most` groups that are drawn, and how good the formulas are.
+
+    Arms whose GPU memory is not known are left out.
+    """
     sentences = []
     for mine in largest_groups(rows, most):
-        measured = mine[mine["source"] == "measured"]
+        measured = mine[(mine["source"] == "measured") & (mine["panel"] == "")]
         held = sums(measured, "line", "bytes")
-        in_order = sorted(held, key=lambda line: held[line])
-        part = largest(measured[measured["line"] == in_order[-1]], "bytes")
-        peaks = ", ".join(f"{line} {size(held[line])}" for line in in_order)
-        where = conditions(mine["group"].iloc[0])
-        share = part["bytes"] / held[in_order[-1]]
-        text = f"In {where}, the peaks of a rank are: **{peaks}**."
-        sentences.append(f"{text} The largest part of {in_order[-1]}'s is {part['part']} ({share:.0%}).")
+        if len(held) < 2:
+            continue
+        least, *_, most_of_all = sorted(held, key=lambda line: held[line])
+        part = largest(measured[measured["line"] == most_of_all], "bytes")
+        beside = f"; ddp holds {size(held['ddp'])}" if "ddp" in held.keys() - {least, most_of_all} else ""
+        text = f"In {conditions(mine['group'].iloc[0])}, **{least} holds the least ({size(held[least])}) and"
+        text += f" {most_of_all} the most ({size(held[most_of_all])})**{beside}. The largest part of {most_of_all}'s"
+        sentences.append(f"{text} peak is {part['part']} ({part['bytes'] / held[most_of_all]:.0%}).")
     totals = rows.groupby(["group", "line", "source"])["bytes"].sum().unstack("source") if len(rows) else rows
     if "predicted" in totals:
         errors = (totals["predicted"] / totals["measured"] - 1).abs().dropna()
-        median = f"{100 * errors.median():.2g} % in the median over {len(errors)} peaks"
-        sentences.append(f"The error of the formulas is {median}, and {100 * errors.max():.2g} % at worst.")
+        near = (errors < NEAR).sum()
+        text = f"Of {len(errors)} peaks, the formulas predict {near} within {NEAR:.0%}"
+        if near < len(errors):
+            off = largest(errors.rename("error").reset_index(), "error")
+            text += f"; furthest off is {off['line']} in {conditions(off['group'])}, by {100 * off['error']:.2g} %"
+        sentences.append(f"{text}.")
     return " ".join(sentences)
 
 
@@ -137,14 +153,12 @@ def sentence(rows: pd.DataFrame, most: int = 2) -> str:
 def figure(rows: pd.DataFrame, per_parameter: bool = False) -> Figure:
     """Peak memory of a rank, by what its tensors are for: measured, predicted and published."""
     measured = rows[rows["source"].str.startswith("measured")]
-    offloads = "device" in rows and (rows["device"] == "cpu").any() and rows["arm"].str.contains("_cpu|_nvme").any()
     notes = {
         f"Measured: the run with the highest peak, {style.counted(measured)}.": len(measured),
         "Not measured.": not len(measured),
         "Pale: predicted or published.": 0 < len(measured) < len(rows),
         f"{PAPER}: weights, gradients and optimizer states alone.": (rows["source"] == PAPER).any(),
         "Hatched: virtual ranks, or an emulated smaller device.": (measured["kind"] != "real").any(),
-        ONE_MEMORY: offloads,
     }
     drawing = style.stacks(
         rows.assign(length=rows["bytes"] / (rows["parameters"] if per_parameter else 1)),
@@ -154,7 +168,7 @@ def figure(rows: pd.DataFrame, per_parameter: bool = False) -> Figure:
         words=(lambda number: f"{number:.3g}") if per_parameter else size,
         note=" ".join(text for text, is_shown in notes.items() if is_shown),
     )
-    drawing.axes[0].set_xlabel(f"peak memory of a rank{' (bytes per parameter)' * per_parameter}", loc="right")
+    drawing.axes[-1].set_xlabel(f"peak memory of a rank{' (bytes per parameter)' * per_parameter}", loc="right")
     return drawing
 
 
@@ -223,11 +237,6 @@ def figure_of_peaks(rows: pd.DataFrame) -> Figure:
 
 
 # --- what changes the 16 bytes -------------------------------------------------------------------------------------
-
-
-def of_optimizers(runs: Runs) -> Runs:
-    """Return the runs of the protocol for which the table of states was made."""
-    return replace(runs, runs=tuple(run for run in runs if run.record.cell.protocol == "optimizers"))
 
 
 def states(runs: Runs) -> pd.DataFrame:

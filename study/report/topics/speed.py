@@ -24,6 +24,8 @@ from study.report.grouping import SET_BY_MODEL, columns, each, largest_groups, l
 from study.report.style import FAINT, INK, OPEN, SHADE, colour, conditions
 
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
+NO_TIMES = "**No times are compared:** no run here was on a GPU, and seconds of a CPU say nothing about GPUs."
+NO_TIMES += " `study estimate` predicts them."
 MEASURED = ("loss", "step_s", "peak_mb", "moved_mb")
 # Document 000, "Communication Amortization Effects": speed over DDP's, for effective batches from and to.
 BATCHES_000 = (
@@ -39,8 +41,8 @@ BAR: dict[str, Any] = {"linewidth": 5, "alpha": 0.35}
 
 
 def timed(runs: Runs) -> list[Run]:
-    """Return the finished runs whose seconds were measured."""
-    return [run for run in runs.done if run.median_step_s and not run.virtual]
+    """Return the finished runs whose seconds say something of other machines: on GPUs, or on links of a known speed."""
+    return [run for run in runs.done if run.median_step_s and not run.virtual and (run.device == "cuda" or run.hosts)]
 
 
 def seconds(runs: Iterable[Run]) -> list[float]:
@@ -108,7 +110,7 @@ def sentence_of_batches(rows: pd.DataFrame) -> str:
             f"{row.median:.0%} of DDP's speed at {row.batch:g} rows a step" for row in each(several.iloc[[0, -1]])
         ]
         items.append(f"- {mine['varied'].iloc[0]}, {mine['arm'].iloc[0]}: {', '.join(speeds)}")
-    return "\n".join(items)
+    return "\n".join(items) or NO_TIMES
 
 
 @style.figure
@@ -163,7 +165,7 @@ def sentence_of_ladder(rows: pd.DataFrame) -> str:
     """Return the speed-up of each model."""
     ups = rows[rows["what"] == "speed-up"].sort_values("parameters", kind="stable") if len(rows) else rows
     if ups.empty:
-        return ""
+        return NO_TIMES
     gains = ", ".join(f"{row.median:+.0%} ({row.model}, {row.weights_gb:.3g} GB of weights)" for row in each(ups))
     printed = f"{SMALLEST_SPEEDUP_002:+.0%} for its smallest, and a gain beyond {WORTHWHILE_FROM_BYTES_002 / 1e9:g} GB"
     return f"The speed-up by {ups['arm'].iloc[0]} is **{gains}**. The document prints {printed}."
@@ -224,7 +226,7 @@ def sentence_of_frontier(rows: pd.DataFrame, most: int = 2) -> str:
         texts = [f"{row['median']:.3g} s per step, {size(row['peak_bytes'])}" for row in (fast, small)]
         text = f"{fast['line']} is the fastest ({texts[0]}) and {small['line']} holds the least ({texts[1]})"
         sentences.append(f"In {conditions(mine['group'].iloc[0])}, {text}.")
-    return " ".join(sentences)
+    return " ".join(sentences) or NO_TIMES
 
 
 @style.figure
@@ -240,15 +242,11 @@ def figure_of_frontier(rows: pd.DataFrame) -> Figure:
         marks["emulated smaller device"] = OPEN
     ax.step(best["peak_bytes"] / 1e6, best["median"], where="post", linewidth=1, zorder=0, color=FAINT, linestyle=":")
     whose = "a rank, as PyTorch allocated it on the GPU"
-    text = note(rows)
-    if rows["peak_of"].iloc[0] == "tracked":
-        whose = "a rank's tensors, in host memory"
-        text += " On a CPU, host and device share one memory, so offloading saves nothing."
     ax.set(xlabel=f"peak memory of {whose} (MB)", ylabel="seconds of a step", xscale="log", yscale="log")
     style.plain(ax.xaxis)
     style.plain(ax.yaxis)
     style.headed(ax, rows["group"].iloc[0])
-    return style.finished(drawing, style.keys(rows["arm"], marks), text)
+    return style.finished(drawing, style.keys(rows["arm"], marks), note(rows))
 
 
 # --- one setting varied, and what saving leaves --------------------------------------------------------------------
@@ -265,14 +263,10 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
                 row = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
                 of_runs = [row_of(run) for run in mine]
                 known = {name: [each[name] for each in of_runs if each[name] is not None] for name in MEASURED}
+                known["step_s"] = seconds(run for run in mine if run.device == "cuda")
                 medians = {name: statistics.median(values) if values else math.nan for name, values in known.items()}
                 rows.append(row | medians | {"peak_mb": max(known["peak_mb"], default=math.nan)})
-    return pd.DataFrame(rows).rename(columns={"loss": "final_loss"})
-
-
-def every_run(runs: Iterable[Run]) -> pd.DataFrame:
-    """Return a row for each run, however it ended."""
-    return pd.DataFrame([row_of(run) for run in runs])
+    return pd.DataFrame(rows).rename(columns={"loss": "final_loss"}).dropna(axis="columns", how="all")
 
 
 def row_of(run: Run) -> dict:

@@ -1,18 +1,22 @@
 """Bytes that a rank sends in a step: by collective, and inside and between nodes."""
 
+import math
+
 import pandas as pd
 from matplotlib.figure import Figure
 
 from study.bench.prediction import setup_of
+from study.io.words import joined
 from study.predictor import nodes, papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, each, in_order, sums
-from study.report.style import ordered
+from study.report.grouping import columns, in_order, largest_groups, sums
+from study.report.style import conditions, ordered
 from study.spec import node_traffic
 
+MORE = 1.01  # times what the ZeRO paper says: what is within it is called equal
 COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "document 000"  # sources of bars
 # Document 000, "Communication Overhead Analysis": traffic over ZeRO-0's, which it says moves nothing in a step.
 PRINTED = {"zero2": {"any": 2.0}, "zero3": {"any": 4.0}}
@@ -102,22 +106,21 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
     }
 
 
-def sentence(rows: pd.DataFrame) -> str:
-    """Return multiples of an all-reduce, as counted and as published: of each arm the range over all groups."""
-    if rows.empty:
-        return ""
-    times = rows.groupby(["arm", "source", "passes", "group", "line"])["times"].sum()
-    spans = times.groupby(["arm", "source", "passes"]).agg(["min", "max"])
-    items = []
-    for arm in ordered(rows["arm"]):
-        counted = spans.loc[arm].loc[[COUNTED]].reset_index("passes")
-        ranges = [(dict.fromkeys(f"{times:.3g}" for times in (row.min, row.max)), row.passes) for row in each(counted)]
-        texts = [f"**{' to '.join(times)}** (passes: {passes})" for times, passes in ranges]
-        published = spans.loc[arm].drop(COUNTED).groupby("source")["max"].last()
-        texts += [f"{source} {value:.3g}" for source, value in published.items()]
-        items.append(f"- {arm}: {'; '.join(texts)}")
-    head = "Bytes sent in a step, as multiples of one all-reduce of the gradients, over all groups, by passes per step:"
-    return f"{head}\n\n" + "\n".join(items)
+def sentence(rows: pd.DataFrame, most: int = 2) -> str:
+    """Return multiples of an all-reduce, in the `most` groups that are drawn, and where the ZeRO paper has less."""
+    sentences = []
+    for mine in largest_groups(rows, most):
+        counted = sums(mine[mine["source"] == COUNTED], "line", "times")
+        paper = sums(mine[mine["source"] == PAPER], "line", "times")
+        sent = joined([f"{line} {times:.3g}" for line, times in counted.items()])
+        text = f"In {conditions(mine['group'].iloc[0])}, a rank sends in a step, as multiples of one all-reduce of the"
+        text += f" gradients: {sent}."
+        if more := [
+            f"{line} ({paper[line]:.3g})" for line in counted if counted[line] > MORE * paper.get(line, math.inf)
+        ]:
+            text += f" **The ZeRO paper has less** for {joined(more)}."
+        sentences.append(text)
+    return "\n\n".join(sentences)
 
 
 @style.figure
