@@ -515,7 +515,9 @@ def test_fusing_spares_gpt_2_the_casts_and_the_loss_and_no_more():
 
 def test_a_timeline_has_a_lane_for_each_stream(tmp_path, capsys):
     picture = tmp_path / "step.svg"
-    timeline(Wanted(model="gpt2"), Training(arm="zero3", micro_batch=8), steps.Links(gpu="A100"), gpus=4, svg=picture)
+    links = steps.Links(gpu="A100")
+    training = Training(arm="zero3", micro_batch=8)
+    timeline(Wanted(model="gpt2"), training, steps.Kernels(), steps.Divided(), links, gpus=4, svg=picture)
     drawn = {line.split(" ")[0] for line in capsys.readouterr().out.splitlines()}
     assert {"compute", "communication", "launch"} <= drawn
     assert picture.read_text().count("<svg") == 1
