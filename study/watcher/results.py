@@ -30,9 +30,12 @@ from study.records.schema import (
 )
 from study.spec import arms
 from study.watcher.diagnosis import diagnose
+from study.watcher.findings import ordered
 from study.watcher.trends import Column, Table, seconds
 
 SHOWN = 4  # components, the largest first
+STATES = ("weights", "gradients", "master", "moments")
+STEADY = 0.75  # of the steps
 COLUMNS = 98
 T = TypeVar("T")
 
@@ -54,6 +57,8 @@ class RankMeasurements(Section):
     traffic: dict[str, Collective] | None = None
     written_bytes: int | None = None
     host_freed_bytes: int | None = None
+    rows_of_most_steps: int | None = None
+    inputs: list[str] | None = None
 
 
 def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, Any]:
@@ -63,12 +68,14 @@ def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, An
     chosen = table[np.isin(table["step"], timed)]
     step_s = seconds(chosen).tolist()
     tokens = typical(table["tokens"])
+    rows = typical(table["rows"])
     return {
         "steps": len(table),
         "step_s": dict(zip(timed, step_s, strict=True)),
         "losses": finite,
         "diverged_in": len(finite) + 1 if len(finite) < len(losses) else None,
-        "rows_per_step": typical(table["rows"]),
+        "rows_per_step": rows,
+        "rows_of_most_steps": rows if np.sum(table["rows"] == rows) >= STEADY * len(table) else None,
         "tokens_per_step": tokens if np.all(table["tokens"] == tokens) else None,  # not with padded rows
         "timed_rows": _total(chosen["rows"]),
         "timed_tokens": _total(chosen["tokens"]),
@@ -109,6 +116,8 @@ def fill(record: Record, ranks: list[RankMeasurements]) -> None:
         weights_home=seen.offload_param,
     )
     record.watched.host_freed_bytes = _all(rank.host_freed_bytes for rank in ranks)
+    record.watched.rows_per_rank = _all(rank.rows_of_most_steps for rank in ranks)
+    record.watched.inputs_per_rank = _all(rank.inputs for rank in ranks)
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
     if counts := _all(rank.traffic for rank in ranks):
         record.traffic = Traffic(per_rank=counts, kernel_bytes_written=[rank.written_bytes for rank in ranks])
@@ -152,15 +161,17 @@ def _zero_arm(seen: Observed) -> str:
 # --- why a run failed ----------------------------------------------------------------------------------------------
 
 
-def reason(error: BaseException, where: str) -> Stop:
-    """Return why a user's training ended, as one sentence with a remedy."""
+def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
+    """Return why a user's training ended, as one sentence with a remedy. `states` are the bytes that it held."""
     text = str(error).partition("\n")[0]
+    held = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
+    held = f"; this rank then held {held}, and activations and buffers besides" if held else ""
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
-        return Stop(f"the device ran out of memory ({text})", remedy, "oom", where)
+        return Stop(f"the device ran out of memory ({text}){held}", remedy, "oom", where)
     if host_is_full(error):
         remedy = "take fewer rows per pass or fewer ranks"
-        return Stop(f"the host refused more memory ({text})", remedy, "host_oom", where)
+        return Stop(f"the host refused more memory ({text}){held}", remedy, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
@@ -189,7 +200,7 @@ def summary(record: Record, folder: Path, steps: str | None = None, found: Seque
     if record.error:
         lines += _wrapped(f"{record.status}: {record.error.message}", "  ")
     lines += [*_measured(record), *([f"  {steps}"] if steps else []), *_hints(record)]
-    for finding in (*found, *diagnose(record)):
+    for finding in ordered((*found, *diagnose(record))):
         lines += _wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "  - ")
     return [*lines, f"  {folder / 'record.json'}"]
 
