@@ -22,22 +22,10 @@ MARK = "<!-- verdicts: study changelog writes what follows -->\n"
 def registration() -> dict[str, str]:
     """Print the hashes of tolerances, of the roles of sources and of frozen splits, to deposit before a GPU is used."""
     heads: list[Head] = coverage(FOLDER)
-    fixed = (
-        "id",
-        "value",
-        "unit",
-        "relation",
-        "tolerance",
-        "better",
-        "enough",
-        "conditions",
-        "unsaid",
-        "check",
-        "with",
-    )
-    fixed += ("also", "until_tested")
+    words = "id value unit relation tolerance better enough conditions unsaid check with also until_tested"
     claims = [
-        [head.document, head.tolerances, [{key: one.get(key) for key in fixed} for one in head.claim]] for head in heads
+        [head.document, head.tolerances, [{key: one.get(key) for key in words.split()} for one in head.claim]]
+        for head in heads
     ]
     roles = sorted(
         (name, str(source.role), [str(part) for part in source.part]) for name, source in published.sources().items()
