@@ -10,8 +10,10 @@ import sys
 import pandas as pd
 import pytest
 from conftest import ROOT
+from shaped import changed, finished, put
 
-from study.publishing import documents, project, tables
+from study.errors import Stop
+from study.publishing import documents, project, submissions, tables
 from study.publishing.dataset import export
 from study.publishing.project import Author
 
@@ -110,3 +112,78 @@ def test_a_person_in_publish_toml_is_in_every_document(monkeypatch):
     assert 'Repository = "https://example.org/a/b"' in texts["pyproject.toml"]
     with pytest.raises(ValueError, match="either a name, or given and family"):
         Author(given="Ada")
+
+
+def submitted(tmp_path, *records):
+    into = tmp_path / "submissions" / "mine"
+    submissions.submit((put(tmp_path / "runs", *records),), into=into)
+    return into
+
+
+def test_a_submission_of_a_stranger_passes_its_check(tmp_path, capsys):
+    ours = finished("a", arm="ddp", argv=["/home/someone/train.py"])
+    into = submitted(tmp_path, ours, finished("b", arm="zero2"))
+    submissions.submit(check=into)
+    assert "2 records, 0 reasons to refuse." in capsys.readouterr().out
+    assert not any("someone" in path.read_text() for path in into.rglob("*") if path.is_file())
+    system = json.loads((into / "system.json").read_text())
+    assert system["number_of_nodes"] == 1
+    assert system["accelerators_per_node"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (
+            "runs/runs/a/record.json",
+            lambda text: text.replace('"seed": 42', '"seed": 43'),
+            "changed after it was sealed",
+        ),
+        (
+            "system.json",
+            lambda text: text.replace('"number_of_nodes": 1', '"number_of_nodes": 8'),
+            "system.json is not",
+        ),
+        ("runs/manifest.jsonl", lambda text: "", "is not in the manifest"),
+    ],
+)
+def test_a_forged_submission_is_refused_with_its_reason(name, content, reason, tmp_path, capsys):
+    into = submitted(tmp_path, finished("a", arm="ddp"), finished("b", arm="zero2"))
+    text = (into / name).read_text()
+    assert content(text) != text
+    (into / name).write_text(content(text))
+    with pytest.raises(Stop, match="is refused"):
+        submissions.submit(check=into)
+    assert reason in capsys.readouterr().out
+
+
+def test_what_is_no_part_of_a_submission_is_refused(tmp_path, capsys):
+    into = submitted(tmp_path, finished("a", arm="ddp"))
+    (into / "setup.py").write_text("")
+    (into / "runs" / "away").symlink_to("/etc")
+    with pytest.raises(Stop, match="is refused"):
+        submissions.submit(check=into)
+    printed = capsys.readouterr().out
+    assert "setup.py is not part of a submission" in printed
+    assert "runs/away is a link" in printed
+
+
+def test_forged_records_cannot_be_submitted(tmp_path):
+    forged = changed(finished("a", arm="zero2"), loss__train__0=-1.0)
+    with pytest.raises(Stop, match=r"do not pass.*loss"):
+        submitted(tmp_path, forged)
+    slow = changed(finished("c", arm="zero2"), time__window_s=1e-6)
+    with pytest.raises(Stop, match="do not pass"):
+        submissions.submit((put(tmp_path / "other", slow),), into=tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", ["workflows", "ISSUE_TEMPLATE"])
+def test_what_github_reads_fits_its_schemas(kind):
+    pytest.importorskip("check_jsonschema", reason=LACKING)
+    paths = sorted((ROOT / ".github" / kind).glob("*.yml"))
+    assert len(paths) >= 4
+    schema = "vendor.github-workflows" if kind == "workflows" else "vendor.github-issue-forms"
+    names = [str(path) for path in paths if path.name != "config.yml"]
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *names]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -51,6 +51,10 @@ COMMANDS = {
     "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
     "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, and seal them"),
+    "submit": (
+        "study.publishing.submissions:submit",
+        "prepare records of your machine for a pull request, or check it",
+    ),
     "export": ("study.publishing.dataset:export", "write records, claims and predictions as a data set"),
     "release": ("study.publishing.documents:release", "write the citation and the archive's metadata"),
     "bench": ("study.bench.bench", "compare our trainer's speed with a bare loop and the Hugging Face Trainer"),

@@ -13,7 +13,7 @@ from study.predictor.combinations import beside_bytes
 from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
-from study.predictor.timing.pace import ceilings, interval_factor, pace
+from study.predictor.timing.pace import ceilings, has_measured_ceilings, interval_factor, pace
 from study.spec import arms
 from study.spec.settings import HALF_WEIGHTS
 
@@ -249,7 +249,8 @@ def assumptions(question: Question) -> list[str]:
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "
-        f"{interval_factor(question.model.parameters):.2f}, and by more where an unknown host decides",
+        f"{interval_factor(question.model.parameters, has_measured_ceilings(question.gpu)):.2f}, and by more where an "
+        f"unknown host decides or states are offloaded",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and its effect is not known here",
