@@ -12,10 +12,11 @@ from study.errors import Stop
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice import answer, configure
-from study.predictor.advice.advise import Advice
+from study.predictor.advice.advise import Advice, setup_of_row
 from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, counts_of
+from study.predictor.outside.errors import accuracy_of
 from study.predictor.outside.stored import accuracy
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
@@ -61,7 +62,13 @@ def advise(
         lines += answer.remedies_in_words(remedies(advice.question, given))
     assumed = answer.assumptions(advice.question)
     if as_json:
-        more = {"in_words": lines, "why": why, "detail": detail, "assumed": assumed, "accuracy": accuracy()}
+        more = {
+            "in_words": lines,
+            "why": why,
+            "detail": detail,
+            "assumed": assumed,
+            "accuracy": [accuracy(), *_of_kind(advice)],
+        }
         return dataclasses.asdict(advice) | more
     say_wrapped(*lines, *([why] if why else []), "")
     show(answer.table(advice))
@@ -69,8 +76,15 @@ def advise(
         say_wrapped("", f"In detail: {detail}, or study timeline with the same words.", indent="  ")
     say("", "Assumed:")
     say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", accuracy(), *model.remarks())
+    say_wrapped("", accuracy(), *_of_kind(advice), *model.remarks())
     return None
+
+
+def _of_kind(advice: Advice) -> list[str]:
+    """Return how far off predictions of the choice's kind are."""
+    if advice.choice is None:
+        return []
+    return [accuracy_of(setup_of_row(advice.question, advice.choice), advice.question.local)]
 
 
 def _in_detail(wanted: Wanted, advice: Advice) -> str:

@@ -19,6 +19,7 @@ from study.predictor.combinations import beside_bytes
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
+from study.predictor.outside.errors import accuracy_of
 from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
 from study.predictor.setup import Fsdp, Setup, trainers_name
@@ -118,7 +119,8 @@ def estimate(
         _show(prediction)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        say_wrapped("", accuracy(), *prediction.setup.model.remarks())
+        local = GPUS[prediction.gpu].per_node if prediction.gpu else loads.LOCAL
+        say_wrapped("", accuracy(), accuracy_of(prediction.setup, local), *prediction.setup.model.remarks())
     if explain and prediction and prediction.step and prediction.gpu:
         say("")
         show(steps.parts(prediction.step))

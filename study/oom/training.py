@@ -79,21 +79,29 @@ def with_config(given: Described) -> tuple[Described, dict[str, Any]]:
 
 def with_log(wanted: Wanted, given: Described, log: dict[str, str]) -> tuple[Wanted, Described, tuple[str, ...]]:
     """Return the model and the training with what their log says, and that as flags. Other flags win over it."""
-    described: dict[str, Any] = {name: int(log[name]) for name in OF_LOG if name in log and int(log[name])}
-    if "checkpointing" in log:
-        described["checkpointing"] = True
-    if "fsdp" in log:
-        described["arm"] = "fsdp2"
-    if "stage" in log:
-        described["arm"] = f"zero{log['stage']}" + ("_cpu" if "offload" in log and log["stage"] != "1" else "")
-    model: dict[str, Any] = {}
-    if wanted == Wanted():
-        model = {name: int(log[name]) for name in OF_SHAPE if name in log}
-        shape = shape_of(log.get("model", ""))
-        model = {"model": shape} if shape in SHAPES else model
-    new = {name: value for name, value in described.items() if getattr(given, name) is None}
+    model = _model_in(log) if wanted == Wanted() else {}
+    described = _numbers_in(log, OF_LOG) | {"arm": _arm_in(log), "checkpointing": "checkpointing" in log}
+    new = {name: value for name, value in described.items() if value and getattr(given, name) is None}
     read = tuple(f"{flag(name)} {value}".removesuffix(" True") for name, value in (model | new).items())
     return replace(wanted, **model), _filled(given, new), read
+
+
+def _numbers_in(log: dict[str, str], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: int(log[name]) for name in names if name in log}
+
+
+def _model_in(log: dict[str, str]) -> dict[str, Any]:
+    """Return the built-in shape that a log names, or the numbers of the config that it prints."""
+    shape = shape_of(log.get("model", ""))
+    return {"model": shape} if shape in SHAPES else _numbers_in(log, OF_SHAPE)
+
+
+def _arm_in(log: dict[str, str]) -> str | None:
+    """Return the arm that is nearest to what a log says."""
+    if "stage" not in log:
+        return "fsdp2" if "fsdp" in log else None
+    is_offloaded = "offload" in log and log["stage"] != "1"
+    return f"zero{log['stage']}_cpu" if is_offloaded else f"zero{log['stage']}"
 
 
 def _filled(given: Described, known: dict[str, Any]) -> Described:
