@@ -13,7 +13,7 @@ from conftest import ROOT
 from shaped import changed, finished, put
 
 from study.errors import Stop
-from study.publishing import documents, project, submissions, tables
+from study.publishing import documents, project, registration, submissions, tables
 from study.publishing.dataset import export
 from study.publishing.project import Author
 
@@ -187,3 +187,32 @@ def test_what_github_reads_fits_its_schemas(kind):
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *names]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+STARTS = re.findall(r"^\| `study (.+?)` \| \d+ \| (.+?) \|$", (ROOT / "ARTIFACT.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [each if number < 1 else pytest.param(*each, marks=pytest.mark.slow) for number, each in enumerate(STARTS)],
+)
+def test_the_ten_minutes_of_the_artifact_show_what_it_says(words, expected):
+    assert len(STARTS) == 9
+    command = [sys.executable, "-m", "study.cli", *words.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert expected in " ".join(done.stdout.split())
+
+
+def test_a_changed_tolerance_changes_the_registration(monkeypatch):
+    before = registration.registration()
+    heads = registration.coverage(registration.FOLDER)
+    heads[0].claim[0]["tolerance"] = 0.123
+    monkeypatch.setattr(registration, "coverage", lambda folder: heads)
+    after = registration.registration()
+    assert [name for name in before if before[name] != after[name]] == ["claims and tolerances"]
+
+
+def test_the_changelog_begins_with_the_release():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {project.version()}" in text
+    assert registration.MARK in text
