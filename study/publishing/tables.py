@@ -46,7 +46,7 @@ def all_tables(runs: Runs, judged: claims.Judged, counting: Evidence) -> dict[st
         "predictions": _predictions(),
     }
     frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
-    frames |= {"outside": _outside(), "releases": changes.answers(changes.COMMITTED)[0]}
+    frames |= {"outside": _outside(), "releases": changes.answers(changes.RELEASES)[0]}
     return {name: _typed(name, frames[name]) for name in forms()}
 
 
