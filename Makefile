@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,publish,test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done

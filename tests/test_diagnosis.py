@@ -4,14 +4,16 @@ import functools
 from pathlib import Path
 
 import pytest
+from conftest import forked
 
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
 from study.ledger import files
 from study.records import store
+from study.records.hangs import Finding
 from study.records.schema import Record
 from study.watcher.diagnosis import diagnose, looked_at
-from study.watcher.findings import OF_RECORDS, texts
+from study.watcher.findings import OF_RECORDS, ordered, texts
 
 RUNS = Path(__file__).resolve().parents[1] / "reports/cpu-2core/runs"
 # Real and virtual runs of this study, each without the finding that is planted into it.
@@ -75,6 +77,15 @@ PLANTED = [  # the finding, a record, and the change that is the mistake
     ("clip_grad_norm_ignored", "zero2", {"watched": {"clip_grad_norm": 0.5}}),
     ("clipping_missing", "ddp", {"promised": {"clipping": 1.0}}),
     ("accumulation_set_twice", "zero2", {"promised": SCRIPT | {"accumulation": 4}}),
+    ("accumulate_unused", "ddp", {"watched": {"loss_parts": 4}}),
+    ("passes_differ", "zero1", {"watched": {"loss_parts": 16}}),
+    ("loss_divided_twice", "zero1", {"watched": {"loss_parts": 4, "loss_divisor": 4.0}}),
+    ("gradients_cleared", "zero1", {"watched": {"loss_parts": 1, "passes_cleared": 3}}),
+    ("unequal_rows", "ddp", {"watched": {"rows_per_rank": [8, 4]}}),
+    ("same_rows", "ddp", {"watched": {"rows_per_rank": [8, 8], "inputs_per_rank": [["8x4 a", "8x4 b"]] * 2}}),
+    ("no_sync_unused", "ddp",
+     {"observed__accumulation": 4, "requested__accumulation": 4,
+      "traffic__per_rank": [moved("all_reduce", 4 * 4 * 790_016)] * 2}),
     ("cast_instead_of_autocast", "zero2", {"promised": SCRIPT | {"precision": "bf16"}}),
     ("no_autocast", "ddp", {"promised": {"precision": "bf16"}}),
     ("weights_upcast", "ddp", {"promised": {"weights": "bfloat16"}}),
@@ -161,9 +172,14 @@ def test_mistakes_come_before_costs_and_larger_costs_before_smaller_ones():
 
 
 def test_a_good_run_has_no_findings_and_all_topics_were_looked_at(capsys, golden):
+    unknown = [
+        "whether FSDP is on",
+        "each pass and its loss",
+        "the rows of the ranks",
+    ]  # only a watch sees the last two
     command.diagnose((RUNS / RECORDS["zero2"],))
     golden("command_diagnose.txt", capsys.readouterr().out)
-    assert (found(record("zero2")), looked_at(record("zero2"))[1]) == ([], ["whether FSDP is on"])
+    assert (found(record("zero2")), looked_at(record("zero2"))[1]) == ([], unknown)
 
 
 def test_what_a_record_does_not_hold_is_not_judged():
@@ -189,3 +205,67 @@ def test_why_a_run_is_not_done_is_told(tmp_path, capsys):
     assert "failed: another rank died. What to do: look in the launcher's output." in capsys.readouterr().out
     (answer,) = command.diagnose((tmp_path,), as_json=True)
     assert answer["error"]["message"] == "another rank died"
+
+
+EVERYDAY = {  # what tests/everyday.py plants, and the findings of each
+    "right": set(),
+    "right_by_hand": set(),
+    "accumulate_unused": {"accumulate_unused"},
+    "cleared": {"gradients_cleared", "no_sync_unused"},
+    "no_sync": {"no_sync_unused"},
+    "unprepared": {"gradients_not_shared"},
+    "same_rows": {"same_rows"},
+    "unequal_rows": {"unequal_rows"},
+    "divided_twice": {"loss_divided_twice"},
+    "oom": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def everyday(tmp_path_factory):
+    """The records of one real launch on two ranks, which trains once with each mistake."""
+    folder = tmp_path_factory.mktemp("everyday")
+    config = "accelerate_configs/ddp.yaml"
+    words = [str(folder), *EVERYDAY]
+    launched = forked(folder, config=config, launcher=(), script="tests/everyday.py", flags=words)
+    assert launched.code == 0, launched.output
+    return folder
+
+
+def test_everyday_mistakes_are_found_in_a_real_run_and_nothing_else(everyday):
+    assert {name: set(found(store.load(everyday / name))) for name in EVERYDAY} == EVERYDAY
+
+
+def test_a_launcher_that_wrapped_nothing_gets_the_right_remedy(tmp_path):
+    config = "accelerate_configs/ddp.yaml"
+    words = [str(tmp_path), "no_wrap"]
+    assert forked(tmp_path, config=config, launcher=(), script="tests/everyday.py", flags=words).code == 0
+    first, second = diagnose(store.load(tmp_path / "no_wrap"))
+    assert (first.id, second.id) == ("no_wrap", "same_rows")
+    assert "`use_cpu: true`" in first.remedy
+
+
+@pytest.mark.parametrize("name", [name for name, ids in EVERYDAY.items() if ids])
+def test_diff_of_a_wrong_run_against_the_right_one_names_the_mistake(everyday, name):
+    compared = command.diff(everyday / name, everyday / "right", as_json=True)
+    expected = {each.sentence for each in diagnose(store.load(everyday / name))}
+    assert (set(compared["found_in_a"]), compared["found_in_b"]) == (expected, [])
+
+
+def test_memory_that_was_full_in_step_0_says_what_was_held_and_what_to_ask(everyday, capsys):
+    run = store.load(everyday / "oom")
+    assert run.status == "oom"
+    assert "unallocated.); this rank then held weights 8.71 kB" in run.error.message
+    command.diagnose((everyday / "oom",))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The memory was full" in printed
+    assert "--model MODEL --arm ddp --ranks 2 --accumulation 4` names the tensor" in printed
+
+
+def test_findings_are_ordered_by_size():
+    sizes = [
+        {"traffic_bytes": 9}, {"memory_bytes": 1_580_000}, {"lost_s": 0.01}, {"memory_bytes": 52_400_000}, {},
+        {"lost_s": 0.5},
+    ]  # fmt: skip
+    ids = [each.id for each in ordered([Finding("", id=str(place), **size) for place, size in enumerate(sizes)])]
+    assert ids == ["4", "5", "2", "3", "1", "0"]

@@ -100,6 +100,17 @@ def test_a_rank_that_ended_with_an_error_is_named(tmp_path):
 # --- the sentences, on logs made by hand ---------------------------------------------------------------------------
 
 
+def test_ctrl_c_on_a_hang_keeps_the_place_and_is_not_its_cause():
+    calls = ["script:mine.main"]
+    waits = log(0, "all_reduce 18", "all_reduce 19?", ranks=2, place="mine.py:44 in main")
+    ended = log(1, "all_reduce 18", ranks=2, place="ended with KeyboardInterrupt at mine.py:40 in main")
+    logs = [each.model_copy(update={"calls": calls}) for each in (waits, ended)]
+    assert sentences(logs) == [
+        "Rank 1 has not begun all_reduce 19, where rank 0 is: it ended with KeyboardInterrupt at mine.py:40 in main"
+    ]
+    assert "an_error" not in [cause.id for cause in hang_causes.causes(logs)]
+
+
 def log(rank: int, *calls: str, place: str | None = None, ranks: int = 3) -> RankLog:
     """The log of a rank by its calls: 'all_reduce 7' has ended, 'all_reduce 7?' has not, and '@pair' is its group."""
     recent = []

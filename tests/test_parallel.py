@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from study.cli.predictions import Divided, Kernels, estimate
-from study.cli.steps import Training
+from study.cli.predictions import estimate
+from study.cli.steps import Divided, Kernels, Links, Training
 from study.errors import Stop
 from study.predictor.advice.advise import advise, best_layout
 from study.predictor.advice.answer import in_words
@@ -123,12 +123,13 @@ def test_only_states_are_shared():
 def test_the_command(capsys):
     training = Training(accumulation=8, sequence=2048)
     wanted = Wanted(model="llama3-8b")
-    answer = estimate(wanted, training, Kernels(), Divided(tp=4, pp=2), ranks=16, gpu="H100", as_json=True)
+    links = Links(gpu="H100")
+    answer = estimate(wanted, training, Kernels(), Divided(tp=4, pp=2), links, ranks=16, as_json=True)
     assert answer["estimate"]["peak_bytes"] == predict(LLAMA).peak_bytes
-    estimate(wanted, training, Kernels(), Divided(tp=4, pp=2), ranks=16, gpu="H100")
+    estimate(wanted, training, Kernels(), Divided(tp=4, pp=2), links, ranks=16)
     assert "A rank of 16 under zero1 tp4 pp2 needs" in capsys.readouterr().out
     with pytest.raises(Stop, match="--tp 0"):
-        estimate(wanted, training, Kernels(), Divided(tp=0), ranks=16)
+        estimate(wanted, training, Kernels(), Divided(tp=0), links, ranks=16)
 
 
 def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):

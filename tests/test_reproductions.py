@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from study.ledger import ledger
+from study.errors import Stop
+from study.ledger import ledger, trial_checks
 from study.ledger.files import FOLDER, read_all
 from study.ledger.verdict import REFUTED, TRIED
 from study.probes.answers import REPRODUCTIONS
@@ -72,3 +73,13 @@ def run(path, folder) -> dict:
 )
 def test_prints_one_answer(path, tmp_path):
     assert isinstance(run(path, tmp_path)["found"], (bool, int, float, str))
+
+
+def test_a_claim_may_rest_on_a_property():
+    holds = trial_checks.holds
+    assert holds(adapter="zero3-elastic", name="checkpoint").value is True
+    assert holds(adapter="zero3-elastic", name="checkpoint-fewer-ranks").value is False
+    for adapter, name in (("zero3-elastic", "nothing"), ("nothing", "sgd")):
+        assert holds(adapter=adapter, name=name).value is None
+    with pytest.raises(Stop):
+        holds(adapter="../evil", name="sgd")

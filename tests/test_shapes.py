@@ -24,6 +24,7 @@ PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads 
     "gpt3-13b": 12853.39,  # by hand: 40 (12 h^2 + 13 h) + 52305 h + 2 h with h = 5120
     "gpt-neox-20b": 20554.57,
     "llama3-8b": 8030.26,
+    "llama3-70b": 70553.71,
     "llama3.2-1b": 1235.81,
     "qwen2.5-7b": 7615.62,
     "qwen3-8b": 8190.74,

@@ -1,6 +1,7 @@
 """`study advise`: which arm to use on given GPUs, or how many GPUs a training needs."""
 
 import dataclasses
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,11 @@ from study.errors import Stop
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice import answer, configure
+from study.predictor.advice.advise import Advice, setup_of_row
 from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, counts_of
+from study.predictor.outside.errors import accuracy_of
 from study.predictor.outside.stored import accuracy
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
@@ -53,17 +56,47 @@ def advise(
     for path in configure.write(write, advice, nvme_dir=nvme_dir) if write else []:
         sys.stderr.write(f"written: {path}\n")
     lines = answer.in_words(advice)
+    why = answer.reason(advice)
+    detail = _in_detail(wanted, advice)
     if advice.choice is None:
         lines += answer.remedies_in_words(remedies(advice.question, given))
     assumed = answer.assumptions(advice.question)
     if as_json:
-        return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed, "accuracy": accuracy()}
-    say_wrapped(*lines, "")
+        more = {
+            "in_words": lines,
+            "why": why,
+            "detail": detail,
+            "assumed": assumed,
+            "accuracy": [accuracy(), *_of_kind(advice)],
+        }
+        return dataclasses.asdict(advice) | more
+    say_wrapped(*lines, *([why] if why else []), "")
     show(answer.table(advice))
+    if detail:
+        say_wrapped("", f"In detail: {detail}, or study timeline with the same words.", indent="  ")
     say("", "Assumed:")
     say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", accuracy(), *model.remarks())
+    say_wrapped("", accuracy(), *_of_kind(advice), *model.remarks())
     return None
+
+
+def _of_kind(advice: Advice) -> list[str]:
+    """Return how far off predictions of the choice's kind are."""
+    if advice.choice is None:
+        return []
+    return [accuracy_of(setup_of_row(advice.question, advice.choice), advice.question.local)]
+
+
+def _in_detail(wanted: Wanted, advice: Advice) -> str:
+    """Return the command that shows the choice in detail; empty if nothing fits."""
+    if advice.choice is None:
+        return ""
+    model = {name.replace("_", "-"): value for name, value in vars(wanted).items() if value not in (None, False)}
+    words = [word for name, value in model.items() if value is not True for word in (f"--{name}", str(value))]
+    words += [f"--{name}" for name, value in model.items() if value is True]
+    if advice.question.beside:
+        words += ["--beside", f"{advice.question.beside:g}"]
+    return shlex.join(["study", "estimate", *words, *answer.flags(advice.choice, advice.question)])
 
 
 def _advise_number(

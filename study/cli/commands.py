@@ -51,6 +51,15 @@ COMMANDS = {
     "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
     "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, and seal them"),
+    "submit": (
+        "study.publishing.submissions:submit",
+        "prepare records of your machine for a pull request, or check it",
+    ),
+    "export": ("study.publishing.dataset:export", "write records, claims and predictions as a data set"),
+    "release": ("study.publishing.documents:release", "write the citation and the archive's metadata"),
+    "pages": ("study.publishing.pages:pages", "a report as a static site, to publish"),
+    "changelog": ("study.publishing.registration:changelog", "write which verdicts changed, from the history"),
+    "registration": ("study.publishing.registration:registration", "hashes of what was fixed before measuring"),
     "bench": ("study.bench.bench", "compare our trainer's speed with a bare loop and the Hugging Face Trainer"),
     "peaks": ("study.bench.peaks", "measure what this machine reaches: matrix products, copies, disk"),
     "scoreboard": ("study.bench.scoreboard:main", "who predicts memory best, against measured peaks"),
@@ -87,7 +96,11 @@ def start(words: list[str]) -> None:
     if name in ("-h", "--help", "help"):
         return start([rest[0], "--help"]) if rest and rest[0] in COMMANDS else say(*help_lines())
     if name == "--version":
-        return say(f"zero-study {version('zero-study') or '(not installed)'}")
+        from study.records.store import commit_of_this_tree
+
+        commit, dirty = commit_of_this_tree()
+        at = f", commit {commit[:12]}{' changed' if dirty else ''}" if commit else ""
+        return say(f"zero-study {version('zero-study') or '(not installed)'}{at}")
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     module, _, function = COMMANDS[name][0].partition(":")

@@ -8,12 +8,19 @@ import tyro
 from study.errors import Stop
 from study.io.files import safe_join
 from study.io.tables import say, wrapped
+from study.oom.explain import explain
+from study.oom.training import Described
+from study.predictor.wanted import Wanted
 from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
+from study.records.hangs import Finding
+from study.records.schema import Record
+from study.spec import arms
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
 from study.watcher import diagnosis, differences, evidence, hang_causes, sources, trends
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
+from study.watcher.findings import ordered
 
 REPRODUCTIONS = PACKAGE / "reproductions"
 MOST = 24  # names that a line lists
@@ -52,7 +59,6 @@ def _answer(path: Path) -> dict:
         found = [dataclasses.asdict(finding) for finding in outside.findings]
         return about | {"findings": found, "looked_at": [outside.kind], "not_known": []}
     tables = trends.load(folder) if folder.is_dir() else {}
-    steps = [dataclasses.asdict(finding) for finding in trends.findings(tables)]
     judged_steps = ["steps"] if tables else []
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
         about = {"run": folder.name, "how": "no record yet", "status": None, "error": None}
@@ -63,17 +69,37 @@ def _answer(path: Path) -> dict:
     ranks = f" on {seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}" if seen.ranks else ""
     virtual = ", virtual" if record.is_virtual else ""
     waiting = _waiting(logs if record.status != "done" else [])
-    findings = [dataclasses.asdict(finding) for finding in diagnosis.diagnose(record)]
+    findings = ordered([*trends.findings(tables), *diagnosis.diagnose(record), *_out_of_memory(record, path)])
     return {
         "run": record.run_id,
         "how": f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}",
         "status": record.status,
         "error": record.error.model_dump() if record.error else None,
         "ranks": waiting["ranks"],
-        "findings": waiting["findings"] + steps + findings,
+        "findings": waiting["findings"] + [dataclasses.asdict(finding) for finding in findings],
         "looked_at": waiting["looked_at"] + judged_steps + judged,
         "not_known": unknown,
     }
+
+
+def _out_of_memory(record: Record, path: Path) -> list[Finding]:
+    """Return what `study oom` reads in the error of a run that ended so, and the command that finds what would fit."""
+    if record.status not in ("oom", "host_oom") or record.error is None:
+        return []
+    seen = record.observed
+    arm = seen.arm if seen.arm in arms.all_paths() else None
+    flags = {"arm": arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}
+    flags |= {"accumulation": seen.accumulation if (seen.accumulation or 1) > 1 else None}
+    words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
+    record_file = path if path.is_file() else path / store.RECORD
+    remedy = f"`study oom {record_file} --model MODEL {words}` names the tensor, and predicts which arms fit"
+    try:
+        cause = explain(record.error.message, Wanted(), Described(arm=arm, ranks=seen.ranks)).causes[0]
+    except (Stop, IndexError):  # the message has no sizes
+        return [Finding("The memory was full", remedy, id="memory_full")]
+    sure = "likely" if cause.is_likely else "possible"
+    sentence = f"The memory was full. {cause.what[0].upper()}{cause.what[1:]} ({sure})"
+    return [Finding(sentence, f"{cause.remedy}; {remedy}", id="memory_full")]
 
 
 def _is_evidence(path: Path) -> bool:
@@ -135,16 +161,22 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         as_json: Print everything as JSON.
     """
     sides = {"a": sources.read(a), "b": sources.read(b)}
+    only_a, only_b = differences.found_in_one(sides["a"], sides["b"])
     compared = differences.compare(sides["a"], sides["b"])
     found = {name: contradictions(source) for name, source in sides.items()}
     if as_json:
         rows = {name: [_row(each) for each in getattr(compared, name)] for name in ("known", "other")}
         names = {name: getattr(compared, name) for name in ("only_a", "only_b", "equal")}
+        found_in = {"found_in_a": only_a, "found_in_b": only_b}
+        names |= {name: [each.sentence for each in findings] for name, findings in found_in.items()}
         return rows | names | {f"{name}_contradictions": texts for name, texts in found.items()}
     for name, source in sides.items():
         say(*wrapped(f"{name.upper()}: {source.path} ({source.words})", "   "))
         say(*(_indented(f"{source.unread}.", 3) if source.unread else []))
         say(*(line for text in found[name] for line in wrapped(f"- {text}.", "     ", "   ")))
+    for letter, findings in (("A", only_a), ("B", only_b)):
+        for finding in findings:
+            say("", *wrapped(f"Found in {letter} only: {finding.sentence}. What to do: {finding.remedy}.", "  "))
     say("", *_causes(compared), *_others(compared))
     return None
 

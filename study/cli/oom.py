@@ -17,8 +17,6 @@ from study.oom.training import Described
 from study.predictor.wanted import Wanted
 from study.spec.options import AsJson
 
-OF_NO_SHAPE = ("full", "large")  # causes that are no tensor of a known shape
-
 
 def oom(
     error: tyro.conf.Positional[str | None] = None,
@@ -46,6 +44,8 @@ def oom(
     if as_json:
         return _as_dict(seen, changes)
     say_wrapped(_message(seen.error), "")
+    if seen.read:
+        say_wrapped(f"Read in the log: {', '.join(seen.read)}.", "")
     _show_causes(seen.causes, has_sizes=seen.error.asked is not None)
     _show_changes(changes, seen)
     if seen.training is None and seen.error.where == "GPU":
@@ -65,10 +65,9 @@ def _message(seen: OomError) -> str:
 
 
 def _show_causes(ranked: list[Cause], *, has_sizes: bool) -> None:
-    if not ranked or ranked[0].points < 2:
-        more = " Tensors of common models that have its size:" if ranked and ranked[0].id not in OF_NO_SHAPE else ""
-        sizes = "" if has_sizes else ", and no sizes: nvidia-smi shows whose memory it is"
-        say_wrapped(f"This message names no cause{sizes}.{more}", *[""] * bool(ranked))
+    if not ranked or not ranked[0].is_likely:
+        sizes = "" if has_sizes else " and it has no sizes: nvidia-smi shows whose memory it is;"
+        say_wrapped(f"No candidate is sure;{sizes} a snapshot tells (`study diagnose SNAPSHOT`).", *[""] * bool(ranked))
     for number, cause in enumerate(ranked, 1):
         sure = "likely" if cause.is_likely else "possible"
         what = cause.what[0].upper() + cause.what[1:]

@@ -2,84 +2,34 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from study.cli import loading as loads
 from study.cli import steps
+from study.cli.steps import Divided, Kernels, Links, Training
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, say_wrapped, show
-from study.machine.gpus import GPUS, gpu_named
+from study.machine.gpus import GPUS
 from study.predictor import combinations
+from study.predictor.advice.advise import Fits, fits_on
 from study.predictor.combinations import beside_bytes
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
-from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, outside_bytes, reserve_bytes
+from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
+from study.predictor.outside.errors import accuracy_of
 from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.parallel.layout import SHORT, Layout
-from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, trainers_name
+from study.predictor.setup import Fsdp, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time
-from study.predictor.wanted import Wanted, asked_for, count_of
+from study.predictor.wanted import Wanted, asked_for, count_of, is_size
 from study.spec import arms
 from study.spec.optimizers import refusal
 from study.spec.options import AsJson
 
-Fits = Literal["yes", "only just", "no"]
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kernels:
-    """How the training computes. The defaults are the trainer's."""
-
-    attention: Literal["sdpa", "eager"] | None = None
-    """sdpa: fused. eager: written out. Default: sdpa if transformers has it for the model."""
-    loss: Loss = "whole"
-    """How the loss is computed. whole: from all logits at once, as in the trainer. in_place: by a kernel that
-    overwrites the logits. chunked: part by part, as Liger does."""
-    optimizer: Optimizer = "fused"
-    """fused: PyTorch's fused AdamW, as in the trainer. foreach: AdamW with a copy of a moment during the update. The
-    others are the trainer's."""
-    frozen: Frozen = "as_weights"
-    """The dtype of weights that do not train. as_weights: that of the other weights. bf16: bf16, under autocast."""
-    quantized: Quantized | None = None
-    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
-    cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
-    """Where the CUDA kernels keep other bytes than the CPU's, and the prediction follows CUDA. Only for models that are
-    predicted from their config.json, and with --device cuda."""
-
-    def values(self) -> dict:
-        """Return the fields of a setup, without those that are left to the model."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Divided:
-    """How ranks divide a model, as Megatron-LM does. The ranks that are left share optimizer states."""
-
-    tp: int = 1
-    """Tensor parallelism: ranks that divide each layer, and what lies between layers."""
-    pp: int = 1
-    """Pipeline parallelism: ranks that have some of the layers each; --accumulation is their microbatches."""
-    cp: int = 1
-    """Context parallelism: ranks that divide each row."""
-    ep: int = 1
-    """Expert parallelism: ranks that divide the experts of a mixture."""
-    vp: int = 1
-    """With --pp: chunks of layers on each rank. 1: the schedule is 1F1B; more: it is interleaved."""
-
-    @property
-    def layout(self) -> Layout | None:
-        """Return the layout; None if nothing is divided."""
-        sizes = {name: getattr(self, short) for name, short in SHORT.items()}
-        if wrong := [f"--{SHORT[name]} {size}" for name, size in sizes.items() if size < 1]:
-            raise Stop(f"{' and '.join(wrong)}: at least one rank has it", "give 1 or more")
-        return Layout(**sizes) if self != Divided() else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,27 +46,23 @@ class Prediction:
 
     @property
     def fits(self) -> Fits | None:
-        """Return whether it fits on the GPU. "only just": not with the reserve that an advice keeps. None: no GPU."""
+        """Return whether it fits on the GPU, by the rule of an advice. None: no GPU."""
         if self.gpu is None:
             return None
-        free_bytes = GPUS[self.gpu].memory_bytes - self.whole.peak_bytes - beside_bytes(self.gpu, self.beside)
-        if free_bytes < outside_bytes(self.setup.ranks):
-            return "no"
-        return "yes" if free_bytes >= reserve_bytes(GPUS[self.gpu]) else "only just"
+        return fits_on(self.gpu, self.whole.peak_bytes, beside_bytes(self.gpu, self.beside))
 
 
 def estimate(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
-    training: Annotated[steps.Training, tyro.conf.arg(name="")],
+    training: Annotated[Training, tyro.conf.arg(name="")],
     kernels: Annotated[Kernels, tyro.conf.arg(name="")],
     divided: Annotated[Divided, tyro.conf.arg(name="")],
+    links: Annotated[Links, tyro.conf.arg(name="")],
     *,
-    ranks: int = 8,
+    ranks: Annotated[int, tyro.conf.arg(aliases=("--gpus",))] = 8,
     fsdp: Fsdp | None = None,
     recipe: str | None = None,
-    gpu: str | None = None,
     beside: float = 0.0,
-    host_pace: float | None = None,
     explain: bool = False,
     loading: bool = False,
     as_json: AsJson = False,
@@ -131,43 +77,39 @@ def estimate(
         training: The training.
         kernels: How it computes.
         divided: How ranks divide the model.
+        links: The machine.
         ranks: Number of processes that train together, one per GPU.
         fsdp: Instead of an arm, predict PyTorch's own FSDP without Accelerate, with each layer as a unit.
         recipe: Names the bytes per parameter of the paper's model states: mixed-adam, fp32-adam and others. Default:
             the recipe of the precision and the optimizer.
-        gpu: Kind of GPU: H100, A100-40GB, L4 and others. Adds whether it fits, the time of a step, and how PyTorch's
-            allocator frees cached memory when the GPU is nearly full.
         beside: With --gpu: the share of the GPU that another program takes, such as a reference model, or the
             gpu_memory_utilization of an inference engine.
-        host_pace: With --gpu: seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs.
-            Default: unknown.
         explain: With --gpu: list every constant behind the predicted time, with its source.
         loading: Predict instead the host memory that a node needs until its ranks have loaded the model.
         as_json: Print the prediction as JSON.
     """
-    layout = divided.layout
-    arm = training.arm or ("zero1" if layout else steps.ARM)
+    arm = training.arm or divided.arm
     chosen = arms.load_arm(arm)
     if fsdp is None and (stop := refusal(chosen, trainers_name(kernels.optimizer), training.precision)):
         raise stop
-    if (explain or beside or host_pace is not None) and gpu is None:
-        raise Stop("--explain and --host-pace need a predicted time, and --beside the memory of a GPU", "give --gpu")
+    if (explain or beside) and links.gpu is None:
+        raise Stop("--explain needs a predicted time, and --beside the memory of a GPU", "give --gpu")
     combinations.check_share(beside)
     prediction = None
-    if wanted.params is not None and wanted == Wanted(params=wanted.params):
-        if gpu is not None:
+    if _is_only_a_number(wanted):
+        if links.gpu is not None:
             what = "the time of a step depends on the model's layers"
             raise Stop(what, "give --layers and --hidden, or leave out --gpu")
-        parameters = count_of(wanted.params)
+        parameters = count_of(wanted.params or 0)
     else:
-        links = None if gpu is None else steps.Links(gpu=gpu_named(gpu), host_pace=host_pace)
-        prediction = _predicted(wanted, training, arm, kernels.values() | {"layout": layout}, ranks, fsdp, links)
-        prediction = dataclasses.replace(prediction, beside=beside)
+        model = asked_for(wanted, training.sequence or 1)
+        known = steps.asked(model, training, kernels, divided, links, ranks)
+        prediction = _predicted(known if fsdp is None else steps.with_fsdp(known, fsdp), beside)
         parameters = prediction.whole.parameters
     if loading:
         return _loading(prediction, as_json)
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
-    parts = layout.tensor * layout.pipeline if layout else 1
+    parts = divided.tp * divided.pp
     used = recipe or recipe_of(training.precision, kernels.optimizer)
     states = states_bytes(parameters / parts, stage, ranks // parts, used)
     if as_json:
@@ -177,7 +119,8 @@ def estimate(
         _show(prediction)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        say_wrapped("", accuracy(), *prediction.setup.model.remarks())
+        local = GPUS[prediction.gpu].per_node if prediction.gpu else loads.LOCAL
+        say_wrapped("", accuracy(), accuracy_of(prediction.setup, local), *prediction.setup.model.remarks())
     if explain and prediction and prediction.step and prediction.gpu:
         say("")
         show(steps.parts(prediction.step))
@@ -186,25 +129,16 @@ def estimate(
     return None
 
 
-def _predicted(
-    wanted: Wanted,
-    training: steps.Training,
-    arm: str,
-    values: dict,
-    ranks: int,
-    fsdp: Fsdp | None,
-    links: steps.Links | None,
-) -> Prediction:
-    model = asked_for(wanted, training.sequence or 1)
-    options = training.values(model) | values
-    if fsdp:
-        setup = Setup(model=model, fsdp=fsdp, ranks=ranks, **options)
-    else:
-        setup = Setup.of_arm(model, arm, ranks=ranks, **options)
-    gpu = links.gpu if links else None
-    step = step_time(setup, links.machine(setup.ranks)) if links else None
-    shown = f"{fsdp or arm} {setup.layout.in_words}" if setup.layout else fsdp or arm
-    return Prediction(shown, setup, predict(setup), memory_kinds(setup, gpu), gpu, step)
+def _is_only_a_number(wanted: Wanted) -> bool:
+    """Return whether a number of parameters is all that is known of a model."""
+    return wanted.params is not None and wanted == Wanted(params=wanted.params) and not is_size(wanted.params)
+
+
+def _predicted(known: steps.Asked, beside: float) -> Prediction:
+    setup = known.setup
+    gpu = known.machine.gpu if known.machine else None
+    step = step_time(setup, known.machine) if known.machine else None
+    return Prediction(known.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step, beside)
 
 
 def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:
@@ -260,7 +194,8 @@ def _answer(prediction: Prediction) -> str:
     if gpu is None or prediction.fits is None:
         return f"{text}."
     other = " beside the other program" if prediction.beside else ""
-    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({size(GPUS[gpu].memory_bytes)}){other}')}"
+    free = f"{size(GPUS[gpu].memory_bytes)}, of which {size(reserve_bytes(GPUS[gpu]))} stay free"
+    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({free}){other}')}"
 
 
 def _show_bytes(name: str, sizes: Mapping[str, float]) -> None:

@@ -1,6 +1,6 @@
 """`study timeline`: predicts the time of a step and draws its streams."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,8 +11,10 @@ from study.io import chrome
 from study.io.numbers import short
 from study.io.tables import say, show
 from study.machine.gpus import GPUS, gpu_named
-from study.predictor.advice.question import Precision, link_named, node_size
-from study.predictor.setup import Setup
+from study.predictor.advice.advise import LAYOUT_ARM, settled_arm
+from study.predictor.advice.question import Precision, bytes_of, default_sequence, link_named, node_size
+from study.predictor.parallel.layout import SHORT, Layout
+from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, distribution
 from study.predictor.timing import pace
 from study.predictor.timing.replay import Span
 from study.predictor.timing.steptime import MOST_PASSES, Machine, StepTime, step_time
@@ -25,8 +27,8 @@ from study.spec.settings import Tokens
 LANE = 88  # characters of a lane
 MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
 BUSY = 0.1  # a character is drawn if tasks take at least this share of its time
-DEFAULT_SEQUENCE = 1024
 ARM = "zero3"  # the default
+GPU = "H100-80GB"  # of a timeline, if no kind is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +44,86 @@ class Training:
     accumulation: int = 1
     """Passes per step."""
     sequence: Tokens | None = None
-    """Tokens per row. Default: 1024, or as many as the model reads."""
+    """Tokens per row. Default: 2048, or as many as the model reads."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    buckets: int | None = None
+    """Elements of DeepSpeed's buckets. Default: as the arm's file says."""
+    group: int | None = None
+    """Ranks that share rows, under zero3_ulysses, zero1_tp and zero2_tp. Default: as the arm's file says."""
 
     def values(self, model: Transformer) -> dict:
         """Return the fields of a setup that do not depend on the arm."""
-        values = {name: value for name, value in vars(self).items() if name not in ("arm", "sequence")}
+        names = ("precision", "micro_batch", "accumulation", "checkpointing")
+        values = {name: getattr(self, name) for name in names}
         values["sequence"] = default_sequence(model) if self.sequence is None else self.sequence
         values["attention"] = "sdpa" if model.has_fused_attention else "eager"
         return values
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """How the training computes. The defaults are the trainer's."""
+
+    attention: Literal["sdpa", "eager"] | None = None
+    """sdpa: fused. eager: written out. Default: sdpa if transformers has it for the model."""
+    loss: Loss = "whole"
+    """How the loss is computed. whole: from all logits at once, as in the trainer. in_place: by a kernel that
+    overwrites the logits. chunked: part by part, as Liger does."""
+    optimizer: Optimizer = "fused"
+    """fused: PyTorch's fused AdamW, as in the trainer. foreach: AdamW with a copy of a moment during the update. The
+    others are the trainer's."""
+    frozen: Frozen = "as_weights"
+    """The dtype of weights that do not train. as_weights: that of the other weights. bf16: bf16, under autocast."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
+    cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
+    """Where the CUDA kernels keep other bytes than the CPU's, and the prediction follows CUDA. Only for models that are
+    predicted from their config.json, and with --device cuda."""
+
+    def values(self) -> dict:
+        """Return the fields of a setup, without those that are left to the model."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided:
+    """How ranks divide a model, as Megatron-LM does. The ranks that are left share optimizer states."""
+
+    tp: int = 1
+    """Tensor parallelism: ranks that divide each layer, and what lies between layers."""
+    pp: int = 1
+    """Pipeline parallelism: ranks that have some of the layers each; --accumulation is their microbatches."""
+    cp: int = 1
+    """Context parallelism: ranks that divide each row."""
+    ep: int = 1
+    """Expert parallelism: ranks that divide the experts of a mixture."""
+    vp: int = 1
+    """With --pp: chunks of layers on each rank. 1: the schedule is 1F1B; more: it is interleaved."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Return the layout; None if nothing is divided."""
+        sizes = {name: getattr(self, short) for name, short in SHORT.items()}
+        if wrong := [f"--{SHORT[name]} {size}" for name, size in sizes.items() if size < 1]:
+            raise Stop(f"{' and '.join(wrong)}: at least one rank has it", "give 1 or more")
+        return Layout(**sizes) if self != Divided() else None
+
+    @property
+    def arm(self) -> str:
+        """Return the arm of a prediction for which no arm is given."""
+        return LAYOUT_ARM if self != Divided() else ARM
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links:
     """The machine to predict for."""
 
-    gpu: str = "H100"
-    """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
+    gpu: str | None = None
+    """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others. With it, `estimate` adds whether it fits, the time of a
+    step, and how PyTorch's allocator frees cached memory when the GPU is nearly full. Default of `timeline`: H100."""
     link: str | None = None
     """The slowest link between the GPUs, such as nvlink, pcie4 or ib-hdr. Default: as such machines have."""
     gpus_per_node: int | None = None
@@ -68,9 +132,15 @@ class Links:
     """Assume that norms, activation functions and rotations are single kernels, as with torch.compile."""
     host_pace: float | None = None
     """Seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs. Default: unknown."""
+    disk: str | None = None
+    """Read and write speed of a node's disk, such as 6GB/s. Default: its time is not counted."""
 
-    def machine(self, gpus: int) -> Machine:
-        """Return the machine with so many GPUs."""
+    def machine(self, gpus: int) -> Machine | None:
+        """Return the machine with so many GPUs; None if their kind is not given."""
+        if self.gpu is None:
+            if self != Links():
+                raise Stop("options of a machine need its kind of GPU", "give --gpu")
+            return None
         gpu = gpu_named(self.gpu)
         per_node = min(gpus, node_size(gpus, gpu, self.gpus_per_node))
         several = gpus > per_node
@@ -82,20 +152,49 @@ class Links:
             host_pace=self.host_pace,
             link=None if several else joined,
             network=joined if several else None,
+            disk_bytes_per_s=None if self.disk is None else bytes_of(self.disk, "--disk", "B/s"),
         )
 
 
-def default_sequence(model: Transformer) -> int:
-    """Return the tokens of a row where the user leaves them to the model."""
-    return min(DEFAULT_SEQUENCE, model.positions or DEFAULT_SEQUENCE)
+@dataclass(frozen=True)
+class Asked:
+    """A training on a machine, as `estimate` and `timeline` predict it."""
+
+    arm: str  # with its layout
+    setup: Setup
+    machine: Machine | None
+
+
+def with_fsdp(known: Asked, fsdp: Fsdp) -> Asked:
+    """Return a training under PyTorch's own FSDP, without Accelerate, instead of an arm."""
+    setup = replace(known.setup, deepspeed=None, fsdp=fsdp, fsdp_by="torch", fsdp_offload=False, group=None)
+    return replace(known, arm=fsdp, setup=setup)
+
+
+def asked(
+    model: Transformer, training: Training, kernels: Kernels, divided: Divided, links: Links, ranks: int
+) -> Asked:
+    """Return the setup under an arm with the sizes that are given, and the machine."""
+    name = training.arm or divided.arm
+    arm = arms.load_arm(name)
+    ranks = 1 if arm.distributed_type == "NO" else ranks
+    machine = links.machine(ranks)
+    local = machine.gpus_per_node if machine else ranks
+    layout = divided.layout
+    settled = settled_arm(arm, ranks, local, training.group, training.buckets)
+    values = distribution(settled, ranks) | training.values(model) | kernels.values() | {"layout": layout}
+    shown = f"{name} {layout.in_words}" if layout else name
+    return Asked(shown, Setup(model=model, ranks=ranks, **values), machine)
 
 
 def timeline(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
     training: Annotated[Training, tyro.conf.arg(name="")],
+    kernels: Annotated[Kernels, tyro.conf.arg(name="")],
+    divided: Annotated[Divided, tyro.conf.arg(name="")],
     links: Annotated[Links, tyro.conf.arg(name="")],
     *,
-    gpus: int = 8,
+    gpus: Annotated[int, tyro.conf.arg(aliases=("--ranks",))] = 8,
     svg: Path | None = None,
     trace: Path | None = None,
     as_json: AsJson = False,
@@ -107,6 +206,8 @@ def timeline(
     Args:
         wanted: The model.
         training: The training.
+        kernels: How it computes.
+        divided: How ranks divide the model.
         links: The machine.
         gpus: Number of GPUs over all nodes.
         svg: Also draw the step into this SVG file.
@@ -120,13 +221,13 @@ def timeline(
     model = asked_for(wanted, training.sequence or 1)
     if gpus < 1:
         raise Stop(f"--gpus must be at least 1 (got {gpus})", "give 1 or more")
-    arm = training.arm or ARM
+    arm = training.arm or divided.arm
     if gpus != 1 and arms.load_arm(arm).distributed_type == "NO":
         raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
-    machine = links.machine(gpus)
-    setup = Setup.of_arm(model, arm, ranks=gpus, device="cuda", **training.values(model))
-    step = step_time(setup, machine)
-    title = f"{arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
+    known = asked(model, training, kernels, divided, replace(links, gpu=links.gpu or GPU), gpus)
+    machine = known.machine or Machine(gpu=GPU)
+    step = step_time(known.setup, machine)
+    title = f"{known.arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
     if svg is not None:
         from study.report.topics import timeline as drawing
 

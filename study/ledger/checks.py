@@ -62,7 +62,7 @@ KINDS: dict[str, Kind] = {
     **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
     **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
     **_kinds(MEASURED, record_checks.observed, record_checks.equal, record_checks.same_loss, **RECORDS),
-    "tried": Kind(TRIED, trial_checks.TRIALS, chosen_by="what"),
+    "tried": Kind(TRIED, {**trial_checks.TRIALS, "property": trial_checks.holds}, chosen_by="what"),
 }
 
 

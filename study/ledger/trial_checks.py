@@ -1,13 +1,19 @@
-"""Checks that ask the installed libraries. Their arguments are those of a trial of `study.probes`."""
+"""Checks that ask the installed libraries. Their arguments are those of a trial of `study.probes`, or of a property."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
 
+from study.io import files
+from study.io.parsing import from_json
 from study.ledger.arguments import Check
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.probes import answers, worker
 from study.probes.answers import REPRODUCTION
+from study.spec.arms import ROOT
+
+CONFORM = ROOT / "reports" / "conform"
+MAX_BYTES = 2**20
 
 
 def _check(function: Callable) -> Check:
@@ -38,7 +44,9 @@ def trial_of(function: Callable, given: dict) -> dict:
 
 
 def trials_of(function: Check, calls: Iterable[dict]) -> list[dict]:
-    """Return the trials that calls of a check ask for, without those that are refused."""
+    """Return the trials that calls of a check ask for, without those that are refused. A property asks for none."""
+    if function is holds:
+        return []
     trials = [trial_of(inspect.unwrap(function), given) for given in calls]
     return [trial for trial in trials if not answers.refusal(trial)]
 
@@ -50,3 +58,16 @@ def reproduction(*, name: str) -> Finding:
 
 
 TRIALS = {name: _check(function) for name, function in worker.TRIALS.items()} | {REPRODUCTION: reproduction}
+
+
+def holds(*, adapter: str, name: str) -> Finding:
+    """Return whether a property holds with an adapter, by the committed results of `study conform`."""
+    try:
+        content = from_json(files.read_below(CONFORM, files.safe_name(f"{adapter}.json"), MAX_BYTES))
+        (row,) = [{"status": "holds", "words": ""} | each for each in content["results"] if each["property"] == name]
+    except (OSError, ValueError):
+        words = f"there is no result of {name} with {adapter}"
+        return Finding(None, words, without=NOT_TESTED, missing=f"run study conform {adapter}")
+    working = f"reports/conform/{adapter}.json: {name} {row['status']}{': ' if row['words'] else ''}{row['words']}"
+    evidence = tuple(f"{library} {release}" for library, release in content["versions"].items() if release)
+    return Finding(row["status"] == "holds", working, evidence=evidence)

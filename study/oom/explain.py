@@ -2,15 +2,25 @@
 
 from dataclasses import dataclass
 
-from study.io.numbers import size
 from study.oom import reading, sizes
-from study.oom.causes import Cause, causes
+from study.oom.causes import Cause, Known, causes
 from study.oom.reading import OomError
-from study.oom.training import Described, Training, checked, dimensions, gpu_of, model_of, training, with_config
+from study.oom.training import (
+    Described,
+    Training,
+    checked,
+    dimensions,
+    gpu_of,
+    model_of,
+    training,
+    with_config,
+    with_log,
+)
 from study.predictor.estimate import estimate
 from study.predictor.wanted import Wanted
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
+STATES = ("weights", "gradients", "master", "moments")
 
 
 @dataclass(frozen=True)
@@ -21,29 +31,36 @@ class Explanation:
     causes: list[Cause]
     training: Training | None
     gpu: str | None
+    read: tuple[str, ...]
+    """Flags for what the log says of the training."""
 
 
 def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
     error = reading.find(text)
     given, zero = with_config(checked(given))
+    wanted, filled, read = with_log(wanted, given, reading.settings(text, error))
     model = model_of(wanted, given)
-    run = training(model, given, zero)
-    known = dimensions(wanted, model, given)
-    found: list[sizes.Match] = []
-    if error.asked and error.where == "GPU":
-        unknown = known == sizes.Dimensions(sequence=known.sequence, rows=known.rows)
-        setup = run.setup if run else None
-        found = sizes.common(error.asked) if unknown else sizes.matches(error.asked, known, setup)
-    shards = (given.arm or "").startswith(SHARD_WEIGHTS)
-    ranked = causes(error, found, shards_weights=shards, states=_states(run))
-    return Explanation(error, ranked, run, gpu_of(given.gpu, error.total))
+    run = training(model, filled, zero)
+    known = dimensions(wanted, model, filled)
+    found = _found(error, known, run)
+    shards = (filled.arm or "").startswith(SHARD_WEIGHTS)
+    states = _states_bytes(run, known, filled)
+    facts = Known(vocabulary=known.vocabulary, shards_weights=shards, states_bytes=states)
+    return Explanation(error, causes(error, found, facts), run, gpu_of(filled.gpu, error.total), read)
 
 
-def _states(run: Training | None) -> str:
-    """Return what takes the most of the predicted peak."""
+def _found(error: OomError, known: sizes.Dimensions, run: Training | None) -> list[sizes.Match]:
+    """Return what has the size that was asked for."""
+    if error.asked is None or error.where != "GPU":
+        return []
+    if not known.has_shape:
+        return sizes.common(error.asked)
+    return sizes.matches(error.asked, known, run.setup if run else None)
+
+
+def _states_bytes(run: Training | None, known: sizes.Dimensions, given: Described) -> float | None:
     if run is None:
-        return ""
-    whole = estimate(run.setup)
-    name, most = max(whole.at_peak.items(), key=lambda part: part[1])
-    return f"; of the predicted peak of {size(whole.peak_bytes)}, {size(most)} are {name.replace('_', ' ')}"
+        return sizes.states_bytes(known, given.arm, given.ranks)
+    at_peak = estimate(run.setup).at_peak
+    return sum(at_peak.get(role, 0) for role in STATES)

@@ -49,32 +49,45 @@ def _of(change: str, setup: Setup, gpu: str) -> Proposal:
 
 
 def _changes(training: Training) -> Iterator[tuple[str, Setup]]:
-    """Yield changes of the passes, then other arms, alone and with all changes that cost little."""
+    """Yield smaller passes, what costs little, and other arms, alone and with all that costs little."""
     setup = training.setup
+    yield from _smaller_passes(setup)
+    cheap = _cheap(setup)
+    for change, values in cheap.items():
+        yield change, replace(setup, **values)
+    every = {name: value for values in cheap.values() for name, value in values.items()}
+    if len(cheap) > 1:
+        yield " ".join(cheap), replace(setup, **every)
+    for arm, other in _other_arms(training):
+        yield f"--arm {arm}", other
+        if cheap:
+            yield f"--arm {arm} {' '.join(cheap)}", replace(other, **every)
+
+
+def _smaller_passes(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Yield half the rows in twice the passes."""
+    rows = setup.micro_batch // 2
+    passes = setup.accumulation * 2
+    if rows:
+        yield f"--micro-batch {rows} --accumulation {passes}", replace(setup, micro_batch=rows, accumulation=passes)
+
+
+def _cheap(setup: Setup) -> dict[str, dict[str, Any]]:
+    """Return flags that cost little, and the fields of a setup that they mean."""
     cheap: dict[str, dict[str, Any]] = {}
     if setup.loss == "whole" and setup.model.look.kind == "decoder":
         cheap["--loss chunked"] = {"loss": "chunked"}
     if not setup.checkpointing and setup.model.has_checkpointing:
         cheap["--checkpointing"] = {"checkpointing": True}
-    if setup.micro_batch > 1:
-        rows = setup.micro_batch // 2
-        passes = setup.accumulation * 2
-        yield f"--micro-batch {rows} --accumulation {passes}", replace(setup, micro_batch=rows, accumulation=passes)
-    for change, values in cheap.items():
-        yield change, replace(setup, **values)
-    both: dict[str, Any] = {name: value for values in cheap.values() for name, value in values.items()}
-    if len(cheap) > 1:
-        yield " ".join(cheap), replace(setup, **both)
+    return cheap
+
+
+def _other_arms(training: Training) -> Iterator[tuple[str, Setup]]:
+    setup = training.setup
     for arm in LADDER if setup.ranks > 1 else ALONE:
-        if arm == training.arm:
-            continue
-        try:
-            other = replace(setup, **_distributed(arm, setup.ranks))
-        except Stop:
-            continue
-        yield f"--arm {arm}", other
-        if both:
-            yield f"--arm {arm} {' '.join(cheap)}", replace(other, **both)
+        if arm != training.arm:
+            with contextlib.suppress(Stop):  # the arm cannot train this
+                yield arm, replace(setup, **_distributed(arm, setup.ranks))
 
 
 def _distributed(arm: str, ranks: int) -> dict[str, Any]:

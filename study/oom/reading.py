@@ -1,34 +1,27 @@
-"""Read an error about memory out of a text or a log: what was asked for, and what was allocated, reserved and free.
+"""Read an error about memory out of a text or a log: what was asked for, and what was allocated, reserved and free."""
 
-The messages are PyTorch's, of all its versions, for CUDA and ROCm; of its allocator for the host; of the kernel, Slurm
-and launchers that saw a process killed; and of what DeepSpeed swaps to disk.
-"""
-
+import functools
 import re
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict
+
 from study.errors import Stop
 from study.io import files
 
+FILE = Path(__file__).with_name("messages.toml")
 MAX_BYTES = 20 * 2**20  # of a log
 LONGEST_LINE = 300  # characters that are shown
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
+HEAD = 2**18  # characters at the beginning of a log, where configs are
 CALL = 1500  # characters in which the call that failed is
-UNITS = {
-    "bytes": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 1e3,
-    "MB": 1e6,
-    "GB": 1e9,
-    "TB": 1e12,
-}
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 SIZE = r"(\d{1,15}(?:\.\d{1,3})?) ?(bytes|[KMGT]iB|[KMGT]B)\b"
 Where = Literal["GPU", "host", "pinned", "shared memory", "disk", "killed"]
 
@@ -39,27 +32,29 @@ MIDDLE = 20 * MIB
 ROUND = 2 * MIB
 IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
-# In this order: the first kind that a text has is explained. A message with sizes says more than its consequences do.
-KINDS: list[tuple[Where, str]] = [
-    ("GPU", rf"(?:CUDA|HIP|XPU|MPS|NPU)[^\n]{{0,40}}out of memory[^\n]{{0,20}}\s+Tried to allocate {SIZE}"),
-    ("GPU", rf"(?i:\bOOM|out.?of.?memory)[^\n]{{0,100}}?(?:[Tt]ried|[Tt]rying|ask\w+) (?:to allocate|for) {SIZE}"),
-    ("GPU", r"Free memory on device \([\d.]+/[\d.]+ GiB\) on startup is less than"),
-    ("pinned", r"(?:CUDA|HIP) error: (?:out of memory|invalid argument)|cuda(?:HostAlloc|HostRegister|MallocHost)"),
-    ("host", r"DefaultCPUAllocator|alloc_cpu\.cpp|std::bad_alloc|\bMemoryError\b|Cannot allocate memory"),
-    ("shared memory", r"out of shared memory|insufficient shared memory|killed by signal: Bus error|/dev/shm"),
-    ("disk", r"No space left on device|Disk quota exceeded|buffer nbytes != file bytes|Not enough buffers \d"),
-    ("GPU", r"(?i:(?:CUDA|HIP)[ \w:]{0,20}out of memory)|OutOfMemoryError"),
-    ("killed", r"oom[-_]kill|Out of memory: Killed process|OOMKilled|OUT_OF_MEMORY|memory cgroup out of memory"),
-    ("killed", r"return code = -9|exit ?code:? ?\(?-9|exit(?:ed with)? (?:exit )?(?:code|status)[ :]+137|code: 137"),
-    ("killed", r"Signal 9 \(SIGKILL\)|SIGKILL|signal: Killed|^.{0,200}\bKilled\s*$"),
-]  # fmt: skip
-FIELDS = {
-    "total": rf"(?:total(?: capacity)? of |has total |on a ){SIZE}|{SIZE} total capacity|/([\d.]+) (GiB)\) on startup",
-    "free": rf"{SIZE} (?:is )?free\b|Free memory on device \(([\d.]+)/[\d.]+ (GiB)\)|Free memory on device \(([\d.]+)/",
-    "allocated": rf"{SIZE} already allocated|Of the allocated memory {SIZE}",
-    "unallocated": rf"{SIZE} is reserved by PyTorch but unallocated|{SIZE} cached",
-    "reserved": rf"{SIZE} reserved in total",
-}
+
+class Kind(BaseModel):
+    """A kind of message."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    where: Where
+    pattern: str
+
+
+class Messages(BaseModel):
+    """The content of messages.toml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: list[Kind]
+    fields: dict[str, str]
+    settings: dict[str, str]
+
+
+@functools.cache
+def messages() -> Messages:
+    return Messages(**tomllib.loads(FILE.read_text().replace("SIZE", SIZE)))
 
 
 @dataclass(frozen=True)
@@ -101,32 +96,33 @@ class OomError:
     @property
     def outside(self) -> int | None:
         """Return the bytes that are neither free nor PyTorch's: other processes, the CUDA context, NCCL."""
-        if self.total is None or self.free is None or (self.allocated is None and not self.is_before):
+        if self.total is None or self.free is None:
+            return None
+        if self.allocated is None and "on startup" not in self.line:  # there an engine has not taken any memory yet
             return None
         return self.total - self.free - (self.allocated or 0) - (self.unallocated or 0)
-
-    @property
-    def is_before(self) -> bool:
-        """Return whether an engine looked at the memory before it took any."""
-        return "on startup" in self.line
 
 
 def content(where: str | None) -> str:
     """Return the text of a file, of the standard input (`-` or nothing), or the text itself."""
-    if where in (None, "-"):
-        if where is None and sys.stdin.isatty():
-            raise Stop("no error is given", "paste it in quotes, name the log that holds it, or pipe the log in")
-        raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise _too_long("the standard input")
-        return raw.decode(errors="replace")
-    assert where is not None
+    if where is None and sys.stdin.isatty():
+        raise Stop("no error is given", "paste it in quotes, name the log that holds it, or pipe the log in")
+    if where is None or where == "-":
+        return _standard_input()
+    if not _is_path(where):
+        return where
     try:
-        raw = files.read(Path(where), MAX_BYTES) if _is_path(where) else where.encode(errors="replace")
+        return files.read(Path(where), MAX_BYTES).decode(errors="replace")
     except OSError as error:
         if "more than" in files.why(error):
             raise _too_long(f"{where!r:.200}") from None
         raise Stop(f"{where!r:.200} cannot be read ({files.why(error)})", "name a log, or paste the error") from None
+
+
+def _standard_input() -> str:
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise _too_long("the standard input")
     return raw.decode(errors="replace")
 
 
@@ -143,23 +139,31 @@ def _too_long(what: str) -> Stop:
 
 def find(text: str) -> OomError:
     """Return the first error about memory, of the kind that says most. Raise Stop if there is none."""
-    for where, pattern in KINDS:
-        matches = (match for match in re.finditer(pattern, text, re.MULTILINE) if _is_of(where, text, match.start()))
-        if (first := next(matches, None)) is None:
-            continue
-        begin = text.rfind("\n", 0, first.start()) + 1
-        message = " ".join(text[begin : first.start() + MESSAGE].split())
-        message = _until_next(message, message.find("llocate ") + 8)
-        context = text[max(0, begin - ABOVE) : first.end() + MESSAGE // 3]
-        line = " ".join(text[begin : begin + 4 * LONGEST_LINE].splitlines()[0].split())[:LONGEST_LINE]
-        return OomError(where, line, context, 1 + sum(1 for _ in matches), **_sizes(where, message))
+    for kind in messages().kind:
+        begins = [match.start() for match in re.finditer(kind.pattern, text, re.MULTILINE)]
+        if kind.where == "pinned":
+            begins = [begin for begin in begins if _is_pinned(text, begin)]
+        if begins:
+            return _error(kind.where, text, begins)
     what = "no error about memory is in this text"
     raise Stop(what, "paste the lines around `out of memory`, `Killed` or `exit code 137`")
 
 
-def _is_of(where: Where, text: str, begin: int) -> bool:
-    """Return whether a message is of this kind. CUDA's error for pinned memory is told by the call above it."""
-    return where != "pinned" or "pin" in text[max(0, begin - CALL) : begin] or text.startswith("cuda", begin)
+def _is_pinned(text: str, begin: int) -> bool:
+    """Return whether CUDA's error is one of pinned memory: the call above it says so."""
+    return "pin" in text[max(0, begin - CALL) : begin] or text.startswith("cuda", begin)
+
+
+def _error(where: Where, text: str, begins: list[int]) -> OomError:
+    first = begins[0]
+    begin = text.rfind("\n", 0, first) + 1
+    message = " ".join(text[begin : first + MESSAGE].split())
+    message = _until_next(message, message.find("llocate ") + 8)
+    line = " ".join(text[begin : begin + 4 * LONGEST_LINE].splitlines()[0].split())[:LONGEST_LINE]
+    context = text[max(0, begin - ABOVE) : first + MESSAGE // 3]
+    processes = re.findall(rf"Process (\d{{1,10}}) has {SIZE} memory in use", message)
+    listed = tuple((int(number), _bytes(value, unit)) for number, value, unit in processes)
+    return OomError(where, line, context, len(begins), _asked(where, message), processes=listed, **_fields(message))
 
 
 def _until_next(message: str, after: int) -> str:
@@ -168,22 +172,21 @@ def _until_next(message: str, after: int) -> str:
     return message if following < 0 else message[:following]
 
 
-def _sizes(where: Where, message: str) -> dict:
-    found = {name: _first(pattern, message) for name, pattern in FIELDS.items()}
+def _fields(message: str) -> dict[str, int | None]:
+    found = {name: _first(pattern, message) for name, pattern in messages().fields.items()}
     reserved = found.pop("reserved")
     allocated = found["allocated"]
     if found["unallocated"] is None and reserved is not None and allocated is not None:
         found["unallocated"] = max(0, reserved - allocated)
-    processes = re.findall(rf"Process (\d{{1,10}}) has {SIZE} memory in use", message)
-    listed = tuple((int(number), _bytes(value, unit)) for number, value, unit in processes)
-    return {"asked": _asked(where, message), "processes": listed, **found}
+    return found
 
 
 def _first(pattern: str, message: str) -> int | None:
-    if (match := re.search(pattern, message)) is None:
+    match = re.search(pattern, message)
+    if match is None:
         return None
-    parts = [part for part in match.groups() if part]
-    size = _bytes(parts[0], parts[1] if len(parts) > 1 else "GiB")
+    value, unit = filter(None, match.groups())
+    size = _bytes(value, unit)
     return None if size > IMPOSSIBLE else size
 
 
@@ -195,15 +198,24 @@ def _asked(where: Where, message: str) -> Asked | None:
     match = re.search(rf"(?:to allocate|asking for) {SIZE}", message)
     if match is None or float(match[1]) == 0:
         return None
-    value = match[1]
-    unit = match[2]
-    size = _bytes(value, unit)
-    digits = len(value.partition(".")[2])
-    half = 0 if unit == "bytes" else UNITS[unit] * 10**-digits / 2
+    text = f"{match[1]} {match[2]}"
+    size = _bytes(match[1], match[2])
+    digits = len(match[1].partition(".")[2])
+    half = 0 if match[2] == "bytes" else UNITS[match[2]] * 10**-digits / 2
     if where != "GPU":
-        return Asked(f"{value} {unit}", int(size - half), int(size + half))
+        return Asked(text, int(size - half), int(size + half))
     if size <= SMALL:
-        return Asked(f"{value} {unit}", 1, MIB)
+        return Asked(text, 1, MIB)
     if size == MIDDLE:
-        return Asked(f"{value} {unit}", MIB, 10 * MIB)
-    return Asked(f"{value} {unit}", int(size - half - ROUND) + 1, int(size + half))
+        return Asked(text, MIB, 10 * MIB)
+    return Asked(text, int(size - half - ROUND) + 1, int(size + half))
+
+
+def settings(text: str, error: OomError) -> dict[str, str]:
+    """Return what the head of a log, and the lines above the error, say of the training."""
+    searched = text[:HEAD] + "\n" + error.context
+    found = {}
+    for name, pattern in messages().settings.items():
+        for match in re.finditer(pattern, searched):
+            found[name] = match[1]
+    return found

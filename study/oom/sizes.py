@@ -3,10 +3,12 @@
 A match is exact if every factor is known, and round if an unknown count of tokens would be a multiple of 256.
 """
 
+import itertools
 import math
+import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from study.oom.reading import Asked
 from study.predictor.setup import Setup
@@ -27,22 +29,21 @@ NAMES = {
     "ffn": ("intermediate_size", "ffn_dim", "n_inner", "d_ff"),
     "heads": ("num_attention_heads", "n_head", "num_heads"),
 }
-# of models that are no built-in shapes, from their config.json
-VOCABULARIES = {
-    "Llama 2": 32_000,
-    "Qwen2.5-14B": 152_064,
-    "Qwen3.5": 248_320,
-    "gpt-oss": 201_088,
-    "DeepSeek-V3": 129_280,
-}
+COMMON = tomllib.loads(Path(__file__).with_name("common.toml").read_text())
 SMALL_SHAPES = ("-micro", "-tiny")
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 COMMON_ODDNESS = 7  # without a model, a count must be this round
 MOST_COMMON = 3  # and so many are named
 DTYPES = {4: "4 bytes", 2: "2 bytes", 1: "1 byte"}
+EMBEDDING = "the embedding or the head"
+STATES_BYTES = 16  # of a trained weight in 16 bits: itself, its gradient, its master copy and two moments
+SHARED_BYTES = {"zero1": 12, "zero2": 14, "zero3": 16, "fsdp": 16, "hsdp": 16}  # of these, those that ranks divide
+WIDTH_OF_A_LAYER = 128  # Llama and Qwen have a layer for about so much width; GPT-2 and OPT have more
 
 
-class Match(NamedTuple):
+@dataclass(frozen=True)
+class Match:
     """A tensor of the asked size. `factors` is its size as a person writes it."""
 
     cause: str
@@ -63,56 +64,98 @@ class Dimensions:
     sequence: int | None = None
     rows: int | None = None
     weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    owner: str = ""  # the model that has these numbers, if the user named none
 
     @classmethod
     def of_config(cls, config: dict, **known) -> "Dimensions":
         """Return the dimensions of a config of transformers."""
-        inner = config.get("text_config")
-        text = inner if isinstance(inner, dict) else config
-        numbers = {name: next((text[key] for key in keys if text.get(key)), None) for name, keys in NAMES.items()}
-        return cls(**{**numbers, **{name: value for name, value in known.items() if value is not None}})
+        text = config.get("text_config")
+        if not isinstance(text, dict):
+            text = config
+        numbers = {ours: _first(text, theirs) for ours, theirs in NAMES.items()}
+        known = {name: value for name, value in known.items() if value is not None}
+        return cls(**{**numbers, **known})
 
     @property
     def tokens(self) -> int | None:
         return self.sequence and self.sequence * (self.rows or 1)
 
     @property
+    def has_shape(self) -> bool:
+        return any((self.vocabulary, self.hidden, self.ffn, self.heads, self.weights))
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the weights; without a model, those that its numbers make."""
         if self.weights:
             return self.weights
-        hidden = self.hidden
-        ffn = self.ffn
-        shapes = {"the embedding or the head": (self.vocabulary, hidden), "a feed-forward layer": (ffn, hidden)}
-        shapes |= {"a gated feed-forward layer": (ffn and 2 * ffn, hidden), "an attention layer": (hidden, hidden)}
-        shapes["query, key and value"] = (hidden and 3 * hidden, hidden)
-        return {name: (a, b) for name, (a, b) in shapes.items() if a and b}
+        hidden = self.hidden or 0
+        ffn = self.ffn or 0
+        shapes = {
+            EMBEDDING: (self.vocabulary or 0, hidden),
+            "a feed-forward layer": (ffn, hidden),
+            "a gated feed-forward layer": (2 * ffn, hidden),
+            "an attention layer": (hidden, hidden),
+            "query, key and value": (3 * hidden, hidden),
+        }
+        return {name: shape for name, shape in shapes.items() if math.prod(shape)}
+
+    @property
+    def parameters(self) -> int | None:
+        """Return about how many weights a decoder of this width has. None if its width is unknown."""
+        if self.hidden is None or self.ffn is None:
+            return None
+        of_a_layer = 4 * self.hidden**2 + 3 * self.hidden * self.ffn
+        return self.hidden // WIDTH_OF_A_LAYER * of_a_layer + 2 * (self.vocabulary or 0) * self.hidden
+
+
+def _first(config: dict, names: tuple[str, ...]) -> int | None:
+    return next((config[name] for name in names if config.get(name)), None)
+
+
+def states_bytes(model: Dimensions, arm: str | None, ranks: int | None) -> float | None:
+    """Return about what a rank holds of weights, gradients and Adam's states. None if it is unknown, or offloaded."""
+    if model.parameters is None or (arm or "").endswith(("_cpu", "_nvme")):
+        return None
+    shared = STATES_BYTES if arm is None else SHARED_BYTES.get(arm[:5].rstrip("12"), SHARED_BYTES.get(arm[:5], 0))
+    return model.parameters * (STATES_BYTES - shared + shared / (ranks or 1))
 
 
 def matches(asked: Asked, model: Dimensions, setup: Setup | None = None) -> list[Match]:
     """Return what has the asked size, the surest first and one for each cause."""
-    if asked.is_small or asked.high <= 0:
+    if asked.is_small:
         return []
-    matches = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, model, setup)]
-    return _best(matches if setup is None else list(_traced(asked, setup, matches)))
+    found = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, _weights(model))]
+    if setup is not None:
+        found += _exact(asked, _states(setup))
+        found = list(_traced(asked, setup, found))
+    return _best(found)
 
 
 def common(asked: Asked) -> list[Match]:
     """Return what has the asked size in common models, for a user who named none: weights, and round counts."""
-    models = {name: Dimensions.of_config(config) for name, config in SHAPES.items() if not name.endswith(SMALL_SHAPES)}
-    models |= {name: Dimensions(vocabulary=vocabulary) for name, vocabulary in VOCABULARIES.items()}
-    found: dict[str, dict[str, Match]] = {}  # by cause and factors
+    shapes = {name: config for name, config in SHAPES.items() if not name.endswith(SMALL_SHAPES)}
+    models = {name: Dimensions.of_config(config) for name, config in (shapes | COMMON["models"]).items()}
+    found: dict[str, list[Match]] = {}
     for name, model in models.items():
         for match in matches(asked, model):
             if match.points >= IS_ROUND and match.oddness <= COMMON_ODDNESS:
-                like = match._replace(points=POSSIBLE, factors=f"{match.factors} (as in {name})")
-                found.setdefault(match.cause, {}).setdefault(match.factors, like)
-    joined = []
-    for each in found.values():
-        best = sorted(each.values(), key=lambda match: match.oddness)[:MOST_COMMON]
-        joined.append(best[0]._replace(factors=", or ".join(match.factors for match in best)))
+                found.setdefault(match.cause, []).append(_as_in(name, match))
+    joined = [_joined(each) for each in found.values()]
     return sorted(joined, key=lambda match: match.oddness)
+
+
+def _as_in(name: str, match: Match) -> Match:
+    """Return the match of a common model. Widths are round, so many tensors have their sizes; vocabularies are not."""
+    points = IS_ROUND if EMBEDDING in match.factors else POSSIBLE
+    return replace(match, points=points, factors=f"{match.factors} (as in {name})")
+
+
+def _joined(found: list[Match]) -> Match:
+    """Return the matches of several models as one."""
+    surest = max(match.points for match in found)
+    different = {match.factors.partition(" (as in")[0]: match for match in reversed(found) if match.points == surest}
+    best = sorted(different.values(), key=lambda match: match.oddness)[:MOST_COMMON]
+    return replace(best[0], factors=", or ".join(match.factors for match in best))
 
 
 def _best(found: list[Match]) -> list[Match]:
@@ -123,12 +166,23 @@ def _best(found: list[Match]) -> list[Match]:
     return list(best.values())
 
 
-def _roundest(low: int, high: int) -> int:
-    """Return the number between two that the largest power of two divides."""
-    power = 1
-    while high // (2 * power) * 2 * power >= max(low, 1):
-        power *= 2
-    return high // power * power
+def _of_tokens(asked: Asked, model: Dimensions) -> Iterator[Match]:
+    """Yield logits and activations: a number for each token. Any count of tokens can be that of logits."""
+    widths = [
+        ("logits", model.vocabulary, "words"),
+        ("activations", model.ffn, "(the width of the feed-forward layer)"),
+        ("activations", model.hidden, "(the width of the layers)"),
+    ]
+    for (cause, width, what), element in itertools.product(widths, (4, 2)):
+        if not width:
+            continue
+        tokens, points = _count(asked, width * element, model.tokens)
+        if cause == "activations" and points < EXACT:
+            points -= 1
+        if points > 0:
+            about = "about " if cause == "logits" and points == POSSIBLE else ""
+            factors = f"{about}{tokens:,} tokens x {width:,} {what} x {DTYPES[element]}"
+            yield Match(cause, factors, points, _odd(tokens))
 
 
 def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int]:
@@ -143,56 +197,52 @@ def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int]:
     return (roundest, IS_ROUND) if roundest % ROUND == 0 else ((low + high) // 2, POSSIBLE)
 
 
+def _roundest(low: int, high: int) -> int:
+    """Return the number between two that the largest power of two divides."""
+    power = 1
+    while high // (2 * power) * 2 * power >= max(low, 1):
+        power *= 2
+    return high // power * power
+
+
 def _odd(number: int) -> int:
     return number // (number & -number)
 
 
-def _of_tokens(asked: Asked, model: Dimensions) -> Iterator[Match]:
-    """Yield logits and activations: a number for each token. Any count of tokens can be that of logits."""
-    widths = [
-        ("logits", model.vocabulary, "words"),
-        ("activations", model.ffn, "(the width of the feed-forward layer)"),
-    ]
-    widths.append(("activations", model.hidden, "(the width of the layers)"))
-    known = [(cause, width, what, element) for cause, width, what in widths if width for element in (4, 2)]
-    for cause, width, what, element in known:
-        tokens, points = _count(asked, width * element, model.tokens)
-        if cause == "activations":
-            points = {IS_ROUND: POSSIBLE, POSSIBLE: 0}.get(points, points)
-        if points:
-            about = "about " * (points == POSSIBLE and cause == "logits")
-            factors = f"{about}{tokens:,} tokens x {width:,} {what} x {DTYPES[element]}"
-            yield Match(cause, factors, points, _odd(tokens))
-
-
 def _attention(asked: Asked, model: Dimensions) -> Iterator[Match]:
     """Yield scores of all heads, and masks of none, whose lengths are known or round."""
-    for heads in filter(None, (model.heads, 1)):
-        for element in (4, 2, 1) if heads == 1 else (4, 2):
-            for rows in {model.rows or 1, 1, 2, 4, 8}:
-                yield from _squares(asked, model, heads, element, rows)
+    rows = {model.rows or 1, 1, 2, 4, 8}
+    scores = itertools.product([model.heads] if model.heads else [], (4, 2), rows)
+    masks = itertools.product([1], (4, 2, 1), rows)
+    for heads, element, count in itertools.chain(scores, masks):
+        match = _square(asked, model, heads, element, count)
+        if match:
+            yield match
 
 
-def _squares(asked: Asked, model: Dimensions, heads: int, element: int, rows: int) -> Iterator[Match]:
+def _square(asked: Asked, model: Dimensions, heads: int, element: int, rows: int) -> Match | None:
     low = math.isqrt(max(0, asked.low - 1) // (rows * heads * element)) + 1
     high = math.isqrt(asked.high // (rows * heads * element))
     if high < max(low, ROUND):
-        return
-    is_known = bool(model.sequence and low <= model.sequence <= high)
-    length = model.sequence if is_known and model.sequence else _roundest(low, high)
-    if not is_known and length % ROUND:
-        return
-    points = EXACT if is_known else IS_ROUND - (rows != (model.rows or 1))
-    what = f"{rows} rows x " * (rows > 1) + f"{heads} heads x " * (heads > 1)
-    yield Match("attention", f"{what}{length:,} x {length:,} tokens x {DTYPES[element]}", points, _odd(length))
+        return None
+    length = _roundest(low, high)
+    points = IS_ROUND if rows == (model.rows or 1) else POSSIBLE
+    if model.sequence and low <= model.sequence <= high:
+        length = model.sequence
+        points = EXACT
+    elif length % ROUND:
+        return None
+    of_rows = f"{rows} rows x " if rows > 1 else ""
+    of_heads = f"{heads} heads x " if heads > 1 else ""
+    factors = f"{of_rows}{of_heads}{length:,} x {length:,} tokens x {DTYPES[element]}"
+    return Match("attention", factors, points, _odd(length))
 
 
-def _exact(asked: Asked, model: Dimensions, setup: Setup | None) -> Iterator[Match]:
-    """Yield the tensors whose elements do not depend on tokens."""
-    for cause, elements, what in [*_weights(model), *(_states(setup) if setup else [])]:
-        for element in (4, 2):
-            if asked.low <= elements * element <= asked.high:
-                yield Match(cause, what.format(DTYPES[element]), EXACT)
+def _exact(asked: Asked, tensors: Iterator[tuple[str, float, str]]) -> Iterator[Match]:
+    """Yield the tensors of this size, whose elements do not depend on tokens."""
+    for (cause, elements, what), element in itertools.product(tensors, (4, 2)):
+        if asked.low <= elements * element <= asked.high:
+            yield Match(cause, what.format(DTYPES[element]), EXACT)
 
 
 def _weights(model: Dimensions) -> Iterator[tuple[str, float, str]]:
@@ -209,20 +259,26 @@ def _states(setup: Setup) -> Iterator[tuple[str, float, str]]:
     part = -(-trained // ranks)
     yield "optimizer", trained, f"{trained:,} elements x {{}}, all trained elements"
     yield "optimizer", part, f"{part:,} elements x {{}}, 1/{ranks} of the trained elements"
-    zero = (setup.deepspeed or {}).get("zero_optimization") or {}
-    usual = {"reduce_bucket_size": 5e8} if setup.stage else {}
-    for name, elements in (usual | zero).items():
-        if name in BUCKETS and isinstance(elements, (int, float)):
+    if not setup.stage:
+        return
+    zero = USUAL_BUCKETS | (setup.deepspeed or {}).get("zero_optimization", {})
+    for name in BUCKETS:
+        elements = zero.get(name)
+        if isinstance(elements, int | float):
             yield "buckets", elements, f"{int(elements):,} elements x {{}}, {name}"
 
 
 def _traced(asked: Asked, setup: Setup, found: list[Match]) -> Iterator[Match]:
     """Yield the matches. Those of tokens gain or lose by what the traced pass has of the asked size."""
     sizes, _ = setup.model.allocations(setup.trace_options, setup.micro_batch)
-    numbers = [number for number, size in enumerate(sizes) if asked.low <= size <= asked.high]
-    tensors = f"{len(numbers)} of the {len(sizes):,} tensors of this pass have this size, as traced"
+    same = [size for size in sizes if asked.low <= size <= asked.high]
+    if not same:
+        yield from found
+        return
+    tensors = f"{len(same)} of the {len(sizes):,} tensors of this pass have this size, as traced"
+    exact = [match for match in found if match.points == EXACT]
+    if not exact:
+        yield Match("activations", f"{same[0]:,} bytes", IS_ROUND, seen=tensors)
     for match in found:
-        is_traced = bool(numbers) and match.points == EXACT and match.cause in OF_TOKENS
-        yield match._replace(points=EXACT + 1, seen=tensors) if is_traced else match
-    if numbers and not any(match.points == EXACT for match in found):
-        yield Match("activations", f"{sizes[numbers[0]]:,} bytes", IS_ROUND, seen=tensors)
+        is_seen = match in exact and match.cause in OF_TOKENS
+        yield replace(match, points=EXACT + 1, seen=tensors) if is_seen else match

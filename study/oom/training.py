@@ -6,7 +6,7 @@ from typing import Any
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
-from study.oom.sizes import BUCKETS, Dimensions
+from study.oom.sizes import BUCKETS, LONGEST, Dimensions
 from study.predictor.advice.advise import usual_precision
 from study.predictor.advice.question import SEQUENCE, Precision
 from study.predictor.setup import Setup, distribution
@@ -14,6 +14,8 @@ from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.spec import arms
 from study.spec.arms import OFFLOADS
+from study.spec.settings import flag
+from study.spec.shapes import SHAPES, shape_of
 from study.watcher import effective, sources
 
 NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
@@ -24,6 +26,8 @@ OF_SETTINGS = {  # our names, by those of `study diff`
     "sequence": "sequence",
     "checkpointing": "checkpointing",
 }
+OF_LOG = ("ranks", "micro_batch", "accumulation", "sequence")  # numbers of a training that logs have
+OF_SHAPE = ("vocabulary", "hidden", "ffn", "heads")  # and those of a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +70,43 @@ def with_config(given: Described) -> tuple[Described, dict[str, Any]]:
     settings = effective.effective_settings(sources.read(given.config))
     values = {name: setting.value for name, setting in settings.items()}
     known = {ours: values[theirs] for theirs, ours in OF_SETTINGS.items() if type(values.get(theirs)) in (int, bool)}
-    flags = {name: value for name, value in vars(given).items() if value is not None}
-    described = Described(**{**known, **flags})
-    offloads = {name: values.get(name) for name in OFFLOADS if values.get(name) not in (None, "none")}
     stage = values.get("stage") if values.get("engine") == "DeepSpeed" else None
-    described = described if described.arm else replace(described, arm=_arm_of(values, stage, offloads))
+    offloads = {name: values.get(name) for name in OFFLOADS if values.get(name) not in (None, "none")}
+    known["arm"] = _arm_of(values, stage, offloads)
     numbers = {name: values[name] for name in BUCKETS if isinstance(values.get(name), int | float)}
-    return described, numbers if stage else {}
+    return _filled(given, known), numbers if stage else {}
+
+
+def with_log(wanted: Wanted, given: Described, log: dict[str, str]) -> tuple[Wanted, Described, tuple[str, ...]]:
+    """Return the model and the training with what their log says, and that as flags. Other flags win over it."""
+    model = _model_in(log) if wanted == Wanted() else {}
+    described = _numbers_in(log, OF_LOG) | {"arm": _arm_in(log), "checkpointing": "checkpointing" in log}
+    new = {name: value for name, value in described.items() if value and getattr(given, name) is None}
+    read = tuple(f"{flag(name)} {value}".removesuffix(" True") for name, value in (model | new).items())
+    return replace(wanted, **model), _filled(given, new), read
+
+
+def _numbers_in(log: dict[str, str], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: int(log[name]) for name in names if name in log}
+
+
+def _model_in(log: dict[str, str]) -> dict[str, Any]:
+    """Return the built-in shape that a log names, or the numbers of the config that it prints."""
+    shape = shape_of(log.get("model", ""))
+    return {"model": shape} if shape in SHAPES else _numbers_in(log, OF_SHAPE)
+
+
+def _arm_in(log: dict[str, str]) -> str | None:
+    """Return the arm that is nearest to what a log says."""
+    if "stage" not in log:
+        return "fsdp2" if "fsdp" in log else None
+    is_offloaded = "offload" in log and log["stage"] != "1"
+    return f"zero{log['stage']}_cpu" if is_offloaded else f"zero{log['stage']}"
+
+
+def _filled(given: Described, known: dict[str, Any]) -> Described:
+    """Return the description with values for what it leaves open."""
+    return replace(given, **{name: value for name, value in known.items() if getattr(given, name) is None})
 
 
 def _arm_of(values: dict, stage: int | None, offloads: dict) -> str:
@@ -110,18 +144,26 @@ def training(model: Transformer | None, given: Described, zero: dict[str, Any]) 
         return None
     arm = arms.load_arm(given.arm)
     alone = arm.distributed_type == "NO"
-    defaults: dict[str, Any] = {"ranks": 1 if alone else 8, "sequence": min(SEQUENCE, model.positions or SEQUENCE)}
-    defaults |= {"micro_batch": 1, "precision": usual_precision(arm)}
-    unsaid = {"accumulation": 1, "checkpointing": False}
-    known = {name: value for name, value in vars(given).items() if name in defaults | unsaid and value is not None}
-    values = unsaid | defaults | known | ({"ranks": 1} if alone else {})
+    longest = model.positions or LONGEST
+    defaults: dict[str, Any] = {
+        "ranks": 1 if alone else 8,
+        "sequence": min(SEQUENCE, longest),
+        "micro_batch": 1,
+        "precision": usual_precision(arm),
+    }
+    values = defaults | {"accumulation": 1, "checkpointing": False}
+    known = {name: value for name, value in vars(given).items() if name in values and value is not None}
+    values |= known
+    values["sequence"] = min(values["sequence"], longest)
+    if alone:
+        values["ranks"] = 1
     values |= distribution(arm, values["ranks"])
     if zero and values.get("deepspeed"):
         section = values["deepspeed"].get("zero_optimization", {})
         values["deepspeed"] = values["deepspeed"] | {"zero_optimization": section | zero}
     attention = "sdpa" if model.has_fused_attention else "eager"
     setup = Setup(model=model, attention=attention, frozen="bf16", device="cuda", **values)
-    assumed = tuple(f"--{name.replace('_', '-')} {default}" for name, default in defaults.items() if name not in known)
+    assumed = tuple(f"{flag(name)} {default}" for name, default in defaults.items() if name not in known)
     return Training(setup, given.arm, assumed)
 
 

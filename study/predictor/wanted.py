@@ -52,6 +52,11 @@ def count_of(params: float | str) -> float:
     return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
 
 
+def is_size(params: float | str) -> bool:
+    """Return whether this is a text such as 7B, and a built-in shape has that size."""
+    return isinstance(params, str) and bool(with_size(params))
+
+
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
@@ -63,8 +68,8 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     if others := [name for name in given if name not in ("model", *with_model)]:
         raise Stop(f"{_flags(['model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
     options = {name: given[name] for name in with_model}
-    is_size = NUMBER_OF_PARAMETERS.fullmatch(wanted.model) and not is_local(wanted.model)
-    model = named(_of_size(wanted.model) if is_size else wanted.model, **options)
+    of_size = NUMBER_OF_PARAMETERS.fullmatch(wanted.model) and not is_local(wanted.model)
+    model = named(_of_size(wanted.model) if of_size else wanted.model, **options)
     if model.positions and sequence > model.positions:
         what = f"--sequence {sequence} is more than the model's {model.positions} positions"
         raise Stop(what, f"give {model.positions} or fewer")
@@ -73,7 +78,8 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
 
 def _of_size(size: str) -> str:
     """Return a built-in shape of a size such as 7B, and say which. Raise Stop if none has it."""
-    shapes = with_size(size)
+    wanted = count_of(size)
+    shapes = sorted(with_size(size), key=lambda name: abs(named(name).parameters - wanted))
     if not shapes:
         raise Stop(
             f"no built-in shape has {size} parameters", f"give --model with another name or a folder, or {NUMBERS}"

@@ -21,6 +21,7 @@ class Finding:
     remedy: str | None = None
     evidence: str | None = None
     id: str | None = None  # the rule that found it
+    lost_s: float | None = None  # what it costs in a step
     memory_bytes: int | None = None  # what it costs at the peak of a rank
     traffic_bytes: int | None = None  # what it costs in a step
 

@@ -150,6 +150,11 @@ class Watched(Section):
     timed_tokens: int | None = None
     clip_grad_norm: float | None = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
     host_freed_bytes: list[int] = []  # of each rank: its highest resident memory before the loop, less that then
+    loss_parts: int | None = None  # the library divides the loss of each pass by it
+    loss_divisor: float | None = None  # the script's own last division of a loss, before the library's
+    passes_cleared: int | None = None  # passes of a step whose gradients were cleared before the update
+    rows_per_rank: list[int] = []  # of a step
+    inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
 
 
 class Cell(Section):

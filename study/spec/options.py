@@ -77,7 +77,7 @@ def _not_known(prog: str, word: str, command: Callable) -> Stop:
 
 def _flag(argument) -> str:
     """Return the flag of an option; empty for a positional argument."""
-    return "" if argument.is_positional() else argument.lowered.name_or_flags[0]
+    return "" if argument.is_positional() else argument.lowered.name_or_flags[-1]
 
 
 def with_plain_help(command: Callable) -> Callable:

@@ -19,7 +19,7 @@ from study.records.schema import Collective, Promised, Record
 from study.spec import arms
 from study.spec.arms import OFFLOADS
 from study.spec.settings import AUTOCAST
-from study.watcher.findings import finding
+from study.watcher.findings import finding, ordered
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
@@ -209,6 +209,34 @@ def _accumulation(facts: Facts) -> Results:
         yield "accumulation_set_twice", {}
 
 
+def _loss(facts: Facts) -> Results:
+    """Name passes that are not what the library takes them for: it divides each loss by the passes of a step."""
+    watched = facts.record.watched
+    parts = required(watched.loss_parts)
+    passes = required(facts.observed.accumulation)
+    if parts > 1 and parts != passes:
+        yield "accumulate_unused" if passes == 1 else "passes_differ", {}
+    if parts > 1 and watched.loss_divisor == parts:
+        yield "loss_divided_twice", {}
+    if watched.passes_cleared:
+        yield "gradients_cleared", {}
+
+
+def _rows(facts: Facts) -> Results:
+    """Name ranks with other numbers of rows, and ranks with the same rows. Constant inputs say nothing."""
+    watched = facts.record.watched
+    rows = required(watched.rows_per_rank or None)
+    if len(set(rows)) > 1:
+        yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
+    seen = facts.observed
+    if seen.tensor_ranks or seen.sequence_ranks:  # they share rows on purpose
+        return
+    inputs = required(watched.inputs_per_rank or None)
+    alike = [rank for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
+    if alike:
+        yield "same_rows", {"ranks": ", ".join(map(str, alike)), "count": len(inputs[alike[0]])}
+
+
 def _precision(facts: Facts) -> Results:
     seen = facts.observed
     weights = facts.weights
@@ -378,12 +406,23 @@ def _second_copy(facts: Facts) -> Results:
 # --- costs in traffic, by the collectives that were counted in one step --------------------------------------------
 
 
-def _repeated(facts: Facts, id: str, stage: int, *kinds: str) -> Results:
-    """Yield how often a step moves the bytes of all weights, if accumulation makes it more than once."""
-    if facts.stage < stage:
-        return
+def _gathers(facts: Facts) -> Results:
+    if facts.stage == 3:
+        yield from _repeated(facts, "gathers_repeated", "all_gather")
+
+
+def _reductions(facts: Facts) -> Results:
+    if facts.stage >= 2:
+        yield from _repeated(facts, "reductions_repeated", *REDUCING)
+    elif facts.observed.wrapper == "DistributedDataParallel":
+        yield from _repeated(facts, "no_sync_unused", *REDUCING)
+
+
+def _repeated(facts: Facts, id: str, *kinds: str) -> Results:
+    """Yield how often a step moves the bytes of all weights that it trains, if accumulation makes it more than once."""
     moved = facts.moved_bytes(*kinds)
-    times = moved / facts.weights_bytes
+    trained = facts.observed.trained_parameters if id == "no_sync_unused" else None
+    times = moved / ((trained or facts.parameters) * facts.element_bytes)
     if required(facts.observed.accumulation) > 1 and times >= REPEATED:
         yield id, {"times": short(round(times, 1)), "traffic_bytes": moved}
 
@@ -395,6 +434,8 @@ RULES: list[tuple[str, Callable[[Facts], Results]]] = [  # by topic; mistakes ar
     ("whether the ranks train together", _gradients),
     ("clipping", _clipping),
     ("accumulation", _accumulation),
+    ("each pass and its loss", _loss),
+    ("the rows of the ranks", _rows),
     ("precision", _precision),
     ("offloading", _offloading),
     ("the optimizer", _optimizer),
@@ -408,8 +449,8 @@ RULES: list[tuple[str, Callable[[Facts], Results]]] = [  # by topic; mistakes ar
     ("what every rank holds", _replicated),
     ("what every rank holds", _loaded_whole),
     ("the second copy of hpZ", _second_copy),
-    ("gathers in a step", lambda facts: _repeated(facts, "gathers_repeated", 3, "all_gather")),
-    ("gradients reduced in a step", lambda facts: _repeated(facts, "reductions_repeated", 2, *REDUCING)),
+    ("gathers in a step", _gathers),
+    ("gradients reduced in a step", _reductions),
 ]
 
 
@@ -426,15 +467,7 @@ def diagnose(record: Record) -> list[Finding]:
                 findings.append(_finding(id, values, facts))
         except Unknown:
             continue
-    return sorted(findings, key=_order)
-
-
-def _order(finding: Finding) -> tuple[int, int]:
-    if finding.memory_bytes is not None:
-        return 1, -finding.memory_bytes
-    if finding.traffic_bytes is not None:
-        return 2, -finding.traffic_bytes
-    return 0, 0
+    return ordered(findings)
 
 
 def looked_at(record: Record) -> tuple[list[str], list[str]]:

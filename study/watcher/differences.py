@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from study.io.numbers import short
+from study.records.hangs import Finding
 from study.spec.arms import DEVICES, NOT_BESIDE_JSON, OFFLOADS
 from study.spec.library_defaults import Library, sections
+from study.watcher.diagnosis import diagnose
 from study.watcher.effective import (
     DEFAULTS,
     Description,
@@ -164,6 +166,16 @@ def printable(text: str) -> str:
     """Return a text from a file as a terminal can show it: short, on one line, without control characters."""
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def found_in_one(a: Source, b: Source) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings of each of two records that the other does not have. Configs have none."""
+    if a.record is None or b.record is None:
+        return [], []
+    first = diagnose(a.record)
+    second = diagnose(b.record)
+    only_a = [each for each in first if each.id not in {other.id for other in second}]
+    return only_a, [each for each in second if each.id not in {other.id for other in first}]
 
 
 # --- contradictions within one config ------------------------------------------------------------------------------

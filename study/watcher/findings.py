@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,26 @@ def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
     text = (texts(OF_RECORDS) | texts(OF_EVIDENCE))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    memory = [values[name] for name in ("memory_bytes", "unused_bytes", "held_bytes") if name in values]
+    memory = [values[name] for name in ("memory_bytes", "unused_bytes", "held_bytes", "grown_bytes") if name in values]
     return Finding(
         text["sentence"].format(**shown),
         text["remedy"].format(**shown),
         text.get("evidence"),
         id=id,
+        lost_s=values.get("lost_s"),
         memory_bytes=memory[0] if memory else None,
         traffic_bytes=values.get("traffic_bytes"),
     )
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings by size: mistakes first, then costs in seconds, in memory and in traffic, the largest first."""
+
+    def place(finding: Finding) -> tuple[int, float]:
+        sizes = (finding.lost_s, finding.memory_bytes, finding.traffic_bytes)
+        return next(((kind, -size) for kind, size in enumerate(sizes, 1) if size is not None), (0, 0.0))
+
+    return sorted(findings, key=place)
 
 
 @contextlib.contextmanager

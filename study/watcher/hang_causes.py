@@ -10,7 +10,7 @@ from study.records.collectives import RankLog
 from study.records.hangs import Finding, hangs
 
 FILE = Path(__file__).with_name("hangs.toml")
-ENDED = "ended with "
+ENDED = re.compile("ended with (?!KeyboardInterrupt)")  # Ctrl-C ends what already hangs
 
 
 class Cause(TypedDict, total=False):
@@ -36,7 +36,7 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     stacks = {log.rank: "\n".join(log.calls) for log in logs if log.calls}
     if len(stacks) < 2 or not hangs(logs):
         return []
-    has_ended = any((log.place or "").startswith(ENDED) for log in logs)
+    has_ended = any(ENDED.match(log.place or "") for log in logs)
     for id, cause in texts().items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause.get("one", ""), stack)]
         others = [rank for rank in stacks if rank not in ranks]

@@ -6,6 +6,7 @@ tensor, so no step waits for a GPU.
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import math
 import threading
@@ -27,6 +28,8 @@ from study.records.schema import Collective, RankComponents
 from study.watcher.steps import StepLog
 
 ATTEMPTS = 3  # a look at a step with an evaluation in it is repeated
+READ_PASSES = 6  # whose inputs are read, before the steps that are timed
+READ_ELEMENTS = 4096  # of each input
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Step:
 
     losses: list[torch.Tensor] = field(default_factory=list)  # as they were differentiated: they sum to the step's loss
     backwards: int = 0
+    cleared: int = 0  # backward passes whose gradients were cleared before the update
     forwards: int = 0
     rows: list[int | None] = field(default_factory=list)  # of each pass
     tokens: int | None = 0
@@ -84,9 +88,16 @@ class Loop:
         self.clipped_at: float | None = None  # by torch's own function, which DeepSpeed does not call
         self.wants_clipping: float | None = None  # the value that the script gave Accelerate, whether that clips or not
         self.autocast: torch.dtype | None = None
+        self.loss_parts: int | None = None  # the library divides the loss of each pass by it
+        self.loss_divisor: float | None = None  # the script's own division of the loss
+        self.inputs: list[str] = []  # shapes and digests, of the first passes
+        is_plain = not hasattr(model, "zero_optimization_stage") and roles.fsdp_version(model) is None
+        self._trained = list(model.parameters()) if is_plain else []  # others keep gradients elsewhere
+        self._with_gradient: torch.nn.Parameter | None = None
         self._phase = ""  # that the last mark has ended
         self._mark = self._guarded(self._end_phase)
         self._count = self._guarded(self._add_loss)
+        self._keep_gradient = self._guarded(self._find_gradient)
         self._device = device_of(model).type
         self._undo = contextlib.ExitStack()
 
@@ -165,6 +176,8 @@ class Loop:
 
     def _end_step(self, rate: float) -> None:
         self._mark("update")
+        self._look_for_cleared()
+        self._with_gradient = None
         step = self.step
         self.step = Step()
         step.rate = rate
@@ -180,7 +193,10 @@ class Loop:
             return
         self._mark("outside")
         self.step.forwards += 1
-        rows, tokens = _size_of([*args, *kwargs.values()])
+        inputs = _tensors([*args, *kwargs.values()])
+        rows, tokens = _size_of(inputs)
+        if len(self.inputs) < READ_PASSES:
+            self.inputs.append(_digest(inputs))
         self.step.rows.append(rows)
         self.step.tokens = _sum([self.step.tokens, tokens])
         if self.autocast is None and torch.is_autocast_enabled(self._device):
@@ -190,15 +206,28 @@ class Loop:
         """Mark a backward pass, and keep its loss as a part of the step's."""
         self._count(loss, parts)
         result = original(*args, **kwargs)
+        self._keep_gradient()
         self._mark("waiting" if self._phase == "backward" else "backward")  # the hook marked the end
         return result
 
     def _add_loss(self, loss, parts: int) -> None:
         self._mark("forward")
+        self._look_for_cleared()
         self.step.backwards += 1
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            if self.loss_parts is None:
+                self.loss_parts = parts
+                self.loss_divisor = _divisor(loss)
             loss = loss.detach()
             self.step.losses.append(loss if parts == 1 else loss / parts)
+
+    def _find_gradient(self) -> None:
+        with_gradients = (each for each in self._trained if each.grad is not None)
+        self._with_gradient = next(with_gradients, None)
+
+    def _look_for_cleared(self) -> None:
+        if self._with_gradient is not None and self._with_gradient.grad is None:
+            self.step.cleared = self.step.backwards
 
     def _accelerator_backward(self, original, loss, *args, **kwargs):
         return self._backward(loss, self.accelerator.gradient_accumulation_steps, original, loss, *args, **kwargs)
@@ -239,10 +268,34 @@ def _clipping(max_norm) -> float | None:
     return 0.0 if math.isinf(max_norm) else float(max_norm)
 
 
-def _size_of(inputs: list) -> tuple[int | None, int | None]:
-    """Return the rows and tokens of a pass, by the shapes of its inputs. Tokens are two-dimensional and integers."""
+def _divisor(loss: torch.Tensor) -> float | None:
+    """Return the number by which a script has divided its loss; None if that was not its last operation."""
+    if loss.grad_fn is None or loss.grad_fn.name() != "DivBackward0":
+        return None
+    other = getattr(loss.grad_fn, "_saved_other", None)
+    if not isinstance(other, torch.Tensor) or other.ndim or other.device.type != "cpu" or other.requires_grad:
+        return None
+    return float(other)
+
+
+def _tensors(inputs: list) -> list[torch.Tensor]:
     nested = [list(value.values()) if isinstance(value, dict) else [value] for value in inputs]
-    tensors = [each for each in itertools.chain(*nested) if isinstance(each, torch.Tensor) and each.ndim]
+    return [each for each in itertools.chain(*nested) if isinstance(each, torch.Tensor) and each.ndim]
+
+
+def _digest(tensors: list[torch.Tensor]) -> str:
+    """Return the shapes of inputs, and a digest of their first elements."""
+    digest = hashlib.sha256()
+    with contextlib.suppress(RuntimeError, TypeError):  # a sparse tensor, or one without memory
+        for tensor in tensors:
+            first = tensor.detach().reshape(-1)[:READ_ELEMENTS].cpu()
+            digest.update(first.contiguous().view(torch.uint8).numpy().tobytes())
+    shapes = " ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
+    return f"{shapes} {digest.hexdigest()[:12]}"
+
+
+def _size_of(tensors: list[torch.Tensor]) -> tuple[int | None, int | None]:
+    """Return the rows and tokens of a pass, by the shapes of its inputs. Tokens are two-dimensional and integers."""
     ids = [tensor for tensor in tensors if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
     if ids:
         return ids[0].shape[0], ids[0].numel()

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,7 @@ class Recording:
         self._log: CollectiveLog | None = None
         self._monitor: subprocess.Popen | None = None
         self._not_clean: set[int] = set()  # the step after the instruments
+        self._cleared: Counter[int] = Counter()  # steps by the passes whose gradients were cleared
         self._freed_bytes = freed_bytes()  # before the loop
 
     def begin(self) -> None:
@@ -139,6 +141,7 @@ class Recording:
         watched = self.record.watched
         if watched.rows_per_pass is None and step.rows:
             watched.rows_per_pass = step.rows[0]
+        self._cleared[step.cleared] += 1
         were_over = self.instruments.are_over()
         self.instruments.step_ended(number, step.evaluated)
         if not were_over and self.instruments.are_over():
@@ -155,7 +158,7 @@ class Recording:
         """Complete the record. `error` ended the loop."""
         if error is not None:  # first, in case the rest fails as well
             where = f"rank {self.ranks.rank}, step {self.steps.count + 1}"
-            store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
+            store.end_badly(self.folder, results.reason(error, where, self._states()), type(error).__name__)
         self.instruments.stop()
         if self._live is not None:
             self._live.close()
@@ -187,6 +190,13 @@ class Recording:
         lines = results.summary(store.load(self.folder), self.folder, trends.in_words(tables), found)
         sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
+
+    def _states(self) -> dict[str, int]:
+        """Return the bytes of the training state that this rank holds now, by role. Empty if they cannot be read."""
+        with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
+            tensors = roles.tensors_by_role(self.training.model, self.training.optimizer)
+            return {role: sum(each.nbytes for each in tensors[role]) for role in results.STATES}
+        return {}
 
     def abandon(self, error: Exception) -> None:
         """Switch the instruments off, and record why the watch has ended before the training."""
@@ -235,7 +245,13 @@ class Recording:
             traffic=self.instruments.counts,
             written_bytes=self.instruments.written_bytes,
             host_freed_bytes=self._freed_bytes,
+            inputs=self.loop.inputs if self._divides_rows() else None,
         )
+
+    def _divides_rows(self) -> bool:
+        """Return whether each rank has rows of its own. Ranks that divide a model or a sequence share theirs."""
+        divided = getattr(self.training.accelerator, "parallelism_config", None)
+        return getattr(divided, "non_data_parallel_size", 1) == 1
 
     def _timed(self) -> list[int]:
         """The steps whose times count: those after the instruments, or in a short loop those before but the first."""
@@ -251,6 +267,9 @@ class Recording:
         watched.looked_at = self.instruments.looked_at
         watched.not_timed = [step for step in range(1, self.steps.count + 1) if step not in known]
         watched.clip_grad_norm = self.loop.wants_clipping
+        watched.loss_parts = self.loop.loss_parts
+        watched.loss_divisor = self.loop.loss_divisor
+        watched.passes_cleared = self._cleared.most_common(1)[0][0] if self._cleared else None
         table = self.steps.table()
         seen.accumulation = results.typical(table["passes"]) or seen.accumulation
         if seen.stage is None:

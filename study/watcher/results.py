@@ -4,9 +4,9 @@ import itertools
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from study.records.schema import (
 )
 from study.spec import arms
 from study.watcher.diagnosis import diagnose
+from study.watcher.findings import ordered
 from study.watcher.trends import Column, Table, seconds
 
 SHOWN = 4  # components, the largest first
+STATES = ("weights", "gradients", "master", "moments")
+STEADY = 0.75  # of the steps
 COLUMNS = 98
-T = TypeVar("T")
 
 
 class RankMeasurements(Section):
@@ -54,6 +56,8 @@ class RankMeasurements(Section):
     traffic: dict[str, Collective] | None = None
     written_bytes: int | None = None
     host_freed_bytes: int | None = None
+    rows_of_most_steps: int | None = None
+    inputs: list[str] | None = None
 
 
 def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, Any]:
@@ -63,12 +67,14 @@ def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, An
     chosen = table[np.isin(table["step"], timed)]
     step_s = seconds(chosen).tolist()
     tokens = typical(table["tokens"])
+    rows = typical(table["rows"])
     return {
         "steps": len(table),
         "step_s": dict(zip(timed, step_s, strict=True)),
         "losses": finite,
         "diverged_in": len(finite) + 1 if len(finite) < len(losses) else None,
-        "rows_per_step": typical(table["rows"]),
+        "rows_per_step": rows,
+        "rows_of_most_steps": rows if np.sum(table["rows"] == rows) >= STEADY * len(table) else None,
         "tokens_per_step": tokens if np.all(table["tokens"] == tokens) else None,  # not with padded rows
         "timed_rows": _total(chosen["rows"]),
         "timed_tokens": _total(chosen["tokens"]),
@@ -87,38 +93,42 @@ def _total(values: Column) -> int | None:
 def fill(record: Record, ranks: list[RankMeasurements]) -> None:
     """Fill in the measured sections of a record, from the measurements of the ranks that sent theirs, in order."""
     seen = record.observed
+    watched = record.watched
     seen.steps = ranks[0].steps
-    seen.held_parameters_per_rank = _all(rank.held_parameters for rank in ranks)
-    timed = sorted(set.intersection(*(set(rank.step_s) for rank in ranks)))
-    if timed:  # by the slowest rank
-        step_s = [max(rank.step_s[step] for rank in ranks) for step in timed]
-        record.time = Time(step_s=step_s, window_s=max(sum(rank.step_s[step] for step in timed) for rank in ranks))
-    else:
-        record.time = Time()
+    seen.held_parameters_per_rank = _each(ranks, "held_parameters")
+    watched.host_freed_bytes = _each(ranks, "host_freed_bytes")
+    watched.rows_per_rank = _each(ranks, "rows_of_most_steps")
+    watched.inputs_per_rank = _each(ranks, "inputs")
+    record.time = _time(ranks)
     if len(ranks) == seen.ranks:  # otherwise sums over ranks would be too small
-        seen.rows_per_step = sum(_all(rank.rows_per_step for rank in ranks)) or None
-        seen.tokens_per_step = sum(_all(rank.tokens_per_step for rank in ranks)) or None
-        record.watched.timed_rows = sum(_all(rank.timed_rows for rank in ranks)) or None
-        record.watched.timed_tokens = sum(_all(rank.timed_tokens for rank in ranks)) or None
+        seen.rows_per_step = sum(_each(ranks, "rows_per_step")) or None
+        seen.tokens_per_step = sum(_each(ranks, "tokens_per_step")) or None
+        watched.timed_rows = sum(_each(ranks, "timed_rows")) or None
+        watched.timed_tokens = sum(_each(ranks, "timed_tokens")) or None
         # Only up to the first step in which a rank has no finite loss.
         losses = zip(*(rank.losses for rank in ranks), strict=False)
         record.loss = Loss(train=[statistics.fmean(losses_of_ranks) for losses_of_ranks in losses])
     components = Components(
-        per_rank=_all(rank.components for rank in ranks),
-        optimizer_home=seen.offload_optimizer,
-        weights_home=seen.offload_param,
+        per_rank=_each(ranks, "components"), optimizer_home=seen.offload_optimizer, weights_home=seen.offload_param
     )
-    record.watched.host_freed_bytes = _all(rank.host_freed_bytes for rank in ranks)
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
-    if counts := _all(rank.traffic for rank in ranks):
+    if counts := _each(ranks, "traffic"):
         record.traffic = Traffic(per_rank=counts, kernel_bytes_written=[rank.written_bytes for rank in ranks])
 
 
-def _all(values: Iterable[T | None]) -> list[T]:
-    """Return the values of all ranks, or an empty list if one is missing: a position in the list is a rank."""
-    values = list(values)
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
+def _time(ranks: list[RankMeasurements]) -> Time:
+    """Return the times of the steps that all ranks timed, by the slowest rank; nothing without such steps."""
+    timed = sorted(set.intersection(*(set(rank.step_s) for rank in ranks)))
+    if not timed:
+        return Time()
+    step_s = [max(rank.step_s[step] for rank in ranks) for step in timed]
+    return Time(step_s=step_s, window_s=max(sum(rank.step_s[step] for step in timed) for rank in ranks))
+
+
+def _each(ranks: list[RankMeasurements], name: str) -> list:
+    """Return a value of all ranks, or an empty list if one is missing: a position in the list is a rank."""
+    values = [getattr(rank, name) for rank in ranks]
+    return [] if None in values else values
 
 
 def arm_of(seen: Observed, fsdp_version: int | None) -> str | None:
@@ -152,15 +162,17 @@ def _zero_arm(seen: Observed) -> str:
 # --- why a run failed ----------------------------------------------------------------------------------------------
 
 
-def reason(error: BaseException, where: str) -> Stop:
-    """Return why a user's training ended, as one sentence with a remedy."""
+def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
+    """Return why a user's training ended, as one sentence with a remedy. `states` are the bytes that it held."""
     text = str(error).partition("\n")[0]
+    held = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
+    held = f"; this rank then held {held}, and activations and buffers besides" if held else ""
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
-        return Stop(f"the device ran out of memory ({text})", remedy, "oom", where)
+        return Stop(f"the device ran out of memory ({text}){held}", remedy, "oom", where)
     if host_is_full(error):
         remedy = "take fewer rows per pass or fewer ranks"
-        return Stop(f"the host refused more memory ({text})", remedy, "host_oom", where)
+        return Stop(f"the host refused more memory ({text}){held}", remedy, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
@@ -189,7 +201,7 @@ def summary(record: Record, folder: Path, steps: str | None = None, found: Seque
     if record.error:
         lines += _wrapped(f"{record.status}: {record.error.message}", "  ")
     lines += [*_measured(record), *([f"  {steps}"] if steps else []), *_hints(record)]
-    for finding in (*found, *diagnose(record)):
+    for finding in ordered((*found, *diagnose(record))):
         lines += _wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "  - ")
     return [*lines, f"  {folder / 'record.json'}"]
 

@@ -123,7 +123,7 @@ def _long_phases(steps: Steps) -> Results:
         spent_s = steps.table[phase].mean(axis=1)
         row = int(np.argmax(spent_s / step_s))
         if spent_s[row] >= least * step_s[row]:
-            spent = {"share": spent_s[row] / step_s[row], "spent_s": spent_s[row], "step_s": step_s[row]}
+            spent = {"share": spent_s[row] / step_s[row], "lost_s": float(spent_s[row]), "step_s": step_s[row]}
             yield id, spent | {"rank": steps.ranks[row]}
 
 
@@ -143,6 +143,7 @@ def _slow_rank(steps: Steps) -> Results:
         lost_s = [np.median(steps.table[phase][row]) - np.median(others[phase]) for phase in OWN]
         about = {"slow_s": float(np.median(own_s)), "usual_s": float(np.median(usual_s))}
         where = WHERE[OWN[int(np.argmax(lost_s))]]
+        about["lost_s"] = about["slow_s"] - about["usual_s"]
         yield "straggler", about | {"rank": rank, "more": more, "often": often, "where": where}
 
 
@@ -195,7 +196,9 @@ def _decay(steps: Steps) -> Results:
         return
     slower_s = [np.subtract(*_quarters(table[phase])[[3, 0]]) for phase in PHASES]
     where = WHERE.get(PHASES[int(np.argmax(slower_s))], WORDS["waiting"])
-    yield "decay", {"first_s": step_s[0], "last_s": step_s[3], "more": step_s[3] / step_s[0] - 1, "where": where}
+    first_s, last_s = float(step_s[0]), float(step_s[3])
+    lost = {"more": last_s / first_s - 1, "lost_s": last_s - first_s}
+    yield "decay", lost | {"first_s": first_s, "last_s": last_s, "where": where}
 
 
 def _losses(steps: Steps) -> Results:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from study.errors import Stop
 from study.machine.gpus import GPUS
@@ -17,7 +18,7 @@ from study.predictor import papers
 from study.predictor.advice.question import Question, check
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
-from study.predictor.memory.memory_kinds import reserve_bytes
+from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predictor.parallel.layout import Layout
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import QUANTIZED_BYTES, Setup, distribution, trainers_name
@@ -28,7 +29,9 @@ from study.spec.optimizers import refusal
 
 SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE_S, count as equal
 SEPARABLE_S = 0.005
+USUAL = ("bf16_cast", "bf16")  # precisions: with DeepSpeed, and without
 MEGATRON = "megatron"
+LAYOUT_ARM = "zero1"  # as Megatron-LM's distributed optimizer, which shares the optimizer states
 IN_MEGATRON = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # families that it trains
 POWERS = (1, 2, 4, 8, 16)  # sizes of the groups that divide a model
 MICRO_BATCHES = (1, 2, 4)
@@ -36,6 +39,17 @@ SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+
+
+Fits = Literal["yes", "only just", "no"]
+
+
+def fits_on(gpu: str, peak_bytes: float, taken_bytes: float = 0) -> Fits:
+    """Return whether a peak fits on a GPU of which other programs take some bytes. An advice keeps a reserve free."""
+    headroom_bytes = GPUS[gpu].memory_bytes - taken_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
+    if headroom_bytes < 0:
+        return "no"
+    return "yes" if headroom_bytes >= MISS * peak_bytes else "only just"
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,7 @@ class Row:
     bucket_elements: int | None = None  # None without DeepSpeed
     peak_bytes: int
     headroom_bytes: float  # after the reserve; negative if it does not fit
+    driver_bytes: int | None = None  # what nvidia-smi will show; of the choice and the alternative, if that is known
     components: dict[str, int] = field(default_factory=dict)  # at the peak
     host_bytes: float  # of a node, for all its ranks
     sent_bytes: float  # by a rank on the link, in a step
@@ -126,7 +141,31 @@ def advise(question: Question) -> Advice:
     others = [row for row in fitting if row is not choice]
     simpler = [row for row in others if row.simplicity < choice.simplicity]
     alternative = min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
-    return Advice(question, rows, choice, alternative)
+    shown = {row.arm: _with_driver(question, row) for row in (choice, alternative) if row}
+    rows = tuple(shown.get(row.arm, row) for row in rows)
+    return Advice(question, rows, shown[choice.arm], alternative and shown[alternative.arm])
+
+
+def _with_driver(question: Question, row: Row) -> Row:
+    return replace(row, driver_bytes=memory_kinds(setup_of_row(question, row), question.gpu).driver)
+
+
+def setup_of_row(question: Question, row: Row) -> Setup:
+    """Return the setup that a row was predicted for."""
+    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    if row.layout:
+        return setup_of(settled, arms.load_arm(LAYOUT_ARM), row.micro_batch, row.layout)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.row_ranks, row.bucket_elements)
+    return setup_of(settled, arm, row.micro_batch)
+
+
+def settled_arm(arm: Arm, gpus: int, local: int, row_ranks: int | None, bucket_elements: int | None) -> Arm:
+    """Return an arm with the sizes that an advice chooses: of groups of ranks, and of buckets. None: the arm's own."""
+    if arm.row_ranks > 1:
+        arm = sharing_rows(arm, row_ranks or arm.row_ranks)
+    arm = on_nodes(arm, gpus, local)
+    buckets = {name: bucket_elements for name in BUCKETS if name in zero_of(arm)}
+    return with_zero(arm, buckets) if bucket_elements and buckets else arm
 
 
 def best_of(rows: list[Row]) -> Row | None:
@@ -152,7 +191,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     if limit := _lack(question, arm):
         return Untried(arm.name, limit)
     if arm.row_ranks == 1:
-        return _best(question, on_nodes(arm, question))
+        return _best(question, on_nodes(arm, question.gpus, question.local))
     groups = [ranks for ranks in SHARING if not _lack_of_groups(question, arm, ranks)]
     if not groups:
         return Untried(arm.name, _lack_of_groups(question, arm, SHARING[0]))
@@ -193,7 +232,7 @@ def _of_layout(question: Question, layout: Layout) -> list[tuple[Row, Setup]]:
         for micro_batch in (rows for rows in MICRO_BATCHES if share % rows == 0):
             variant = replace(question, precision="bf16_cast", checkpointing=checkpointing)
             with contextlib.suppress(Stop):  # heads or layers do not divide so
-                setup = setup_of(variant, arms.load_arm("zero1"), micro_batch, layout)
+                setup = setup_of(variant, arms.load_arm(LAYOUT_ARM), micro_batch, layout)
                 layouts.append((_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks), setup))
         if any(row.fits for row, _ in layouts):
             break
@@ -274,16 +313,16 @@ def with_zero(arm: Arm, settings: dict) -> Arm:
     return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
 
 
-def on_nodes(arm: Arm, question: Question) -> Arm:
-    """Return the arm with groups of ranks as large as the nodes, if it has groups."""
+def on_nodes(arm: Arm, gpus: int, local: int) -> Arm:
+    """Return the arm with groups of ranks as large as the nodes, if it has groups and there are several nodes."""
     if arm.replicas > 1:
-        return replace(arm, replicas=max(2, question.gpus // question.local))
-    return with_zero(arm, {"zero_hpz_partition_size": question.local}) if arm.divides_ranks else arm
+        return replace(arm, replicas=max(2, gpus // local))
+    return with_zero(arm, {"zero_hpz_partition_size": local}) if arm.divides_ranks and gpus > local else arm
 
 
 def usual_precision(arm: Arm) -> str:
     """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
-    return "bf16_cast" if arm.deepspeed else "bf16"
+    return USUAL[0] if arm.deepspeed else USUAL[1]
 
 
 def least_bytes(question: Question, arm: Arm, precision: str) -> int:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import MISS, SEPARABLE, Advice, Row, Untried
+from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, USUAL, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import Question
 from study.predictor.combinations import beside_bytes
 from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
-from study.predictor.timing.pace import ceilings, interval_factor, pace
+from study.predictor.timing.pace import ceilings, has_measured_ceilings, interval_factor, pace
 from study.spec import arms
 from study.spec.settings import HALF_WEIGHTS
 
@@ -33,10 +33,23 @@ def in_words(advice: Advice) -> list[str]:
     """Which arm to use, and the alternative. The assumptions are not included."""
     question = advice.question
     choice = advice.choice
-    other = advice.alternative
     if choice is None:
         return [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
-    lines = [f"Use {use(choice, question)}."]
+    lines = [f"Use {use(choice, question)}.", *_instead(advice, choice)]
+    if question.precision is None and len({row.precision for row in advice.tried if row.fits}) > 1:
+        deepspeed, others = (precision_in_words(each, question) for each in USUAL)
+        lines.append(
+            f"Not quite alike: DeepSpeed's arms have {deepspeed}; ddp, single and FSDP2 have {others}. "
+            "--precision makes them alike."
+        )
+    return lines
+
+
+def _instead(advice: Advice, choice: Row) -> list[str]:
+    """Return what to know before using the choice, and the alternative."""
+    question = advice.question
+    other = advice.alternative
+    lines = []
     if load := to_load(choice, question):
         lines.append(load)
     if choice.is_tight:
@@ -88,7 +101,8 @@ def use(row: Row, question: Question) -> str:
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
     passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
     host = f" and {size(row.host_bytes)} of host memory" if row.offloads else ""
-    text = f"{name}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
+    driver = f" (nvidia-smi: {size(row.driver_bytes)})" if row.driver_bytes else ""
+    text = f"{name}, {rows}, {passes}; {peak_of(row, question)}{driver}{host}; {seconds(row)} per step"
     if question.price and row.step_s:
         text += f", {question.price * question.gpus * row.step_s / 3600:.2g} at {question.price:g} for an hour of a GPU"
     return text
@@ -102,6 +116,50 @@ def peak_of(row: Row, question: Question) -> str:
 
 def machine(question: Question) -> str:
     return f"{question.gpus} x {question.gpu}"
+
+
+def reason(advice: Advice) -> str:
+    """Return why this arm is the choice; empty if nothing fits."""
+    choice = advice.choice
+    if choice is None:
+        return ""
+    rivals = [row for row in advice.tried if row.fits and row.drawbacks == choice.drawbacks and row.step_s]
+    fastest = min(rivals, key=lambda row: row.step_s or 0)
+    words = {0: "fit", 1: "fit only with offloading" if choice.offloads else "fit only just"}
+    fit = words.get(choice.drawbacks, "fit only just, with offloading")
+    if fastest is choice:
+        return f"Why: of the arms that {fit}, it is the fastest, and no simpler one comes within {SEPARABLE:.0%}."
+    return f"Why: of the arms that {fit}, {fastest.arm} is the fastest, and it is the simplest within {SEPARABLE:.0%}."
+
+
+def flags(row: Row, question: Question) -> list[str]:
+    """Return the flags with which `study estimate` and `study timeline` predict a row."""
+    divided = (
+        [part for each in row.layout.in_words.split() for part in (f"--{each[:2]}", each[2:])] if row.layout else []
+    )
+    group = row.row_ranks if row.row_ranks > 1 and not row.layout else None
+    given: dict[str, object] = {
+        "arm": LAYOUT_ARM if row.layout else row.arm,
+        "gpus": question.gpus,
+        "gpu": question.gpu,
+        "precision": row.precision,
+        "micro-batch": row.micro_batch,
+        "accumulation": row.accumulation,
+        "sequence": question.sequence,
+        "buckets": row.bucket_elements,
+        "group": group,
+        "optimizer": None if question.optimizer == "fused" else question.optimizer,
+        "frozen": question.frozen if question.model.is_partly_frozen else None,
+        "quantized": question.quantized,
+        "host-pace": question.host_pace,
+        "disk": question.disk_bytes_per_s and f"{question.disk_bytes_per_s / 1e6:g}MB/s",
+    }
+    if question.gpus > 1 and "link" not in question.defaults:
+        given["link"] = question.link
+    if "gpus_per_node" not in question.defaults:
+        given["gpus-per-node"] = question.gpus_per_node
+    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    return words + divided + ["--checkpointing"] * row.checkpointing
 
 
 def seconds(row: Row) -> str:
@@ -191,7 +249,8 @@ def assumptions(question: Question) -> list[str]:
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "
-        f"{interval_factor(question.model.parameters):.2f}, and by more where an unknown host decides",
+        f"{interval_factor(question.model.parameters, has_measured_ceilings(question.gpu)):.2f}, and by more where an "
+        f"unknown host decides or states are offloaded",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and its effect is not known here",
@@ -217,7 +276,7 @@ def _of_values(question: Question) -> list[str]:
     if question.precision:
         lines = [f"precision: {precision_in_words(question.precision, question)}"]
     else:
-        with_deepspeed, without = (precision_in_words(name, question) for name in ("bf16_cast", "bf16"))
+        with_deepspeed, without = (precision_in_words(name, question) for name in USUAL)
         lines = [f"precision: {with_deepspeed} (ddp, single and fsdp2: {without})"]
     if question.optimizer not in ("fused", "foreach"):
         muon = "; the products of its update are not counted" if question.optimizer == "muon" else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import BUCKETS, MEGATRON, Advice, Row, on_nodes, sharing_rows, zero_of
+from study.predictor.advice.advise import MEGATRON, Advice, Row, settled_arm, zero_of
 from study.predictor.advice.answer import machine, precision_in_words, use
 from study.predictor.advice.question import Question
 from study.predictor.parallel.layout import Layout
@@ -69,17 +69,16 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     question = advice.question
     row = _row(advice, arm)
     ours = arms.read(arms.all_paths()[row.arm])
-    ours = sharing_rows(ours, row.row_ranks) if ours.row_ranks > 1 else on_nodes(ours, question)
+    ours = settled_arm(ours, question.gpus, question.local, row.row_ranks, row.bucket_elements)
     accelerate = _accelerate(ours, question)
     precision = precision_of(row, question)
     if ours.deepspeed is None:
         return accelerate | {"mixed_precision": precision if precision in AUTOCAST else "no"}, None
-    buckets = {name: row.bucket_elements for name in BUCKETS if name in zero_of(ours)}
     deepspeed = ours.deepspeed | _precision_settings(precision)
     deepspeed |= {
         "train_micro_batch_size_per_gpu": row.micro_batch,
         "gradient_accumulation_steps": row.accumulation,
-        "zero_optimization": zero_of(ours) | buckets,
+        "zero_optimization": dict(zero_of(ours)),
     }
     if question.optimizer not in ("fused", "foreach"):
         deepspeed["zero_allow_untested_optimizer"] = True

@@ -109,7 +109,7 @@ class Question:
             gpu=name,
             link=None if gpus == 1 else link_named(given.link, GPUS[name], several_nodes=gpus > local),
             host_memory_bytes=host_bytes,
-            sequence=min(SEQUENCE, model.positions or SEQUENCE) if given.sequence is None else given.sequence,
+            sequence=default_sequence(model) if given.sequence is None else given.sequence,
             batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
             precision=given.precision,
             checkpointing={"try": None, "on": True, "off": False}[given.checkpointing],
@@ -123,6 +123,11 @@ class Question:
             price=given.price,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
+
+
+def default_sequence(model: Transformer) -> int:
+    """Return the tokens of a row where the user leaves them to the model."""
+    return min(SEQUENCE, model.positions or SEQUENCE)
 
 
 def node_size(gpus: int, gpu: str, given: int | None) -> int:

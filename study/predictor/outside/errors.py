@@ -5,12 +5,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
+from study.io.numbers import count
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Quantity, Role, Row, sources
 from study.predictor.outside.stored import percent, signed
 from study.predictor.outside.trainings import FLAT, Compared, ComparedRow, compare
+from study.predictor.setup import Setup
+from study.predictor.timing.pace import LARGE
+from study.spec.arms import OFFLOADS
 
 TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
 Key = TypeVar("Key")
@@ -142,6 +146,61 @@ def _accuracy(errors: list[Error]) -> dict:
         "too_low": mean(mean(each.compared.error < -TOO_LOW for each in mine) for mine in by_source),
         "inside": mean(mean(bool(each.compared.inside) for each in mine) for mine in inside) if inside else None,
     }
+
+
+class Kind(NamedTuple):
+    """Trainings that are alike: how states are divided, on how many machines, and how large the model is."""
+
+    division: str
+    place: str
+    scale: str
+
+    @classmethod
+    def of_row(cls, row: Row) -> "Kind":
+        zero = json.loads(row.deepspeed) if row.deepspeed else {}
+        offloads = bool(row.offload or any(name.startswith("offload") for name in zero))
+        division = _division(row.fsdp, zero.get("stage", 0), offloads, bool(row.parallel))
+        return cls(division, _place(row.n_gpus, row.gpus_per_node or 8), _scale(row.params or 0))
+
+    @classmethod
+    def of_setup(cls, setup: Setup, local: int) -> "Kind":
+        zero = (setup.deepspeed or {}).get("zero_optimization", {})
+        devices = {(zero.get(name) or {}).get("device", "none") for name in OFFLOADS}
+        offloads = setup.fsdp_offload or devices != {"none"}
+        division = _division(setup.fsdp, zero.get("stage", 0), offloads, setup.layout is not None)
+        return cls(division, _place(setup.ranks, local), _scale(setup.model.parameters))
+
+
+def _division(fsdp: str | None, stage: int, offloads: bool, is_divided: bool) -> str:
+    """Return in words who holds which states."""
+    words = f"FSDP {fsdp}" if fsdp else f"ZeRO stage {stage}" if stage else "nothing sharded"
+    return words + " with offloading" * offloads + " of a divided model" * is_divided
+
+
+def _place(gpus: int | str | None, local: int) -> str:
+    if not isinstance(gpus, int):
+        return "an unknown number of GPUs"
+    if gpus == 1:
+        return "one GPU"
+    return "one node" if gpus <= local else "several nodes"
+
+
+def _scale(parameters: float) -> str:
+    return f"{'from' if parameters >= LARGE else 'below'} {count(LARGE)} parameters"
+
+
+def accuracy_of(setup: Setup, local: int) -> str:
+    """Return in a sentence how far off predictions of this kind of training are, each source with the same weight."""
+    kind = Kind.of_setup(setup, local)
+    known = accuracies(each for each in stored.predictions() if Kind.of_row(each.row) == kind)
+    parts = [
+        f"{name} is {percent(each['median_error'])} off (rows: {each['rows']}, sources: {each['sources']}, "
+        f"over 10% too low: {each['too_low']:.0%})"
+        if (each := known.get(name))
+        else f"{name}: no published row of this kind"
+        for name in get_args(Quantity)
+    ]
+    return f"Of this kind alone ({', '.join(kind)}): {'; '.join(parts)}."
 
 
 def write() -> None:

@@ -72,12 +72,15 @@ def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -
 
 
 def factor(off: Iterable[numpy.ndarray]) -> float:
-    """Return the factor such that COVERAGE of the rows lie between prediction / factor and prediction x factor."""
+    """Return the factor such that COVERAGE of the rows of a further source are expected within it.
+
+    The further source counts as one more, outside all others (split conformal prediction).
+    """
     sources = list(off)
     together = numpy.concatenate(sources)
     weights = numpy.concatenate([numpy.full(len(rows), 1 / len(rows)) for rows in sources])
     order = numpy.argsort(together)
-    place = numpy.searchsorted(numpy.cumsum(weights[order]), COVERAGE * len(sources))
+    place = numpy.searchsorted(numpy.cumsum(weights[order]), min(COVERAGE * (len(sources) + 1), len(sources)) - 1e-9)
     return float(numpy.exp(together[order][place]))
 
 

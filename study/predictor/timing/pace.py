@@ -57,9 +57,13 @@ def hosts() -> dict[str, float]:
     return {source: host["value"] for source, host in _read()["host"].items()}
 
 
-def interval_factor(trained: int) -> float:
-    """Return the factor that divides and multiplies a predicted time, for its interval."""
-    return interval_factors()["large" if trained >= LARGE else "small"]
+def interval_factor(parameters: int, known: bool = True) -> float:
+    """Return the factor that divides and multiplies a predicted time, for its interval.
+
+    A kind of training that none of its sources has is not `known`, and has the widest one.
+    """
+    factors = interval_factors()
+    return factors["large" if parameters >= LARGE else "small"] if known else max(factors.values())
 
 
 def interval_factors() -> dict[str, float]:
@@ -80,6 +84,12 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
         for kind, of_kind in shares.items()
         for entry in [of_kind.get(gpu, of_kind["others"])]
     }
+
+
+@functools.cache
+def has_measured_ceilings(gpu: str) -> bool:
+    """Return whether no ceiling of a GPU is assumed."""
+    return not any(origin.startswith("assumed") for _, origin in ceilings(gpu).values())
 
 
 def attention_s(kernel: str | None, gpu: str) -> float:

@@ -12,7 +12,16 @@ from study.predictor.parallel import memory as parallel
 from study.predictor.parallel import timing as layouts
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, Pace, Seconds, attention_s, interval_factor, pace, work_s
+from study.predictor.timing.pace import (
+    Links,
+    Pace,
+    Seconds,
+    attention_s,
+    has_measured_ceilings,
+    interval_factor,
+    pace,
+    work_s,
+)
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
 from study.predictor.timing.schedule import UPDATE_BYTES, Host, Schedule, Sharing
 from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
@@ -94,8 +103,15 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     gpu = GPUS[machine.gpu]
     peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
-    factor = interval_factor(setup.model.parameters)
+    factor = interval_factor(setup.model.parameters, _is_known(setup, machine))
     return StepTime(seconds, least_s, most_s, peak_s, factor, parts, tuple(spans))
+
+
+def _is_known(setup: Setup, machine: Machine) -> bool:
+    """Return whether the sources that decide the interval have trainings of this kind."""
+    offloads = setup.fsdp_offload or Engine(setup).optimizer_home != "none"
+    is_new = setup.model.is_partly_frozen or machine.in_8_bits or setup.experts_loop or offloads
+    return has_measured_ceilings(machine.gpu) and not is_new
 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:

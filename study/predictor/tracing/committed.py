@@ -58,6 +58,7 @@ class Member(NamedTuple):
 
 def member(config: dict, dropout: float | None) -> Member:
     """Return the member for a config, whether the file has it or not."""
+    config = _plain(config)
     family = config.get("model_type")
     if family not in DIMENSIONS:
         return Member(f"{family}-{_digest([config, dropout])}", {}, None)
@@ -72,6 +73,13 @@ def member(config: dict, dropout: float | None) -> Member:
     fixed = {name: value for name, value in config.items() if name not in (*free.values(), *IDS)}
     structure = [fixed, dropout, min(layers, MANY_LAYERS), _sharing(dimensions)]
     return Member(f"{family}-{_digest(structure)}", dimensions, layers)
+
+
+def _plain(config: dict) -> dict:
+    """Return the config as a Llama if it is a Mistral whose attention has no window: its passes are the same."""
+    if config.get("model_type") != "mistral" or config.get("sliding_window", 0) is not None:
+        return config
+    return {name: value for name, value in config.items() if name != "sliding_window"} | {"model_type": "llama"}
 
 
 def _sharing(dimensions: dict[str, int]) -> bool | str:
@@ -138,7 +146,7 @@ def look(config: dict, dropout: float | None) -> list | None:
     if layers is None:
         return content["look"]
     values = _values(content, dimensions)
-    kind, family, templates, buffers, fused, limit, limited_by, vocabulary = content["look"]
+    kind, _, templates, buffers, fused, limit, limited_by, vocabulary = content["look"]
     named = [[name, [values[each] for each in shape], block, trains] for name, shape, block, trains in templates]
     tensors = [tensor for tensor in named if tensor[2] == "embeddings"]
     for i in range(layers):
@@ -147,7 +155,7 @@ def look(config: dict, dropout: float | None) -> list | None:
             [name.replace(".0.", f".{i}.", 1), shape, f"layer.{i}", trains] for name, shape, _, trains in of_layer
         ]
     tensors += [tensor for tensor in named if tensor[2] == "head"]
-    return [kind, family, tensors, values[buffers], fused, values[limit], limited_by, values[vocabulary]]
+    return [kind, config["model_type"], tensors, values[buffers], fused, values[limit], limited_by, values[vocabulary]]
 
 
 def has_passes(config: dict, dropout: float | None) -> bool:

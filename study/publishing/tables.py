@@ -1,0 +1,185 @@
+"""The tables of the data set: the records, the claims and their verdicts, the measurements of others, the releases.
+
+Every value is a number, a text or a truth value; nested values are JSON. Unknown is null. `columns.toml` has the
+meaning and the unit of each column.
+"""
+
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel
+
+from study.bench import board
+from study.conform import changes
+from study.errors import Stop
+from study.io import files
+from study.io.parsing import from_toml
+from study.ledger import ledger
+from study.ledger.certainty import certainty
+from study.ledger.judging import Verdict
+from study.ledger.words import plainly
+from study.predictor.outside import published, stored
+from study.predictor.outside.trainings import key_of
+from study.records import metrics
+from study.records.evidence import Evidence
+from study.records.runs import Run, Runs
+from study.report.topics import claims
+
+COLUMNS = Path(__file__).with_name("columns.toml")
+MAX_BYTES = 2**20
+LIBRARIES = ("python", "torch", "deepspeed", "accelerate", "transformers")
+DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": "boolean"}
+
+
+def all_tables(runs: Runs, judged: claims.Judged, counting: Evidence) -> dict[str, pd.DataFrame]:
+    """Return the tables by name. `counting`: the runs that pass the audit, and so count as evidence."""
+    counted = {run.folder for run in counting.runs}
+    rows: dict[str, Iterable[dict]] = {
+        "runs": (_place(run, runs) | {"counts": run.folder in counted} | _run(run) for run in runs),
+        "steps": (_place(run, runs) | row for run in runs for row in _steps(run)),
+        "collectives": (_place(run, runs) | row for run in runs for row in _collectives(run)),
+        "claims": map(_claim, judged.verdicts),
+        "verdicts": map(_verdict, judged.verdicts),
+        "predictions": _predictions(),
+    }
+    frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
+    frames |= {"outside": _outside(), "releases": changes.answers(changes.COMMITTED)[0]}
+    return {name: _typed(name, frames[name]) for name in forms()}
+
+
+class Table(BaseModel):
+    """What columns.toml says of a table."""
+
+    about: str
+    columns: dict[str, tuple[str, str]]  # type and meaning
+
+
+@functools.cache
+def forms() -> dict[str, Table]:
+    """Return the declared form of each table by its name."""
+    content = from_toml(files.read(COLUMNS, MAX_BYTES))
+    return {name: Table.model_validate(each) for name, each in content.items()}
+
+
+def _typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the declared columns, in their order and with their types."""
+    columns = forms()[name].columns
+    if odd := sorted({*frame} ^ {*columns}):
+        raise Stop(f"the table {name} and {COLUMNS.name} differ in {', '.join(odd)}", "correct the file")
+    return frame[[*columns]].astype({column: DTYPES[kind] for column, (kind, _) in columns.items()})
+
+
+def _as_json(value: object) -> str | None:
+    return None if value in (None, {}, []) else json.dumps(value, default=str)
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+def machine_of(folder: Path) -> str:
+    """Return the name of the machine whose records are below a folder: of reports/NAME/runs it is NAME."""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == "runs" else folder.name
+
+
+def _place(run: Run, runs: Runs) -> dict[str, str]:
+    """Return the name of a run, and of the machine that it is of."""
+    machine = next(machine_of(folder) for folder in runs.folders if run.folder.is_relative_to(folder.resolve()))
+    return {"run": run.name, "machine": machine}
+
+
+def _run(run: Run) -> dict:
+    """Return the columns of a run: computed here, a part of its record, a property or setting, or a quantity."""
+    record = run.record
+    row: dict = {"first_loss": run.losses[0] if run.losses else None, "gpus": record.hardware.gpus_line}
+    row |= {"final_loss": run.losses[-1] if run.losses else None, "error": record.error.kind if record.error else None}
+    row |= {"tracked_peak_bytes": run.tracked_bytes, "collectives_bytes": sum(run.traffic.values()) or None}
+    row |= dict(record.cell) | dict(record.hardware) | dict.fromkeys(LIBRARIES) | record.software
+    row |= {name: getattr(record, name) for name in ("started_utc", "commit", "dirty", "measure_version")}
+    others = [name for name in forms()["runs"].columns if name not in (*row, "run", "machine", "counts")]
+    row |= {name: metrics.value(record, name) if name in metrics.QUANTITIES else run.value(name) for name in others}
+    return {name: value for name, value in row.items() if name in forms()["runs"].columns}
+
+
+def _steps(run: Run) -> Iterator[dict]:
+    """Yield the optimizer steps of a run. A run that was resumed timed only its last part: its seconds are left out."""
+    record = run.record
+    seconds: dict[int, float] = {}
+    count = len(record.time.step_s)
+    if count and not record.checkpoints.resumes and record.observed.steps:
+        seconds = dict(enumerate(record.time.step_s, start=record.observed.steps - count + 1))
+    losses = dict(enumerate(run.losses, start=1))
+    evaluations = {each.step: each for each in record.loss.eval}
+    for step in sorted({*losses, *seconds, *evaluations}):
+        row = {"step": step, "train_loss": losses.get(step), "step_s": seconds.get(step)}
+        evaluation = evaluations.get(step)
+        names = ("eval_loss", "accuracy", "perplexity")
+        yield row | {name: getattr(evaluation, name) if evaluation else None for name in names}
+
+
+def _collectives(run: Run) -> Iterator[dict]:
+    for rank, kinds in enumerate(run.record.traffic.per_rank):
+        for kind, moved in kinds.items():
+            row = {"rank": rank, "collective": kind, "calls": moved.calls, "bytes": moved.bytes}
+            by = {"bytes_by_dtype": moved.bytes_by_dtype, "bytes_by_group": moved.bytes_by_group}
+            yield row | {name: _as_json(value) for name, value in by.items()}
+
+
+# --- claims --------------------------------------------------------------------------------------------------------
+
+
+def _claim(verdict: Verdict) -> dict:
+    content = ledger.as_json(verdict) | {"title": verdict.claim.title}
+    return _chosen("claims", content, in_json=("value",))
+
+
+def _verdict(verdict: Verdict) -> dict:
+    level = certainty(verdict)
+    content = ledger.as_json(verdict) | {"claim": verdict.claim.id, "plainly": plainly(verdict)}
+    content |= {"certainty": level.level if level else None, "because": "; ".join(level.reasons) if level else None}
+    return _chosen("verdicts", content | {"evidence": ", ".join(verdict.evidence)}, in_json=("found", "interval"))
+
+
+def _chosen(table: str, content: dict, in_json: tuple[str, ...]) -> dict:
+    """Return the columns of a table. Nested values, and those of several types, are JSON."""
+    row = {name: content[name] for name in forms()[table].columns}
+    nested = [name for name, value in row.items() if isinstance(value, (dict, list, tuple))]
+    return row | {name: _as_json(row[name]) for name in (*nested, *in_json)}
+
+
+# --- others --------------------------------------------------------------------------------------------------------
+
+
+def _outside() -> pd.DataFrame:
+    """Return the measurements that others published, with the key that the predictions name."""
+    licences = {name: source.licence for name, source in published.sources().items()}
+    texts = dict.fromkeys((name for name, (kind, _) in forms()["outside"].columns.items() if kind == "text"), str)
+    frames = []
+    for name in ("measurements", "frozen"):
+        path = published.FOLDER / f"{name}.csv"
+        frame = pd.read_csv(path, dtype=texts)
+        keys = [key_of(row) for row in published.read_rows(path)]
+        frame.insert(0, "row", keys)
+        frames.append(frame.assign(file=path.name, licence=frame["source"].map(licences)))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _predictions() -> Iterator[dict]:
+    """Yield ours of all own rows, then those of every predictor on the rows of the board."""
+    known = set()
+    for member in stored.predictions():
+        for each in member.quantities:
+            low, high = each.interval or (None, None)
+            key = key_of(member.row)
+            known.add((key, each.quantity))
+            row = {"predictor": "ours", "row": key, "quantity": each.quantity, "role": member.row.role}
+            yield row | {"measured": each.measured, "predicted": each.predicted, "low": low, "high": high}
+    roles = {key: row.role for key, row in board.tests().items()}
+    for name in board.predictors():
+        for line in board.predictions(name).dropna(subset="predicted").to_dict("records"):
+            if name != "ours" or (line["row"], line["quantity"]) not in known:
+                row = {"predictor": name, "role": roles[line["row"]]}
+                yield row | {key: line[key] for key in ("row", "quantity", "measured", "predicted", "low", "high")}

@@ -1,0 +1,96 @@
+"""Six doors answer one question alike: README, the index, the calculator, `advise`, `estimate` and `timeline`.
+
+The question: which arm for my model on my GPUs, with which memory, in how many seconds?
+"""
+
+import json
+import shlex
+
+import pytest
+from conftest import ROOT
+from test_cli import in_this_process
+
+from study.machine.gpus import GPUS
+from study.predictor.architecture import describe
+from study.predictor.outside import side_by_side, stored
+from study.predictor.outside.errors import accuracy_of
+from study.predictor.setup import Setup
+from study.report import answers, readme
+from study.report.templating import TEMPLATES
+
+README = "--model mistral-7b --gpus 8 --gpu H100"
+NOTHING_FITS = "--model llama3-70b --gpus 1 --gpu T4"
+QUESTIONS = (
+    README,
+    NOTHING_FITS,
+    "--model llama3-8b --gpus 4 --gpu A100-40GB",
+    "--model gpt2-xl --gpus 1 --gpu RTX4090",
+    "--model llama3-70b --gpus 64 --gpu H100",
+    "--model gpt2 --lora-rank 8 --gpus 1 --gpu RTX4090 --sequence 256",
+    "--model llama3.2-1b --gpus 8 --gpu H100 --sequence 32768 --batch 16",
+    "--model bert-large --gpus 2 --gpu T4 --sequence 128 --batch 24",
+    "--model qwen3-30b-a3b --gpus 8 --gpu H200",
+    "--model gpt2 --gpus 13 --gpu H100 --sequence 128",
+    "--model gpt2 --gpus 8 --gpu GH200 --sequence 128",
+    "--params 3e9 --layers 26 --hidden 3072 --gpus 16 --gpu L40S --batch 64 --link pcie4",
+)
+
+
+def asked(words: str, monkeypatch, capsys) -> dict:
+    assert in_this_process(monkeypatch, f"{words} --json") is None, words
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_advise_estimate_and_timeline_give_one_answer(question, monkeypatch, capsys):
+    """The arm, the tensors' bytes, what nvidia-smi shows, the seconds and their interval, and whether it fits."""
+    advice = asked(f"advise {question}", monkeypatch, capsys)
+    choice = advice["choice"]
+    if choice is None:
+        assert question == NOTHING_FITS
+        assert advice["in_words"][0].startswith("Nothing fits on ")
+        assert advice["detail"] == ""
+        return
+    _, command, *flags = shlex.split(advice["detail"])
+    assert command == "estimate"
+    whole = asked(f"estimate {' '.join(flags)}", monkeypatch, capsys)
+    step = asked(f"timeline {' '.join(flags)}", monkeypatch, capsys)
+    assert whole["arm"] == ("zero1" if choice["layout"] else choice["arm"])
+    assert whole["estimate"]["peak_bytes"] == choice["peak_bytes"]
+    assert whole["kinds"]["driver"] == choice["driver_bytes"]
+    memory_bytes = GPUS[advice["question"]["gpu"]].memory_bytes
+    assert choice["driver_bytes"] is None or choice["peak_bytes"] < choice["driver_bytes"] <= memory_bytes
+    assert {whole["step"]["seconds"], step["seconds"]} == {choice["step_s"]}
+    assert [whole["step"]["low_s"], step["high_s"]] == choice["step_interval_s"]
+    assert whole["fits"] == ("only just" if choice["headroom_bytes"] < 0.1 * choice["peak_bytes"] else "yes")
+
+
+def test_readme_and_the_index_give_the_same_answer(monkeypatch, capsys):
+    """They answer one question, whose answer is kept."""
+    assert f"study advise {README}" == readme.ADVISE
+    fresh = asked(f"advise {README}", monkeypatch, capsys)["in_words"]
+    assert answers.advice() == fresh, "the predictor has changed: run study outside --write"
+    block = (ROOT / "README.md").read_text().partition(readme.ADVISE)[2].partition("<!-- answers:end")[0]
+    quoted = [line.removeprefix("> ").removesuffix("\\") for line in block.splitlines() if line.startswith(">")]
+    assert quoted == fresh, "renew README.md: study report --readme README.md"
+    index = (TEMPLATES / "index.html").read_text()
+    assert "{{ advice }}" in index
+    assert side_by_side.ADVISED in README
+
+
+def test_the_accuracy_of_a_kind_counts_its_rows():
+    """By hand from the stored rows; where there is no row, the sentence says so."""
+    model = describe("llama3-8b")
+    sharded = accuracy_of(Setup.of_arm(model, "fsdp2", ranks=8, device="cuda"), 8)
+    alike = [
+        each
+        for each in stored.predictions()
+        if each.row.fsdp == "full_shard"
+        and not (each.row.offload or each.row.parallel)
+        and 1 < each.row.n_gpus <= (each.row.gpus_per_node or 8)
+        and (each.row.params or 0) >= 1e9
+    ]
+    rows = [each.row for each in alike for one in each.quantities if one.quantity == "memory"]
+    assert f"(rows: {len(rows)}, sources: {len({row.source for row in rows})}, " in sharded
+    offloaded = accuracy_of(Setup.of_arm(model, "zero3_cpu", ranks=8, device="cuda"), 8)
+    assert offloaded.count("no published row of this kind") == 2
