@@ -38,6 +38,7 @@ def main():
     args = parser.parse_args()
 
     set_seed(42)
+    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()
     training = TrainingArguments(
         output_dir=tempfile.gettempdir(),
         max_steps=args.steps,
@@ -45,7 +46,8 @@ def main():
         max_grad_norm=0.0,  # no clipping, as in the DeepSpeed configs of the arms
         save_strategy="no",
         report_to="none",
-        ddp_backend="gloo" if "LOCAL_RANK" in os.environ and not torch.cuda.is_available() else None,
+        ddp_backend="gloo" if on_cpus else None,
+        use_cpu=on_cpus and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true",  # otherwise each rank trains alone
     )
     config = BertConfig(
         vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256

@@ -34,6 +34,7 @@ def main():
 
     set_seed(42)
     texts = [" ".join(WORDS[(i * step) % len(WORDS)] for i in range(1, 25)) for step in range(1, 129)]
+    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()
     training = SFTConfig(
         output_dir=tempfile.gettempdir(),
         max_steps=args.steps,
@@ -43,7 +44,8 @@ def main():
         save_strategy="no",
         report_to="none",
         bf16=False,
-        ddp_backend="gloo" if "LOCAL_RANK" in os.environ and not torch.cuda.is_available() else None,
+        ddp_backend="gloo" if on_cpus else None,
+        use_cpu=on_cpus and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true",  # otherwise each rank trains alone
     )
     config = LlamaConfig(
         vocab_size=32, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4

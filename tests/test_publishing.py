@@ -9,11 +9,12 @@ import sys
 
 import pandas as pd
 import pytest
+import yaml
 from conftest import ROOT
 from shaped import changed, finished, put
 
 from study.errors import Stop
-from study.publishing import documents, project, submissions, tables
+from study.publishing import documents, pages, project, registration, submissions, tables
 from study.publishing.dataset import export
 from study.publishing.project import Author
 
@@ -187,3 +188,44 @@ def test_what_github_reads_fits_its_schemas(kind):
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *names]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+STARTS = re.findall(r"^\| `study (.+?)` \| \d+ \| (.+?) \|$", (ROOT / "ARTIFACT.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [each if number < 1 else pytest.param(*each, marks=pytest.mark.slow) for number, each in enumerate(STARTS)],
+)
+def test_the_ten_minutes_of_the_artifact_show_what_it_says(words, expected):
+    assert len(STARTS) == 9
+    command = [sys.executable, "-m", "study.cli", *words.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert expected in " ".join(done.stdout.split())
+
+
+def test_a_changed_tolerance_changes_the_registration(monkeypatch):
+    before = registration.registration()
+    heads = registration.coverage(registration.FOLDER)
+    heads[0].claim[0]["tolerance"] = 0.123
+    monkeypatch.setattr(registration, "coverage", lambda folder: heads)
+    after = registration.registration()
+    assert [name for name in before if before[name] != after[name]] == ["claims and tolerances"]
+
+
+def test_the_changelog_begins_with_the_release():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {project.version()}" in text
+    assert registration.MARK in text
+
+
+def test_pages_have_the_head_of_a_space_whose_first_page_is_the_calculator(tmp_path):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "calculator.html").write_text("<p>")
+    for _ in range(2):
+        pages.pages(tmp_path / "report", into=tmp_path / "public")
+    head = yaml.safe_load((tmp_path / "public" / "README.md").read_text().split("---")[1])
+    assert (head["sdk"], head["app_file"]) == ("static", "calculator.html")
+    assert (tmp_path / "public" / ".nojekyll").exists()
+    with pytest.raises(Stop, match="has no calculator"):
+        pages.pages(tmp_path, into=tmp_path / "other")

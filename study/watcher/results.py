@@ -4,9 +4,9 @@ import itertools
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +37,6 @@ SHOWN = 4  # components, the largest first
 STATES = ("weights", "gradients", "master", "moments")
 STEADY = 0.75  # of the steps
 COLUMNS = 98
-T = TypeVar("T")
 
 
 class RankMeasurements(Section):
@@ -94,40 +93,42 @@ def _total(values: Column) -> int | None:
 def fill(record: Record, ranks: list[RankMeasurements]) -> None:
     """Fill in the measured sections of a record, from the measurements of the ranks that sent theirs, in order."""
     seen = record.observed
+    watched = record.watched
     seen.steps = ranks[0].steps
-    seen.held_parameters_per_rank = _all(rank.held_parameters for rank in ranks)
-    timed = sorted(set.intersection(*(set(rank.step_s) for rank in ranks)))
-    if timed:  # by the slowest rank
-        step_s = [max(rank.step_s[step] for rank in ranks) for step in timed]
-        record.time = Time(step_s=step_s, window_s=max(sum(rank.step_s[step] for step in timed) for rank in ranks))
-    else:
-        record.time = Time()
+    seen.held_parameters_per_rank = _each(ranks, "held_parameters")
+    watched.host_freed_bytes = _each(ranks, "host_freed_bytes")
+    watched.rows_per_rank = _each(ranks, "rows_of_most_steps")
+    watched.inputs_per_rank = _each(ranks, "inputs")
+    record.time = _time(ranks)
     if len(ranks) == seen.ranks:  # otherwise sums over ranks would be too small
-        seen.rows_per_step = sum(_all(rank.rows_per_step for rank in ranks)) or None
-        seen.tokens_per_step = sum(_all(rank.tokens_per_step for rank in ranks)) or None
-        record.watched.timed_rows = sum(_all(rank.timed_rows for rank in ranks)) or None
-        record.watched.timed_tokens = sum(_all(rank.timed_tokens for rank in ranks)) or None
+        seen.rows_per_step = sum(_each(ranks, "rows_per_step")) or None
+        seen.tokens_per_step = sum(_each(ranks, "tokens_per_step")) or None
+        watched.timed_rows = sum(_each(ranks, "timed_rows")) or None
+        watched.timed_tokens = sum(_each(ranks, "timed_tokens")) or None
         # Only up to the first step in which a rank has no finite loss.
         losses = zip(*(rank.losses for rank in ranks), strict=False)
         record.loss = Loss(train=[statistics.fmean(losses_of_ranks) for losses_of_ranks in losses])
     components = Components(
-        per_rank=_all(rank.components for rank in ranks),
-        optimizer_home=seen.offload_optimizer,
-        weights_home=seen.offload_param,
+        per_rank=_each(ranks, "components"), optimizer_home=seen.offload_optimizer, weights_home=seen.offload_param
     )
-    record.watched.host_freed_bytes = _all(rank.host_freed_bytes for rank in ranks)
-    record.watched.rows_per_rank = _all(rank.rows_of_most_steps for rank in ranks)
-    record.watched.inputs_per_rank = _all(rank.inputs for rank in ranks)
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
-    if counts := _all(rank.traffic for rank in ranks):
+    if counts := _each(ranks, "traffic"):
         record.traffic = Traffic(per_rank=counts, kernel_bytes_written=[rank.written_bytes for rank in ranks])
 
 
-def _all(values: Iterable[T | None]) -> list[T]:
-    """Return the values of all ranks, or an empty list if one is missing: a position in the list is a rank."""
-    values = list(values)
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
+def _time(ranks: list[RankMeasurements]) -> Time:
+    """Return the times of the steps that all ranks timed, by the slowest rank; nothing without such steps."""
+    timed = sorted(set.intersection(*(set(rank.step_s) for rank in ranks)))
+    if not timed:
+        return Time()
+    step_s = [max(rank.step_s[step] for rank in ranks) for step in timed]
+    return Time(step_s=step_s, window_s=max(sum(rank.step_s[step] for step in timed) for rank in ranks))
+
+
+def _each(ranks: list[RankMeasurements], name: str) -> list:
+    """Return a value of all ranks, or an empty list if one is missing: a position in the list is a rank."""
+    values = [getattr(rank, name) for rank in ranks]
+    return [] if None in values else values
 
 
 def arm_of(seen: Observed, fsdp_version: int | None) -> str | None:
