@@ -9,11 +9,12 @@ import sys
 
 import pandas as pd
 import pytest
+import yaml
 from conftest import ROOT
 from shaped import changed, finished, put
 
 from study.errors import Stop
-from study.publishing import documents, project, registration, submissions, tables
+from study.publishing import documents, pages, project, registration, submissions, tables
 from study.publishing.dataset import export
 from study.publishing.project import Author
 
@@ -216,3 +217,15 @@ def test_the_changelog_begins_with_the_release():
     text = (ROOT / "CHANGELOG.md").read_text()
     assert f"## {project.version()}" in text
     assert registration.MARK in text
+
+
+def test_pages_have_the_head_of_a_space_whose_first_page_is_the_calculator(tmp_path):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "calculator.html").write_text("<p>")
+    for _ in range(2):
+        pages.pages(tmp_path / "report", into=tmp_path / "public")
+    head = yaml.safe_load((tmp_path / "public" / "README.md").read_text().split("---")[1])
+    assert (head["sdk"], head["app_file"]) == ("static", "calculator.html")
+    assert (tmp_path / "public" / ".nojekyll").exists()
+    with pytest.raises(Stop, match="has no calculator"):
+        pages.pages(tmp_path, into=tmp_path / "other")

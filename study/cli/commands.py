@@ -57,6 +57,7 @@ COMMANDS = {
     ),
     "export": ("study.publishing.dataset:export", "write records, claims and predictions as a data set"),
     "release": ("study.publishing.documents:release", "write the citation and the archive's metadata"),
+    "pages": ("study.publishing.pages:pages", "a report as a static site, to publish"),
     "changelog": ("study.publishing.registration:changelog", "write which verdicts changed, from the history"),
     "registration": ("study.publishing.registration:registration", "hashes of what was fixed before measuring"),
     "bench": ("study.bench.bench", "compare our trainer's speed with a bare loop and the Hugging Face Trainer"),

@@ -91,7 +91,8 @@ def _out_of_memory(record: Record, path: Path) -> list[Finding]:
     flags = {"arm": arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}
     flags |= {"accumulation": seen.accumulation if (seen.accumulation or 1) > 1 else None}
     words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
-    remedy = f"`study oom {path} --model MODEL {words}` names the tensor, and predicts which changes and arms fit"
+    record_file = path if path.is_file() else path / store.RECORD
+    remedy = f"`study oom {record_file} --model MODEL {words}` names the tensor, and predicts which arms fit"
     try:
         cause = explain(record.error.message, Wanted(), Described(arm=arm, ranks=seen.ranks)).causes[0]
     except (Stop, IndexError):  # the message has no sizes
