@@ -11,6 +11,7 @@ for (const node of document.body.querySelectorAll("*")) {
 }
 
 // Figures: whole, apart from each other, and with no text cut off, upon another, or too small to read.
+const channels = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
 const figures = [...document.querySelectorAll("figure svg")].filter((svg) => svg.getBoundingClientRect().width);
 const apart = (a, b, slack) => a.right - slack <= b.left || b.right - slack <= a.left || a.bottom - slack <= b.top || b.bottom - slack <= a.top;
 figures.forEach((svg, number) => {
@@ -19,6 +20,9 @@ figures.forEach((svg, number) => {
   const scale = frame.width / svg.viewBox.baseVal.width;
   const texts = [...svg.querySelectorAll("text")].filter((text) => text.textContent.trim());
   if (!texts.length) problems.push(`figure ${number} has no text`);
+  const look = getComputedStyle(svg);
+  const isWhite = channels(look.backgroundColor).slice(0, 3).every((c) => c > 200) && !look.filter.includes("invert");
+  if (isWhite && matchMedia("(prefers-color-scheme: dark)").matches) problems.push(`figure ${number} is white in the dark`);
   const boxes = texts.map((text) => text.getBoundingClientRect());
   texts.forEach((text, i) => {
     const box = boxes[i];
@@ -35,8 +39,19 @@ figures.forEach((svg, number) => {
   });
 });
 
+// Rows of figures: no half of a row is empty where two figures have room.
+for (const figure of width > 1000 ? document.querySelectorAll(".outputs > figure") : []) {
+  const [box, whole] = [figure, figure.parentElement].map((node) => node.getBoundingClientRect());
+  const row = [...figure.parentElement.children].map((node) => node.getBoundingClientRect()).filter((other) => other.top < box.top + 40 && other.bottom > box.top + 40);
+  if (Math.max(...row.map((other) => other.right)) - whole.left < 0.6 * whole.width) problems.push(`${name(figure)}: half of its row is empty`);
+}
+
+// Tables: on a desk, all columns are in view.
+// But for a dozen and more, such as one for each release.
+for (const scroll of width > 1400 ? document.querySelectorAll(".scroll") : [])
+  if ((scroll.querySelector("tr")?.cells.length ?? 0) < 12 && scroll.scrollWidth > scroll.clientWidth + 1) problems.push(`a table of ${scroll.scrollWidth} in ${scroll.clientWidth}: ${name(scroll)}`);
+
 // Contrast: every text against what is behind it.
-const channels = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
 const luminance = (rgb) => rgb.slice(0, 3).map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
 const behind = (node) => {
   for (let at = node; at; at = at.parentElement) {

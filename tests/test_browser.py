@@ -70,6 +70,23 @@ def test_the_audit_can_fail(show):
     assert "contrast" in problems
 
 
+PLANTED = {
+    "white in the dark": "for (const svg of document.querySelectorAll('figure svg')) svg.style.filter = 'none'",
+    "half of its row is empty": "for (const each of document.querySelectorAll('.outputs > figure'))"
+    " each.style.cssText = 'grid-column: 1 / -1; max-width: 20rem'",
+    "a table of": "document.querySelector('.scroll').firstElementChild.style.width = '3000px'",
+}
+
+
+@pytest.mark.parametrize("problem", PLANTED)
+def test_the_audit_sees(problem, show):
+    opened = show("compare", 1440)
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme("dark"))
+    assert opened.execute_script(AUDIT) == []
+    opened.execute_script(PLANTED[problem])
+    assert problem in " ".join(opened.execute_script(AUDIT))
+
+
 def peaks(opened) -> list[str]:
     """The column of peaks in the table of all runs."""
     script = """const table = document.querySelector("#run-table");

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -375,6 +376,22 @@ def test_bisect_halves(pip, monkeypatch, tmp_path, capsys):
         releases.bisect("zero2", "sgd", ("0.1", "0.2"), overlays=tmp_path)
 
 
+def test_bisect_asks_releases_about_a_claim(pip, monkeypatch, tmp_path, capsys):
+    """L-15 says that the default of clipping is 1. Only its own trial is asked."""
+    asked = []
+
+    def configured(package, version, overlay, given):
+        asked.append(given)
+        return [1.0 if version in ("0.3", "0.4") else 0.0]
+
+    monkeypatch.setattr(trials, "_configured", configured)
+    monkeypatch.setattr(trials, "Ranks", lambda *_: nullcontext())
+    releases.bisect("claim", "L-15", ("0.1", "0.2", "0.3", "0.4"), overlays=tmp_path, out=tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert "L-15 changes in deepspeed 0.3: the claim is wrong in 0.2, then the claim is right." in printed
+    assert {trial["look"] for given in asked for trial in given.values()} == {"gradient_clipping"}
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [
@@ -384,6 +401,8 @@ def test_bisect_halves(pip, monkeypatch, tmp_path, capsys):
         (["versions", "--from", "0.0.1"], "deepspeed 0.0.1 was not tried"),
         (["versions", "--from", "0.1", "--package", "toy"], "has no results of toy"),
         (["bisect", "zero2", "sgdd", "0.1", "0.2"], "'sgdd' is not a property"),
+        (["bisect", "claim", "S000-01", "0.1", "0.2"], "S000-01 is not a claim that a release can answer"),
+        (["bisect", "script", "absent.py", "0.1", "0.2"], "there is no file absent.py"),
     ],
 )
 def test_a_mistake_about_releases_is_a_sentence(words, match):

@@ -112,8 +112,8 @@ def _list(rows: list[Row]) -> None:
                 "what it is": source.what,
             }
         )
+    say(f"Others published {len(rows)} rows, in {len(lines)} sources. study outside --against ours predicts them.", "")
     show(lines)
-    say("", f"{len(rows)} rows of {len(lines)} sources. study outside --against ours predicts them.")
 
 
 def _show_rows(members: list[ComparedRow]) -> None:

@@ -99,6 +99,8 @@ def claims(
         _say_chosen(verdicts, claim)
         return None
     if filters or verbose:
+        passed = " ".join(f"--{name} {wanted!r}" for name, wanted in filters.items())
+        say(f"{len(verdicts)} of {len(known)} claims {f'pass {passed}' if passed else 'are listed'}.", "")
         _say_plainly(verdicts)
     _summary(verdicts)
     if file.is_dir() and not filters:

@@ -1,16 +1,18 @@
-"""`study versions` and `study bisect`: properties over releases of a library.
+"""`study versions` and `study bisect`: properties, claims and scripts over releases of a library.
 
 A release is installed beside the environment (an overlay), from the package index, by its exact version, and by its
 hash where `hashes.json` has one. Its code is run. Each release and adapter has one file of results: what exists is not
 run again.
 """
 
+import functools
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -42,6 +44,9 @@ class Release:
 
     def __str__(self) -> str:
         return f"{self.package}-{self.version}"
+
+
+Question = Callable[[Release], str]
 
 
 def installed(package: str, version: str, overlays: Path) -> Release:
@@ -181,37 +186,25 @@ def bisect(
     overlays: Path = OVERLAYS,
     out: Path = RESULTS,
 ) -> None:
-    """Find the first release where an answer changes, by halving: of a property, or of a script of yours.
+    """Find the first release where an answer changes, by halving: of a property, a claim, or a script of yours.
 
     Args:
-        name: The adapter, as in study conform; or the word script.
-        wanted: The property; or the path of a script that exits with 0 or with something else. It is run with each
-            release that is tried.
+        name: The adapter, as in study conform; or the word claim, or the word script.
+        wanted: The property; the claim, such as L-15; or the path of a script that exits with 0 or with something
+            else. A script is run with each release that is tried.
         releases: The releases to look among, at least two: the first and the last must answer differently.
         package: The library.
         overlays: The folder for installed releases.
         out: The folder for results, one file for each release and adapter.
     """
-    ordered, known = in_order(releases), dict[str, str]()
-    if name != "script":
-        (adapter,) = chosen_adapters((name,))
-        if wanted not in PROPERTIES:
-            raise Stop(f"{wanted!r} is not a property", nearest(wanted, PROPERTIES))
-    elif not Path(wanted).is_file():
-        raise Stop(f"there is no file {wanted}", "name a Python script")
+    question = {"script": _script, "claim": _claim}.get(name) or _property(name)
+    ordered, ask = in_order(releases), question(wanted, package, overlays, out)
 
-    def answer(release: str) -> str:
-        if release not in known:
-            there = installed(package, release, overlays)
-            if name == "script":
-                command = [sys.executable, wanted]
-                code = subprocess.run(command, env=environment(overlays / str(there)), check=False).returncode
-                known[release] = f"exit code {min(abs(code), 1)}"
-            else:
-                results = cell(adapter, [PROPERTIES[wanted]], there, overlays, out)
-                known[release] = next(each.status for each in results if each.property == wanted)
-            say(f"{package} {release}: {known[release]}")
-        return known[release]
+    @functools.cache
+    def answer(version: str) -> str:
+        words = ask(installed(package, version, overlays))
+        say(f"{package} {version}: {words}")
+        return words
 
     low, high = 0, len(ordered) - 1
     if len(ordered) < 2 or answer(ordered[low]) == answer(ordered[high]):
@@ -221,6 +214,53 @@ def bisect(
         low, high = (middle, high) if answer(ordered[middle]) == answer(ordered[low]) else (low, middle)
     first, last = ordered[low], ordered[high]
     say("", f"{wanted} changes in {package} {last}: {answer(first)} in {first}, then {answer(last)}.")
+
+
+def _script(wanted: str, package: str, overlays: Path, out: Path) -> Question:
+    """Return a question that a script of the user answers by its exit code."""
+    if not Path(wanted).is_file():
+        raise Stop(f"there is no file {wanted}", "name a Python script")
+
+    def ask(release: Release) -> str:
+        environ = environment(overlays / str(release))
+        code = subprocess.run([sys.executable, wanted], env=environ, check=False).returncode
+        return f"exit code {min(abs(code), 1)}"
+
+    return ask
+
+
+def _claim(wanted: str, package: str, overlays: Path, out: Path) -> Question:
+    """Return the question whether a claim about a library is right."""
+    rests_on = [each[1:] for each in trials.claims() if each[0] == wanted]
+    if not rests_on:
+        raise Stop(f"{wanted} is not a claim that a release can answer", "study claims --basis tried lists such claims")
+
+    def ask(release: Release) -> str:
+        if release.reason:
+            return release.reason
+        names = {name for name, *_ in rests_on}
+        answers = trials.tried(package, release.version, overlays / str(release), out / str(release), names)
+        every = [changes.is_right(answers.get(name), value, tolerance) for name, value, tolerance in rests_on]
+        return "the claim is right" if all(every) else "the claim is wrong"
+
+    return ask
+
+
+def _property(name: str) -> Callable[[str, str, Path, Path], Question]:
+    """Return what makes questions about a property of an adapter."""
+    (adapter,) = chosen_adapters((name,))
+
+    def question(wanted: str, package: str, overlays: Path, out: Path) -> Question:
+        if wanted not in PROPERTIES:
+            raise Stop(f"{wanted!r} is not a property", nearest(wanted, PROPERTIES))
+
+        def ask(release: Release) -> str:
+            results = cell(adapter, [PROPERTIES[wanted]], release, overlays, out)
+            return next(each.status for each in results if each.property == wanted)
+
+        return ask
+
+    return question
 
 
 def in_order(releases: tuple[str, ...]) -> list[str]:

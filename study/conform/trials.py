@@ -5,7 +5,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from study.conform.suite import ADAPTERS, Ranks, environment, table
@@ -68,11 +68,19 @@ def words(trial: dict) -> str:
     return f"{trial['of'].rpartition('.')[2]}.{trial.get('field') or trial.get('name')}"
 
 
-def tried(package: str, version: str, overlay: Path, folder: Path) -> dict[str, object]:
-    """Return the answers of a release by the keys of the trials: from its file, and what that lacks is tried now."""
+def tried(
+    package: str, version: str, overlay: Path, folder: Path, only: Collection[str] | None = None
+) -> dict[str, object]:
+    """Return the answers of a release by the keys of the trials: from its file, and what that lacks is tried now.
+
+    `only` limits what is tried to these keys.
+    """
     path = folder / ANSWERS
     known = from_json(path.read_bytes()) if path.exists() else {}
-    lacking = {name: trial for name, trial in concerning(package).items() if name not in known}
+    wanted = concerning(package)
+    if only is not None:
+        wanted = {name: wanted[name] for name in only if name in wanted}
+    lacking = {name: trial for name, trial in wanted.items() if name not in known}
     if not lacking:
         return known
     configurations = {name: trial for name, trial in lacking.items() if trial["what"] != REPRODUCTION}

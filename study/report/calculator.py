@@ -34,10 +34,11 @@ def write(out: Path, titles: dict[str, str]) -> None:
     """Write the page. Before its script runs, and without JavaScript, it shows the answer to the first question."""
     tables = FILE.read_bytes()
     models = json.loads(gzip.decompress(tables))["models"]
+    by_size = sorted(GPUS, key=lambda name: -GPUS[name].memory_bytes)
     choices = {
         "model_names": [(name, name) for name in sorted(models, key=lambda name: name != MODEL)],
         "gpu_counts": [(count, count) for count in GPUS_TRIED],
-        "gpu_names": [(name, name) for name in GPUS],
+        "gpu_names": [(name, f"{name} ({size(GPUS[name].memory_bytes)})") for name in by_size],
         "precisions": list(PRECISIONS.items()),
         "shown": {"model": MODEL, "gpus": GPU_COUNT, "gpu": GPU, "precision": PRECISION} | ROWS,
         "least_tokens": LEAST_TOKENS,

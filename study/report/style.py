@@ -276,7 +276,7 @@ def stacks(
         _draw_stacks(ax, lines, part, colours, solid, words)
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(lambda value, _: words(value) if value else "0")
-        headed(ax, rows["group"].iloc[0], title)
+        ax.set_title(title or conditions(rows["group"].iloc[0]))
     present = set(rows[part])
     shown = {UNSPLIT.get(name, name): tone for name, tone in colours.items() if name in present}
     return finished(drawing, patches(shown), note, 4)

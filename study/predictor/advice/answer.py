@@ -129,7 +129,8 @@ def reason(advice: Advice) -> str:
     fit = words.get(choice.drawbacks, "fit only just, with offloading")
     if fastest is choice:
         return f"Why: of the arms that {fit}, it is the fastest, and no simpler one comes within {SEPARABLE:.0%}."
-    return f"Why: of the arms that {fit}, {fastest.arm} is the fastest, and it is the simplest within {SEPARABLE:.0%}."
+    simplest = f"{choice.arm} the simplest within {SEPARABLE:.0%}"
+    return f"Why: of the arms that {fit}, {fastest.arm} is the fastest, and {simplest}."
 
 
 def flags(row: Row, question: Question) -> list[str]:

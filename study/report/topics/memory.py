@@ -31,7 +31,7 @@ PAPER = "ZeRO paper, states"
 COMPONENTS = ("weights", "gradients", "master", "moments", "staging")
 NEAR = 0.01  # a prediction that is off by less is called near
 APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
-OFFLOADED = "These arms offload. This machine has no GPU:\nits host and its GPU memory are one, and a bar has both."
+OFFLOADED = "These arms offload. This machine has no GPU: its host and its GPU memory are one, and a bar has both."
 RANKS = tuple(2**power for power in range(1, 11))
 
 
