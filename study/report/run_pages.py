@@ -9,7 +9,7 @@ from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io import files
 from study.io.files import safe_join, safe_name
-from study.io.numbers import count, short, size
+from study.io.numbers import count, number_of, short, size
 from study.ledger.judging import Verdict
 from study.records import metrics
 from study.records.privacy import redact
@@ -178,15 +178,16 @@ def _predicted(run: Run) -> dict[str, int] | None:
 
 
 def _traffic(run: Run) -> dict | None:
-    """Return collectives of a step of the first rank. Those that are too small for a bar are in the table."""
+    """Return collectives of a step of the first rank. One that is too small for a bar has its numbers."""
     if not run.traffic:
         return None
-    calls = {kind.replace("_", "-"): moved for kind, moved in run.record.traffic.per_rank[0].items()}
-    colours = style.COLLECTIVES | {kind: style.FAINT for kind in calls if kind not in style.COLLECTIVES}
-    stacks = {kind: {kind: moved.bytes} for kind, moved in calls.items()}
+    colours, stacks = style.COLLECTIVES.copy(), {}
+    for kind, moved in run.record.traffic.per_rank[0].items():
+        name = kind.replace("_", "-")
+        colours.setdefault(name, style.FAINT)
+        stacks[f"{name}, {number_of(moved.calls, 'calls')}"] = {name: moved.bytes}
     drawn = charts.bars(stacks, colours, "Bytes of a step by collective")
-    title = f"The collectives of a step handle {size(sum(run.traffic.values()))}"
-    return {"title": title, "bars": drawn, "calls": calls}
+    return {"title": f"The collectives of a step handle {size(sum(run.traffic.values()))}", "bars": drawn}
 
 
 def _asked(record: Record) -> Iterator[dict]:
