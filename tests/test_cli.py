@@ -49,7 +49,8 @@ def in_this_process(monkeypatch, words: str) -> int | None:
 
 def test_a_shell_completes_commands(capsys):
     commands.start(["--completion"])
-    shell = f'{capsys.readouterr().out}; compgen -W "$(complete -p study | cut -d\\\' -f2)" -- adv'
+    names = r"$(complete -p study | cut -d\' -f2)"
+    shell = f'{capsys.readouterr().out}compgen -W "{names}" -- adv'
     assert subprocess.run(["bash", "-c", shell], capture_output=True, text=True).stdout == "advise\n"
 
 
