@@ -165,8 +165,8 @@ def _zero_arm(seen: Observed) -> str:
 def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
     """Return why a user's training ended, as one sentence with a remedy. `states` are the bytes that it held."""
     text = str(error).partition("\n")[0]
-    held = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
-    held = f"; this rank then held {held}, and activations and buffers besides" if held else ""
+    states_words = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
+    states_words = f"; this rank then held {states_words}, and activations and buffers besides" if states_words else ""
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
         return Stop(f"the device ran out of memory ({text}){held}", remedy, "oom", where)
