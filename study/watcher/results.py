@@ -169,10 +169,10 @@ def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
     states_words = f"; this rank then held {states_words}, and activations and buffers besides" if states_words else ""
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
-        return Stop(f"the device ran out of memory ({text}){held}", remedy, "oom", where)
+        return Stop(f"the device ran out of memory ({text}){states_words}", remedy, "oom", where)
     if host_is_full(error):
         remedy = "take fewer rows per pass or fewer ranks"
-        return Stop(f"the host refused more memory ({text}){held}", remedy, "host_oom", where)
+        return Stop(f"the host refused more memory ({text}){states_words}", remedy, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
