@@ -1,7 +1,10 @@
 """A page for each run: how it ended, its curves, memory and traffic, its problems and avoidable costs."""
 
 import contextlib
+import dataclasses
+import functools
 import itertools
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from study.records.privacy import redact
 from study.records.runs import Run, Runs
 from study.records.schema import Record, ScriptTraining
 from study.report import charts, claim_pages, style
-from study.report.templating import write_page, write_zipped
+from study.report.templating import write_page
 from study.report.topics import memory, speed
+from study.spec.settings import Flags
 from study.watcher import diagnosis
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
@@ -59,8 +63,8 @@ def write(
         except Exception as error:  # a record may be odd in any way, and none ends a report
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
-    # In one file: alone they are fifteen times as large, because they repeat each other.
-    write_zipped(folder / "records.zip", "records.jsonl", "".join(lines).encode(errors="replace"))
+    # In one file, and as xz: alone or as zip they are larger, because they repeat each other.
+    (folder / "records.jsonl.xz").write_bytes(lzma.compress("".join(lines).encode(errors="replace"), preset=9))
     return pages, problems
 
 
@@ -90,7 +94,7 @@ def page(run: Run) -> dict:
         "memory": _memory(run),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
-        "settings": [*_lines(record["requested"])],
+        "settings": [line for line in _lines(record["requested"]) if line not in _defaults()],
         "observed": [*_lines(record["observed"])],
     }
 
@@ -225,6 +229,12 @@ def _texts(run: Run) -> dict[str, str]:
         with contextlib.suppress(OSError):
             texts[name] = redact(files.read_below(run.folder, name, MOST_RAW_BYTES).decode(errors="replace"))
     return texts
+
+
+@functools.cache
+def _defaults() -> set[str]:
+    """Return the trainer's settings that nobody has to give, as lines."""
+    return {*_lines(dataclasses.asdict(Flags()))}
 
 
 def _lines(section: dict, indent: str = "") -> Iterator[str]:
