@@ -100,7 +100,7 @@ def claims(
         return None
     if filters or verbose:
         passed = " ".join(f"--{name} {wanted!r}" for name, wanted in filters.items())
-        say(f"{len(verdicts)} of {len(known)} claims {f'pass {passed}' if passed else 'are listed'}.", "")
+        say(f"{'Pass ' + passed if passed else 'Listed'}: {len(verdicts)} of {len(known)} claims.", "")
         _say_plainly(verdicts)
     _summary(verdicts)
     if file.is_dir() and not filters:
