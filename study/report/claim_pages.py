@@ -1,5 +1,6 @@
 """A page for each claim at a permanent address, and the list of all of them."""
 
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from study.spec.arms import PACKAGE, ROOT
 DOCUMENTS = Path(__file__).with_name("documents.toml")
 GUIDE = ROOT / "CONTRIBUTING.md"  # no part of an installed package
 OBJECTING = "## How to object to a verdict\n"
+INSTRUMENTS = "version of the instruments"  # in a difference that is none of the claim's conditions
 NOTHING = "nothing yet"  # what a claim rests on that was not tested
 
 
@@ -63,6 +65,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
     """Write the list and the pages of all claims below `out`. `run_slugs` has the runs that have a page."""
     runs = {run.name: (run, slug) for run, slug in reversed(run_slugs.items())}
     of_id = {document.id: document for document in documents(verdicts)}
+    verdicts = [each for name in of_id for each in sorted(verdicts, key=_number) if each.claim.document == name]
     text = objecting()
     common = {"up": "../", "titles": titles, "objecting": "objecting.html" if text else ""}
     (out / "claims").mkdir()
@@ -85,6 +88,11 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
     rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
     page_of_all = out / "claims" / "index.html"
     write_page(page_of_all, "claims.html", **common, rows=rows, documents=list(of_id.values()), **about)
+
+
+def _number(verdict: Verdict) -> list[int]:
+    """Return the numbers in a claim's id, by which the claims of a document are ordered."""
+    return [int(number) for number in re.findall(r"\d+", verdict.claim.id)]
 
 
 def objecting() -> str:
@@ -125,7 +133,8 @@ def page(verdict: Verdict) -> dict:
         "sentence": words.plainly(verdict),
         "written": written,
         "found": found,
-        "differs": list(verdict.differs),
+        "differs": [words for words in verdict.differs if INSTRUMENTS not in words],
+        "instruments": next((words for words in verdict.differs if INSTRUMENTS in words), ""),
         "changed_by": changed_by,
         "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",
     }
