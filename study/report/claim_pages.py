@@ -134,7 +134,7 @@ def page(verdict: Verdict) -> dict:
         "written": written,
         "found": found,
         "differs": [words for words in verdict.differs if INSTRUMENTS not in words],
-        "instruments": next((words for words in verdict.differs if INSTRUMENTS in words), ""),
+        "instruments": "; ".join(words for words in verdict.differs if INSTRUMENTS in words),
         "changed_by": changed_by,
         "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",
     }
