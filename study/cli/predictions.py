@@ -189,7 +189,8 @@ def _answer(prediction: Prediction) -> str:
     memory = "GPU memory" if setup.on_gpu else "memory"
     peak = size(prediction.whole.peak_bytes)
     text = f"A rank of {setup.ranks} under {prediction.arm} needs {peak} of {memory} at the peak, predicted"
-    if setup.on_gpu and prediction.kinds.driver is not None:
+    is_larger = gpu is not None and prediction.whole.peak_bytes > GPUS[gpu].memory_bytes  # so no tool will show it
+    if setup.on_gpu and prediction.kinds.driver is not None and not is_larger:
         text += f"; nvidia-smi will show {size(prediction.kinds.driver)}"
     if gpu is None or prediction.fits is None:
         return f"{text}."
