@@ -22,29 +22,32 @@ README = "--model mistral-7b --gpus 8 --gpu H100"
 NOTHING_FITS = "--model llama3-70b --gpus 1 --gpu T4"
 QUESTIONS = (
     README,
+    "--model gpt2-xl --gpus 1 --gpu RTX4090",
+    "--model bert-large --gpus 2 --gpu T4 --sequence 128 --batch 24",
+    "--params 3e9 --layers 26 --hidden 3072 --gpus 16 --gpu L40S --batch 64 --link pcie4",
+)
+SLOW_QUESTIONS = (
     NOTHING_FITS,
     "--model llama3-8b --gpus 4 --gpu A100-40GB",
-    "--model gpt2-xl --gpus 1 --gpu RTX4090",
     "--model llama3-70b --gpus 64 --gpu H100",
     "--model gpt2 --lora-rank 8 --gpus 1 --gpu RTX4090 --sequence 256",
     "--model llama3.2-1b --gpus 8 --gpu H100 --sequence 32768 --batch 16",
-    "--model bert-large --gpus 2 --gpu T4 --sequence 128 --batch 24",
     "--model qwen3-30b-a3b --gpus 8 --gpu H200",
     "--model gpt2 --gpus 13 --gpu H100 --sequence 128",
     "--model gpt2 --gpus 8 --gpu GH200 --sequence 128",
-    "--params 3e9 --layers 26 --hidden 3072 --gpus 16 --gpu L40S --batch 64 --link pcie4",
 )
+SLOW = [pytest.param(question, marks=pytest.mark.slow) for question in SLOW_QUESTIONS]
 
 
-def asked(words: str, monkeypatch, capsys) -> dict:
+def answer_to(words: str, monkeypatch, capsys) -> dict:
     assert in_this_process(monkeypatch, f"{words} --json") is None, words
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", [*QUESTIONS, *SLOW])
 def test_advise_estimate_and_timeline_give_one_answer(question, monkeypatch, capsys):
     """The arm, the tensors' bytes, what nvidia-smi shows, the seconds and their interval, and whether it fits."""
-    advice = asked(f"advise {question}", monkeypatch, capsys)
+    advice = answer_to(f"advise {question}", monkeypatch, capsys)
     choice = advice["choice"]
     if choice is None:
         assert question == NOTHING_FITS
@@ -53,8 +56,8 @@ def test_advise_estimate_and_timeline_give_one_answer(question, monkeypatch, cap
         return
     _, command, *flags = shlex.split(advice["detail"])
     assert command == "estimate"
-    whole = asked(f"estimate {' '.join(flags)}", monkeypatch, capsys)
-    step = asked(f"timeline {' '.join(flags)}", monkeypatch, capsys)
+    whole = answer_to(f"estimate {' '.join(flags)}", monkeypatch, capsys)
+    step = answer_to(f"timeline {' '.join(flags)}", monkeypatch, capsys)
     assert whole["arm"] == ("zero1" if choice["layout"] else choice["arm"])
     assert whole["estimate"]["peak_bytes"] == choice["peak_bytes"]
     assert whole["kinds"]["driver"] == choice["driver_bytes"]
@@ -68,7 +71,7 @@ def test_advise_estimate_and_timeline_give_one_answer(question, monkeypatch, cap
 def test_readme_and_the_index_give_the_same_answer(monkeypatch, capsys):
     """They answer one question, whose answer is kept."""
     assert f"study advise {README}" == readme.ADVISE
-    fresh = asked(f"advise {README}", monkeypatch, capsys)["in_words"]
+    fresh = answer_to(f"advise {README}", monkeypatch, capsys)["in_words"]
     assert answers.advice() == fresh, "the predictor has changed: run study outside --write"
     block = (ROOT / "README.md").read_text().partition(readme.ADVISE)[2].partition("<!-- answers:end")[0]
     quoted = [line.removeprefix("> ").removesuffix("\\") for line in block.splitlines() if line.startswith(">")]

@@ -55,6 +55,7 @@ def test_no_number_of_the_text_is_typed():
     assert lines == []
 
 
+@pytest.mark.slow
 def test_each_number_of_the_text_is_in_the_pdf(built):
     text = words_of(built)
     numbers = json.loads((built / "build" / "data.json").read_text())["numbers"]
@@ -63,6 +64,7 @@ def test_each_number_of_the_text_is_in_the_pdf(built):
     assert [name for name in sorted(asked) if numbers[name] not in text] == []
 
 
+@pytest.mark.slow
 def test_a_changed_record_changes_the_text(judged, built):
     before = words_of(built)
     runs = judged.runs
@@ -88,6 +90,7 @@ def _furthest(runs):
     return next(run for run in runs if run.name == name)
 
 
+@pytest.mark.slow
 def test_a_number_that_no_record_gives_stops_the_build(built):
     text = (built / "paper.typ").read_text()
     (built / "paper.typ").write_text(text + '\n#n("losses.invented")\n')

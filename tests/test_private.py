@@ -2,6 +2,7 @@
 
 import csv
 import html.parser
+import lzma
 import re
 import xml.etree.ElementTree
 import zipfile
@@ -116,6 +117,8 @@ class Page(html.parser.HTMLParser):
 
 
 def content(path: Path) -> str:
+    if path.suffix == ".xz":
+        return lzma.decompress(path.read_bytes()).decode()
     if path.suffix != ".zip":
         return path.read_text()
     with zipfile.ZipFile(path) as archive:
