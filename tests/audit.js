@@ -35,7 +35,7 @@ figures.forEach((svg, number) => {
       if (!apart(box, boxes[j], 2.5 * scale)) problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” lies on “${texts[j].textContent.trim()}”`);
     }
     const size = parseFloat(getComputedStyle(text).fontSize) * scale;
-    if (size < 7) problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” is ${size.toFixed(1)} px high`);
+    if (size < 11) problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” is ${size.toFixed(1)} px high`);
   });
 });
 

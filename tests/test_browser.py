@@ -74,6 +74,7 @@ PLANTED = {
     "white in the dark": "for (const svg of document.querySelectorAll('figure svg')) svg.style.filter = 'none'",
     "half of its row is empty": "for (const each of document.querySelectorAll('.outputs > figure'))"
     " each.style.cssText = 'grid-column: 1 / -1; max-width: 20rem'",
+    "px high": "for (const svg of document.querySelectorAll('figure svg')) svg.style.width = '25rem'",
     "a table of": "document.querySelector('.scroll').firstElementChild.style.width = '3000px'",
 }
 

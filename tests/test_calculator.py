@@ -1,6 +1,7 @@
 """The report's calculator: its page gives the numbers of `study estimate`."""
 
 import gzip
+import itertools
 import json
 import random
 import shlex
@@ -12,12 +13,14 @@ from browser import needs_browser, opened_browser
 from study.cli import main
 from study.io.numbers import size
 from study.machine.gpus import GPUS
+from study.predictor.advice.advise import fits_on
 from study.predictor.estimate import estimate
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import Transformer
 from study.report import calculator
 from study.report.calculator_tables import ARMS, FILE, GPUS_TRIED, setup_of
 from study.report.templating import TEMPLATES
+from study.spec import arms
 from study.spec.shapes import config_of
 
 pytestmark = needs_browser
@@ -142,3 +145,102 @@ def test_a_number_that_cannot_be_is_named_and_nothing_is_shown_for_it(page):
     assert not page.find_element("id", "answer").is_displayed()
     type_in(page, tokens=2048)
     assert page.find_element("id", "answer").is_displayed()
+
+
+def text(page, name: str) -> str:
+    return page.execute_script("return document.getElementById(arguments[0]).textContent", name)
+
+
+def test_rows_per_step_are_rows_per_pass_times_gpus_times_passes(page):
+    type_in(page, model="llama3-8b", gpus=8, tokens=2048, passes=3, rows=2)
+    value = "return form.elements[arguments[0]].value"
+    assert page.execute_script(value, "batch") == "48"
+    type_in(page, batch=64)
+    assert page.execute_script(value, "passes") == "4"
+    type_in(page, batch=65)
+    assert text(page, "problem").endswith("passes of 2 rows on 8 GPUs: give a multiple of 16.")
+    type_in(page, rows=1)
+    assert [page.execute_script(value, "batch"), text(page, "problem")] == ["32", ""]
+
+
+def test_a_pasted_config_chooses_its_model_or_says_what_is_missing(page):
+    known = calculator.configs(MODELS)
+    count = "return arguments[0].map(parametersOf)"
+    counted = [MODELS[name]["parameters"] for name in known]
+    assert page.execute_script(count, list(known.values())) == counted
+    for name, config in known.items():
+        published = config | {"architectures": ["A"], "torch_dtype": "bfloat16", "rope_theta": 1e6}
+        type_in(page, config=json.dumps(published))
+        assert text(page, "config-answer") == f"This model has the dimensions of {name}, which is now chosen."
+        assert page.execute_script("return form.elements.model.value") == name
+    llama = known["llama3-8b"]
+    longer = llama | {"max_position_embeddings": 131072}
+    type_in(page, config=json.dumps(longer | {"rope_scaling": {"rope_type": "llama3"}}))
+    assert text(page, "config-answer").endswith("It is answered up to 8192 tokens per row.")
+    asked = {"model": "llama3-8b", "rows": 2, "tokens": 128, "passes": 1, "gpus": 8, "gpu": "H100-80GB"}
+    asked |= {"precision": "bf16", "recomputes": False}
+    theirs = page.execute_script("return answerOf(arguments[0], 'zero3').peakBytes", asked)
+    assert theirs == estimate(setup_of(Transformer.of(longer, "longer"), "bf16", "zero3", 8, sequence=128)).peak_bytes
+    for config, problem in {
+        "{": "This is not JSON: ",
+        "[]": "the model_type here is not given.",
+        '{"model_type": "falcon"}': "the model_type here is falcon.",
+        json.dumps(llama | {"hidden_size": None}): "hidden_size, head_dim must be a whole number",
+        json.dumps(llama | {"attention_bias": True, "new": 1}): "does not know what attention_bias, new changes.",
+        json.dumps(llama | {"num_hidden_layers": 16}): "A llama with 4,540,469,248 parameters",
+    }.items():
+        type_in(page, config=config)
+        assert problem in text(page, "config-answer")
+        assert text(page, "config-answer").endswith("the folder with the config.json.") or config == "{"
+
+
+def advised(question: dict) -> str | None:
+    """Return the arm that the rule of `study advise` chooses if all arms take as long."""
+    model = Transformer.of(config_of(question["model"]), question["model"])
+    values = {"micro_batch": question["rows"], "sequence": question["tokens"], "accumulation": question["passes"]}
+    alone = question["gpus"] == 1
+    candidates = {}
+    for name in ARMS if alone else ARMS[1:]:
+        setup = setup_of(model, question["precision"], name, question["gpus"], **values)
+        fits = fits_on(question["gpu"], estimate(setup).peak_bytes)
+        if fits != "no":
+            candidates[name] = (arms.load_arm(name).offload_optimizer != "none", fits == "only just")
+    if "single" in candidates:
+        candidates = {name: each for name, each in candidates.items() if name == "single" or each[0]}
+    order = {name: (sum(each), arms.NAMES.index(name)) for name, each in candidates.items()}
+    return min(order, key=order.__getitem__, default=None)
+
+
+def test_the_arm_by_memory_alone_and_the_order_by_fit(page):
+    draw = random.Random(SEED)
+    chosen = set()
+    for gpus, gpu, rows in itertools.product((1, 8, 64), ("H100-80GB", "RTX4090"), (1, 4)):
+        each = question(draw) | {"gpus": gpus, "gpu": gpu, "rows": rows, "recomputes": False}
+        each |= {"model": draw.choice(["gpt2-xl", "llama3-8b"]), "precision": "bf16_cast", "tokens": 512}
+        script = """const answers = Object.keys(data.arms).map((name) => answerOf(arguments[0], name));
+            return choiceOf(arguments[0], answers)?.name"""
+        chosen.add(advised(each))
+        assert page.execute_script(script, each) == advised(each), each
+    assert len(chosen) > 2
+    type_in(page, model="llama3-8b", gpus=8, gpu="A100-40GB", precision="bf16_cast", rows=1, tokens=2048, order="fit")
+    cells = "return [...document.querySelectorAll('#arms tbody tr')].map((row) => row.cells[1].textContent)"
+    fits = page.execute_script(cells)
+    assert fits == sorted(fits, key=["yes", "just", "no"].index)
+    assert len(set(fits)) > 1
+    assert text(page, "choice").startswith("By memory alone, ")
+    type_in(page, order="arms")
+
+
+def test_the_page_alone_needs_no_other_file(page, tmp_path, monkeypatch):
+    before = page.current_url
+    monkeypatch.setattr("sys.argv", ["study", "report", "--calculator-only", str(tmp_path / "alone")])
+    main()
+    (path,) = (tmp_path / "alone").iterdir()
+    page.get(path.as_uri())
+    ready(page)
+    assert set(shown(page)) == set(ARMS)
+    assert page.execute_script("return getComputedStyle(document.querySelector('.stack')).display") == "grid"
+    links = "return [...document.querySelectorAll('[src], [href]')].map((each) => each.outerHTML)"
+    assert page.execute_script(links) == ['<link rel="icon" href="data:,">']
+    page.get(before)
+    ready(page)

@@ -47,6 +47,13 @@ def in_this_process(monkeypatch, words: str) -> int | None:
         return end.code
 
 
+def test_a_shell_completes_commands(capsys):
+    commands.start(["--completion"])
+    names = r"$(complete -p study | cut -d\' -f2)"
+    shell = f'{capsys.readouterr().out}compgen -W "{names}" -- adv'
+    assert subprocess.run(["bash", "-c", shell], capture_output=True, text=True).stdout == "advise\n"
+
+
 def test_all_arms_are_listed(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert in_this_process(monkeypatch, "arms") is None

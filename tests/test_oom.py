@@ -189,3 +189,8 @@ def test_the_command_speaks_in_sentences(monkeypatch, capsys, golden, tmp_path):
         main()
         texts.append(capsys.readouterr().out)
     golden("command_oom.txt", "\n---\n".join(texts))
+
+
+def test_the_middle_of_a_message_is_enough():
+    asked = reading.find("Tried to allocate 3.79 GiB").asked
+    assert asked.low < 3.79 * 2**30 < asked.high

@@ -8,9 +8,8 @@ import pytest
 import torch
 from conftest import ranks_of
 
+from study.cli import commands
 from study.cli import diagnosis as command
-from study.cli import steps as timeline
-from study.predictor.wanted import Wanted
 from study.report.topics import killed
 from study.watcher import live, traces, trends, watch
 from study.watcher.loop import Loop
@@ -188,8 +187,8 @@ def test_a_mistake_in_any_hook_ends_the_watch_and_not_the_training(hook, tmp_pat
 
 def test_study_timeline_writes_a_trace(tmp_path):
     file = tmp_path / "step.json"
-    training = timeline.Training(arm="zero3", sequence=512)
-    timeline.timeline(Wanted(model="gpt2"), training, timeline.Links(), gpus=2, trace=file, as_json=True)
+    training = ["--model", "gpt2", "--arm", "zero3", "--sequence", "512", "--gpus", "2"]
+    commands.start(["timeline", *training, "--json", "--trace", str(file)])
     trace = json.loads(file.read_text())
     assert traces.is_trace(trace)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}

@@ -101,6 +101,8 @@ def start(words: list[str]) -> None:
         commit, dirty = commit_of_this_tree()
         at = f", commit {commit[:12]}{' changed' if dirty else ''}" if commit else ""
         return say(f"zero-study {version('zero-study') or '(not installed)'}{at}")
+    if name == "--completion":  # bash, and zsh after bashcompinit: a command first, then files
+        return say(f"complete -o default -W '{' '.join(COMMANDS)}' study")
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     module, _, function = COMMANDS[name][0].partition(":")

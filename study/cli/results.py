@@ -100,7 +100,7 @@ def claims(
         return None
     if filters or verbose:
         passed = " ".join(f"--{name} {wanted!r}" for name, wanted in filters.items())
-        say(f"{len(verdicts)} of {len(known)} claims {f'pass {passed}' if passed else 'are listed'}.", "")
+        say(f"{'Pass ' + passed if passed else 'Listed'}: {len(verdicts)} of {len(known)} claims.", "")
         _say_plainly(verdicts)
     _summary(verdicts)
     if file.is_dir() and not filters:
@@ -167,14 +167,29 @@ def _coverage(folder: Path) -> None:
     show([{name: getattr(each, name) for name in names} for each in files.coverage(folder)])
 
 
-def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme: Path | None = None) -> None:
+def report(
+    *,
+    runs: tuple[Path, ...] = (),
+    out: Path = Path("reports/build"),
+    readme: Path | None = None,
+    calculator_only: Path | None = None,
+) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
     Args:
         runs: Folders that contain runs, at any depth.
         out: The folder for the pages. An earlier report in it is replaced.
         readme: Also write the verdicts into this file, between its two marker lines.
+        calculator_only: Write the calculator alone into this folder, as a page that needs no other file.
     """
+    if calculator_only:
+        from study.report import calculator
+
+        calculator_only.mkdir(parents=True, exist_ok=True)
+        say(str(calculator.write(calculator_only, {}, is_alone=True)))
+        return
+    if not runs:
+        raise Stop("study report needs --runs", "give folders that contain runs")
     from study.report.site import command
 
     sys.exit(command(runs, out, readme))

@@ -62,27 +62,27 @@ def in_order(releases) -> list[str]:
 
 def write(folder: Path) -> None:
     """Write what reports show: what changes, and in which releases each claim is right."""
-    for name, found in {"changes": content(folder), "ranges": ranges(answers(folder)[0])}.items():
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, facts in {"changes": content(folder), "ranges": ranges(answers(folder)[0])}.items():
+        (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def content(folder: Path) -> dict:
     """Return what reports show: what matters most, all changes, and each property that changes in each release."""
     rows, unusable = answers(folder)
-    found = [{"number": number} | each for number, each in enumerate(changes(rows, ranges(rows)), 1)]
-    of_properties = [each for each in found if each["questions"].keys().isdisjoint(WITH_VALUES)]
-    most = [*of_properties[:3], *(each for each in found if each["direction"] == "other")][:5]
+    numbered = [{"number": number} | each for number, each in enumerate(changes(rows, ranges(rows)), 1)]
+    of_properties = [each for each in numbered if each["questions"].keys().isdisjoint(WITH_VALUES)]
+    most = [*of_properties[:3], *(each for each in numbered if each["direction"] == "other")][:5]
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
-    tables = [_table(str(package), str(adapter), each, found) for (package, adapter), each in groups]
+    tables = [_table(str(package), str(adapter), each, numbered) for (package, adapter), each in groups]
     tables.sort(key=lambda each: len(each["releases"]), reverse=True)
-    return {"most": most, "changes": found, "unusable": unusable, "tables": tables}
+    return {"most": most, "changes": numbered, "unusable": unusable, "tables": tables}
 
 
-def _table(package: str, adapter: str, rows: pd.DataFrame, found: list[dict]) -> dict:
+def _table(package: str, adapter: str, rows: pd.DataFrame, numbered: list[dict]) -> dict:
     releases = in_order(rows["release"])
     wide = rows.pivot(index="question", columns="release", values="answer")[releases]
     given = {name: [None if pd.isna(answer) else answer for answer in each] for name, each in wide.iterrows()}
-    own = [each for each in found if each["package"] == package]
+    own = [each for each in numbered if each["package"] == package]
     numbers = {name: each["number"] for each in own for name in each["questions"].get(adapter, [])}
     kept = [{"question": name, "number": number, "answers": given[name]} for name, number in numbers.items()]
     scripts = adapter == trials.REPRODUCTION
@@ -142,14 +142,14 @@ def _files(folder: Path) -> Iterator[tuple[str, str, Path]]:
 def _of_trials(folder: Path) -> Iterator[dict]:
     """Yield the answers to the trials of the ledger."""
     now = trials.installed()
-    found = [
+    configured = [
         (*path.parent.name.rpartition("-")[::2], from_json(path.read_bytes()))
         for path in sorted(folder.glob(f"*-*/{trials.ANSWERS}"))
     ]
-    for package in sorted({package for package, _, _ in found}):
+    for package in sorted({package for package, _, _ in configured}):
         values = {name: now[name]["found"] for name in trials.concerning(package)}
-        found.append((package, next(iter(now.values()))["versions"][package], values))
-    for package, release, values in found:
+        configured.append((package, next(iter(now.values()))["versions"][package], values))
+    for package, release, values in configured:
         for name in filter(values.__contains__, now):
             yield {"package": package, "release": release} | _of_trial(name, now[name]["trial"], values[name])
 
@@ -175,8 +175,8 @@ def changes(rows: pd.DataFrame, right: dict[str, str]) -> list[dict]:
         if len(spans) > 1:
             kind = adapter if adapter in WITH_VALUES else ""
             groups.setdefault((package, kind, *spans), []).append(each)
-    found = [_change(package, spans, pd.concat(each), right) for (package, _, *spans), each in groups.items()]
-    return sorted(found, key=lambda each: each["weight"], reverse=True)
+    every = [_change(package, spans, pd.concat(each), right) for (package, _, *spans), each in groups.items()]
+    return sorted(every, key=lambda each: each["weight"], reverse=True)
 
 
 def _spans(by_release: pd.Series) -> list[Span]:
@@ -211,20 +211,20 @@ def _of_properties(package: str, spans: list[Span], questions: dict[str, list[st
 
 
 def _of_configurations(spans: list[Span], rows: pd.DataFrame, right: dict[str, str]) -> dict:
-    asked = {
+    questions_of_claims = {
         name: row["trial"]
         for name, row in trials.installed().items()
         if {name, row["trial"].get("name")} & set(rows["question"])
     }
-    claims = dict.fromkeys(claim for claim, name, _, _ in trials.claims() if name in asked)
+    claims = dict.fromkeys(claim for claim, name, _, _ in trials.claims() if name in questions_of_claims)
     details = [f"Claim {claim}: {right[claim]}." for claim in claims]
-    scripts = [trial["name"] for trial in asked.values() if trial["what"] == trials.REPRODUCTION]
+    scripts = [trial["name"] for trial in questions_of_claims.values() if trial["what"] == trials.REPRODUCTION]
     details += [f"Shown by: study/reproductions/{name}.py" for name in scripts]
     details += [f"Does not run: {each}" for each in sorted(set(rows["words"]) - {""})]
     known = {answer for _, _, answer in spans} - {json.dumps(NO_ANSWER)}
     # A key that is rejected says more than a default that changed.
     weight = [0 if len(known) > 1 else -1, known.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *_newest(spans)]
-    sentence = f"{joined(sorted(map(trials.words, asked.values())))}: {history(spans)}"
+    sentence = f"{joined(sorted(map(trials.words, questions_of_claims.values())))}: {history(spans)}"
     direction = "between" if spans[0][2] == spans[-1][2] else "other"
     return {"weight": weight, "direction": direction, "sentence": sentence, "details": details}
 
@@ -252,9 +252,9 @@ def ranges(rows: pd.DataFrame) -> dict[str, str]:
         package = trials.owner(trial)
         question = trial["name"] if trial["what"] == trials.REPRODUCTION else name
         if (package, question) in given:
-            found = given[package, question].map(json.loads)
-            found = found[found != NO_ANSWER]
-            same = pd.Series([is_right(answer, value, tolerance) for answer in found], found.index)
+            answers_given = given[package, question].map(json.loads)
+            answers_given = answers_given[answers_given != NO_ANSWER]
+            same = pd.Series([is_right(answer, value, tolerance) for answer in answers_given], answers_given.index)
             right.setdefault((claim, package), []).append(same)
     whole = {pair: pd.concat(each, axis=1).dropna().all(axis=1) for pair, each in right.items()}
     return {claim: _range(package, _spans(each), len(each)) for (claim, package), each in whole.items()}

@@ -153,9 +153,9 @@ def explained_by(adapter: Adapter, drawn: Property) -> Iterator[str]:
 
 def script(trial: Trial) -> str:
     adapter = ADAPTERS[trial.adapter]
-    found = Property(trial.check, "", "", trial.smaller, trial.check, trial.ranks)
+    failing = Property(trial.check, "", "", trial.smaller, trial.check, trial.ranks)
     about = f"Found by study fuzz. Seen ({adapter.about or adapter.name}): {trial.words}"
-    return scripts.script(adapter, found, about)
+    return scripts.script(adapter, failing, about)
 
 
 def summarize(trials: list[Trial]) -> None:

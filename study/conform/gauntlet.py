@@ -100,13 +100,13 @@ def _caught(bug: Bug, overlays: Path, out: Path) -> dict:
     del row["file"], row["unseen"]
     if not bug.property:
         return row | {"words": bug.unseen, "caught": False}
-    found = []
+    seen = []
     for release in (bug.before, bug.after):
         wanted = [PROPERTIES[bug.property]]
         results = cell(bug.adapter(), wanted, installed(bug.library, release, overlays), overlays, out)
-        found += [result for result in results if result.property == bug.property]
-        say(f"{bug.thread}: {release} {output.line(found[-1])}")
-    then, now = found
+        seen += [result for result in results if result.property == bug.property]
+        say(f"{bug.thread}: {release} {output.line(seen[-1])}")
+    then, now = seen
     caught = then.status in ("fails", "refused") and now.status == "holds"
     return row | {"then": then.status, "now": now.status, "words": then.words or bug.unseen, "caught": caught}
 

@@ -101,8 +101,8 @@ def load(path: Path) -> tuple[list[Result], Versions]:
     if not path.exists():
         raise Stop(f"there is no {path}", "run this in a checkout of the study, or run study conform first")
     content = from_json(path.read_bytes())
-    found = [row | {"ranks": tuple(row.get("ranks", (2,)))} for row in content["results"]]
-    return [Result(content["adapter"], **row) for row in found], content["versions"]
+    rows = [row | {"ranks": tuple(row.get("ranks", (2,)))} for row in content["results"]]
+    return [Result(content["adapter"], **row) for row in rows], content["versions"]
 
 
 def installed() -> Versions:

@@ -112,15 +112,15 @@ def _configured(package: str, version: str, overlay: Path, trials: dict[str, dic
 def claims() -> list[tuple[str, str, object, float]]:
     """Return for each claim that rests on trials: its name, a trial's key, the value that it expects, its tolerance."""
     known = {row["trial"]["what"] for row in installed().values()}
-    found = []
+    by_trial = []
     for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
         for claim in from_toml(path.read_bytes()).get("claim", []):
             if claim.get("with", {}).get("what") in known and "relation" not in claim:
                 names = [key(trial) for trial in _each(claim["with"])]
                 values = claim["value"] if isinstance(claim["value"], list) else [claim["value"]] * len(names)
                 pairs = zip(names, values, strict=True)
-                found += [(claim["id"], name, value, claim.get("tolerance", 0)) for name, value in pairs]
-    return found
+                by_trial += [(claim["id"], name, value, claim.get("tolerance", 0)) for name, value in pairs]
+    return by_trial
 
 
 def _each(given: dict) -> Iterator[dict]:

@@ -33,18 +33,18 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
             has an explanation of its own.
         out: The folder for the texts.
     """
-    found = failures()
+    known = failures()
     for name in names:
-        found |= failures(name.partition("@")[2]) if "@" in name else {}
+        known |= failures(name.partition("@")[2]) if "@" in name else {}
     if not names:
-        show([{"failure": name, "kind": why.kind if why else "?"} for name, (_, why, _) in found.items()])
+        show([{"failure": name, "kind": why.kind if why else "?"} for name, (_, why, _) in known.items()])
         return
     out.mkdir(parents=True, exist_ok=True)
     for name in one_of_each() if names == ("all",) else names:
         script = REPRODUCTIONS / f"{name}.py"
-        if name not in found and script not in REPRODUCTIONS.glob("*.py"):
-            raise Stop(f"{name!r} is neither a failure nor a reproduction", nearest(name, found))
-        text = of_property(name, *found[name]) if name in found else of_reproduction(script)
+        if name not in known and script not in REPRODUCTIONS.glob("*.py"):
+            raise Stop(f"{name!r} is neither a failure nor a reproduction", nearest(name, known))
+        text = of_property(name, *known[name]) if name in known else of_reproduction(script)
         path = out / f"{name.replace('/', '-')}.md"
         path.write_text(text, encoding="utf-8")
         say(f"{path}: not filed")
@@ -52,14 +52,14 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
 
 def failures(release: str = "") -> dict[str, Failure]:
     """Return what failed with the installed releases, or with a kept one, with its explanation and the versions."""
-    found = {}
+    known = {}
     folder, end = (COMMITTED / "releases" / release, f"@{release}") if release else (COMMITTED, "")
     for name in [name for name in ADAPTERS if not release or (folder / f"{name}.json").exists()]:
         results, versions = output.load(folder / f"{name}.json")
         for each in results:
             if each.status == "fails":
-                found[f"{name}/{each.property}{end}"] = (each, output.explanation(each, versions), versions)
-    return found
+                known[f"{name}/{each.property}{end}"] = (each, output.explanation(each, versions), versions)
+    return known
 
 
 def one_of_each() -> list[str]:

@@ -90,20 +90,20 @@ def descriptions() -> dict[str, Description]:
     return {name: Description(**fields) for name, fields in tomllib.loads(FILE.read_text()).items()}
 
 
-def causes(error: OomError, found: list[Match], known: Known) -> list[Cause]:
+def causes(error: OomError, matches: list[Match], known: Known) -> list[Cause]:
     """Return the causes with the most points first."""
     if error.where in KINDS:
         return _ranked([Evidence(KINDS[error.where], PROOF, "the message says so")], [], error)
     evidence = [*_clues(error), *_phases(error), *_steps(error), *_vocabulary(error, known.vocabulary)]
-    evidence += [*_sizes(error, found, known.shards_weights), *_numbers(error), *_states(error, known.states_bytes)]
+    evidence += [*_sizes(error, matches, known.shards_weights), *_numbers(error), *_states(error, known.states_bytes)]
     if all(each.points < HINT for each in evidence):
         evidence.append(Evidence("activations", 1, "most messages without another sign are mended by smaller passes"))
-    return _ranked(evidence, found, error)
+    return _ranked(evidence, matches, error)
 
 
-def _ranked(evidence: list[Evidence], found: list[Match], error: OomError) -> list[Cause]:
+def _ranked(evidence: list[Evidence], matches: list[Match], error: OomError) -> list[Cause]:
     """Return the causes of the evidence. Of equal ones, the first in causes.toml comes first."""
-    shapes = {match.cause: match.factors for match in found}
+    shapes = {match.cause: match.factors for match in matches}
     values = _values(error)
     ranked = []
     for id, text in descriptions().items():
@@ -114,8 +114,8 @@ def _ranked(evidence: list[Evidence], found: list[Match], error: OomError) -> li
         if id in shapes and error.asked:
             what = f"{error.asked.text} = {shapes[id]}: {what}"
         points = sum(each.points for each in reasons)
-        said = tuple(dict.fromkeys(each.reason for each in reasons))
-        ranked.append(Cause(id, what, points, said, text.remedy, text.apart))
+        texts = tuple(dict.fromkeys(each.reason for each in reasons))
+        ranked.append(Cause(id, what, points, texts, text.remedy, text.apart))
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 
@@ -171,11 +171,11 @@ def _vocabulary(error: OomError, vocabulary: int | None) -> Iterator[Evidence]:
             )
 
 
-def _sizes(error: OomError, found: list[Match], shards_weights: bool) -> Iterator[Evidence]:
-    for match in found:
+def _sizes(error: OomError, matches: list[Match], shards_weights: bool) -> Iterator[Evidence]:
+    for match in matches:
         fits = "the size fits" if match.points >= EXACT else "the size could fit"
         yield Evidence(match.cause, match.points, match.seen or fits)
-    for match in found:
+    for match in matches:
         if match.cause == "weights":
             yield from _of_a_shape(error, match, shards_weights)
 

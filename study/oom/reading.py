@@ -173,12 +173,12 @@ def _until_next(message: str, after: int) -> str:
 
 
 def _fields(message: str) -> dict[str, int | None]:
-    found = {name: _first(pattern, message) for name, pattern in messages().fields.items()}
-    reserved = found.pop("reserved")
-    allocated = found["allocated"]
-    if found["unallocated"] is None and reserved is not None and allocated is not None:
-        found["unallocated"] = max(0, reserved - allocated)
-    return found
+    sizes = {name: _first(pattern, message) for name, pattern in messages().fields.items()}
+    reserved = sizes.pop("reserved")
+    allocated = sizes["allocated"]
+    if sizes["unallocated"] is None and reserved is not None and allocated is not None:
+        sizes["unallocated"] = max(0, reserved - allocated)
+    return sizes
 
 
 def _first(pattern: str, message: str) -> int | None:
@@ -214,8 +214,8 @@ def _asked(where: Where, message: str) -> Asked | None:
 def settings(text: str, error: OomError) -> dict[str, str]:
     """Return what the head of a log, and the lines above the error, say of the training."""
     searched = text[:HEAD] + "\n" + error.context
-    found = {}
+    values = {}
     for name, pattern in messages().settings.items():
         for match in re.finditer(pattern, searched):
-            found[name] = match[1]
-    return found
+            values[name] = match[1]
+    return values

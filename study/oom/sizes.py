@@ -124,23 +124,23 @@ def matches(asked: Asked, model: Dimensions, setup: Setup | None = None) -> list
     """Return what has the asked size, the surest first and one for each cause."""
     if asked.is_small:
         return []
-    found = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, _weights(model))]
+    candidates = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, _weights(model))]
     if setup is not None:
-        found += _exact(asked, _states(setup))
-        found = list(_traced(asked, setup, found))
-    return _best(found)
+        candidates += _exact(asked, _states(setup))
+        candidates = list(_traced(asked, setup, candidates))
+    return _best(candidates)
 
 
 def common(asked: Asked) -> list[Match]:
     """Return what has the asked size in common models, for a user who named none: weights, and round counts."""
     shapes = {name: config for name, config in SHAPES.items() if not name.endswith(SMALL_SHAPES)}
     models = {name: Dimensions.of_config(config) for name, config in (shapes | COMMON["models"]).items()}
-    found: dict[str, list[Match]] = {}
+    by_cause: dict[str, list[Match]] = {}
     for name, model in models.items():
         for match in matches(asked, model):
             if match.points >= IS_ROUND and match.oddness <= COMMON_ODDNESS:
-                found.setdefault(match.cause, []).append(_as_in(name, match))
-    joined = [_joined(each) for each in found.values()]
+                by_cause.setdefault(match.cause, []).append(_as_in(name, match))
+    joined = [_joined(each) for each in by_cause.values()]
     return sorted(joined, key=lambda match: match.oddness)
 
 
@@ -150,18 +150,20 @@ def _as_in(name: str, match: Match) -> Match:
     return replace(match, points=points, factors=f"{match.factors} (as in {name})")
 
 
-def _joined(found: list[Match]) -> Match:
+def _joined(same_cause: list[Match]) -> Match:
     """Return the matches of several models as one."""
-    surest = max(match.points for match in found)
-    different = {match.factors.partition(" (as in")[0]: match for match in reversed(found) if match.points == surest}
+    surest = max(match.points for match in same_cause)
+    different = {
+        match.factors.partition(" (as in")[0]: match for match in reversed(same_cause) if match.points == surest
+    }
     best = sorted(different.values(), key=lambda match: match.oddness)[:MOST_COMMON]
     return replace(best[0], factors=", or ".join(match.factors for match in best))
 
 
-def _best(found: list[Match]) -> list[Match]:
+def _best(candidates: list[Match]) -> list[Match]:
     """Return the surest match of each cause, the surest cause first."""
     best: dict[str, Match] = {}
-    for match in sorted(found, key=lambda match: (-match.points, match.oddness, ORDER.index(match.cause))):
+    for match in sorted(candidates, key=lambda match: (-match.points, match.oddness, ORDER.index(match.cause))):
         best.setdefault(match.cause, match)
     return list(best.values())
 
@@ -268,17 +270,17 @@ def _states(setup: Setup) -> Iterator[tuple[str, float, str]]:
             yield "buckets", elements, f"{int(elements):,} elements x {{}}, {name}"
 
 
-def _traced(asked: Asked, setup: Setup, found: list[Match]) -> Iterator[Match]:
+def _traced(asked: Asked, setup: Setup, candidates: list[Match]) -> Iterator[Match]:
     """Yield the matches. Those of tokens gain or lose by what the traced pass has of the asked size."""
     sizes, _ = setup.model.allocations(setup.trace_options, setup.micro_batch)
     same = [size for size in sizes if asked.low <= size <= asked.high]
     if not same:
-        yield from found
+        yield from candidates
         return
     tensors = f"{len(same)} of the {len(sizes):,} tensors of this pass have this size, as traced"
-    exact = [match for match in found if match.points == EXACT]
+    exact = [match for match in candidates if match.points == EXACT]
     if not exact:
         yield Match("activations", f"{same[0]:,} bytes", IS_ROUND, seen=tensors)
-    for match in found:
+    for match in candidates:
         is_seen = match in exact and match.cause in OF_TOKENS
         yield replace(match, points=EXACT + 1, seen=tensors) if is_seen else match

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from study.io.numbers import size
@@ -15,14 +16,15 @@ from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.tracing.transformer import Transformer
 from study.report import charts, style
 from study.report.calculator_tables import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS, PART_OF, setup_of
-from study.report.templating import write_page
+from study.report.templating import TEMPLATES, write_page
 from study.report.topics import memory
 from study.spec import arms
 from study.spec.shapes import config_of
 
 SCRIPT = "calculator.js"
 MODEL, GPU_COUNT, GPU, PRECISION = "llama3-8b", 8, "H100-80GB", "bf16_cast"  # what the page shows first
-ROWS = {"rows": 1, "tokens": 2048, "passes": 1}
+ROWS = {"rows": 1, "tokens": 2048, "passes": 1, "batch": GPU_COUNT}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose config.json the page reads
 PRECISIONS = {
     "bf16_cast": "bf16 weights, fp32 master copy",
     "bf16": "bf16 autocast, fp32 weights",
@@ -30,8 +32,11 @@ PRECISIONS = {
 }
 
 
-def write(out: Path, titles: dict[str, str]) -> None:
-    """Write the page. Before its script runs, and without JavaScript, it shows the answer to the first question."""
+def write(out: Path, titles: dict[str, str], is_alone: bool = False) -> Path:
+    """Write the page. Before its script runs, and without JavaScript, it shows the answer to the first question.
+
+    If it is alone, it contains its style and its script, and leads to no other page.
+    """
     tables = FILE.read_bytes()
     models = json.loads(gzip.decompress(tables))["models"]
     by_size = sorted(GPUS, key=lambda name: -GPUS[name].memory_bytes)
@@ -50,8 +55,20 @@ def write(out: Path, titles: dict[str, str]) -> None:
         "bars": _bars(),
         "conditions": f"{GPU_COUNT} x {GPU}, {MODEL}. Predicted.",
     }
-    values = choices | words | {"tables": base64.b64encode(tables).decode(), "machines": machines(), "script": SCRIPT}
-    write_page(out / "calculator.html", "calculator.html", titles=titles, here="calculator", **values)
+    known = machines() | {"configs": configs(models)}
+    values = choices | words | {"tables": base64.b64encode(tables).decode(), "machines": known, "script": SCRIPT}
+    if is_alone:
+        style_sheet, site, script = ((TEMPLATES / name).read_text() for name in ("site.css", "site.js", SCRIPT))
+        values |= {"style": style_sheet, "script": site + script}
+    path = out / "calculator.html"
+    write_page(path, path.name, titles=titles, here="calculator", **values)
+    return path
+
+
+def configs(models: Iterable[str]) -> dict[str, dict]:
+    """Return the configs of the models whose families the page can compare with a pasted one."""
+    every_config = {name: config_of(name) for name in models}
+    return {name: config for name, config in every_config.items() if config["model_type"] in FAMILIES}
 
 
 def _bars() -> charts.Bars:
@@ -77,7 +94,7 @@ def machines() -> dict:
     parts = list(memory.PARTS)
     return {
         "gpu_kinds": {name: _gpu(name) for name in GPUS},
-        "arms": {name: {"alone": _is_alone(name), "colour": style.colour(name)} for name in ARMS},
+        "arms": {name: _arm(name) for name in ARMS},
         "precisions": PRECISIONS,
         "host_process_bytes": HOST_PROCESS_BYTES,
         "miss": MISS,
@@ -87,8 +104,10 @@ def machines() -> dict:
     }
 
 
-def _is_alone(arm: str) -> bool:
-    return arms.load_arm(arm).distributed_type == "NO"
+def _arm(name: str) -> dict:
+    arm = arms.load_arm(name)
+    is_alone, offloads = arm.distributed_type == "NO", arm.offload_optimizer != "none"
+    return {"alone": is_alone, "offloads": offloads, "place": arms.NAMES.index(name), "colour": style.colour(name)}
 
 
 def _gpu(name: str) -> dict:

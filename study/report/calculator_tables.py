@@ -242,6 +242,7 @@ def main(names: list[str]) -> None:
         if tables := of_model(name):
             models[name] = tables
             sys.stderr.write(f"{name}: {', '.join(precision for precision in PRECISIONS if precision in tables)}\n")
+    models = {name: models[name] for name in SHAPES if name in models}
     content = json.dumps({"gpus": GPUS_TRIED, "models": models}, separators=(",", ":"))
     FILE.write_bytes(gzip.compress(content.encode(), mtime=0))
 

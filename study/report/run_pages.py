@@ -1,7 +1,10 @@
 """A page for each run: how it ended, its curves, memory and traffic, its problems and avoidable costs."""
 
 import contextlib
+import dataclasses
+import functools
 import itertools
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +12,16 @@ from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io import files
 from study.io.files import safe_join, safe_name
-from study.io.numbers import count, short, size
+from study.io.numbers import count, number_of, short, size
 from study.ledger.judging import Verdict
 from study.records import metrics
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
 from study.records.schema import Record, ScriptTraining
 from study.report import charts, claim_pages, style
-from study.report.templating import write_page, write_zipped
+from study.report.templating import write_page
 from study.report.topics import memory, speed
+from study.spec.settings import Flags
 from study.watcher import diagnosis
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
@@ -59,8 +63,8 @@ def write(
         except Exception as error:  # a record may be odd in any way, and none ends a report
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
-    # In one file: alone they are fifteen times as large, because they repeat each other.
-    write_zipped(folder / "records.zip", "records.jsonl", "".join(lines).encode(errors="replace"))
+    # In one file, and as xz: alone or as zip they are larger, because they repeat each other.
+    (folder / "records.jsonl.xz").write_bytes(lzma.compress("".join(lines).encode(errors="replace"), preset=9))
     return pages, problems
 
 
@@ -90,7 +94,7 @@ def page(run: Run) -> dict:
         "memory": _memory(run),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
-        "settings": [*_lines(record["requested"])],
+        "settings": [line for line in _lines(record["requested"]) if line not in _defaults()],
         "observed": [*_lines(record["observed"])],
     }
 
@@ -178,15 +182,16 @@ def _predicted(run: Run) -> dict[str, int] | None:
 
 
 def _traffic(run: Run) -> dict | None:
-    """Return collectives of a step of the first rank. Those that are too small for a bar are in the table."""
+    """Return collectives of a step of the first rank. One that is too small for a bar has its numbers."""
     if not run.traffic:
         return None
-    calls = {kind.replace("_", "-"): moved for kind, moved in run.record.traffic.per_rank[0].items()}
-    colours = style.COLLECTIVES | {kind: style.FAINT for kind in calls if kind not in style.COLLECTIVES}
-    stacks = {kind: {kind: moved.bytes} for kind, moved in calls.items()}
+    colours, stacks = style.COLLECTIVES.copy(), {}
+    for kind, moved in run.record.traffic.per_rank[0].items():
+        name = kind.replace("_", "-")
+        colours.setdefault(name, style.FAINT)
+        stacks[f"{name}, {number_of(moved.calls, 'calls')}"] = {name: moved.bytes}
     drawn = charts.bars(stacks, colours, "Bytes of a step by collective")
-    title = f"The collectives of a step handle {size(sum(run.traffic.values()))}"
-    return {"title": title, "bars": drawn, "calls": calls}
+    return {"title": f"The collectives of a step handle {size(sum(run.traffic.values()))}", "bars": drawn}
 
 
 def _asked(record: Record) -> Iterator[dict]:
@@ -224,6 +229,12 @@ def _texts(run: Run) -> dict[str, str]:
         with contextlib.suppress(OSError):
             texts[name] = redact(files.read_below(run.folder, name, MOST_RAW_BYTES).decode(errors="replace"))
     return texts
+
+
+@functools.cache
+def _defaults() -> set[str]:
+    """Return the trainer's settings that nobody has to give, as lines."""
+    return {*_lines(dataclasses.asdict(Flags()))}
 
 
 def _lines(section: dict, indent: str = "") -> Iterator[str]:

@@ -35,7 +35,7 @@ from study.spec.arms import NAMES, all_paths
 
 UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a source names no parts
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
-WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
+WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
 LETTERS_PER_INCH = 12.3  # of titles and legends; a browser sets the same font up to 5 % wider than matplotlib
 LETTERS_OF_NOTE = 76  # the longest line of the smaller text below a figure
 LINE = 0.16  # inches: the height of a line of text

@@ -165,14 +165,14 @@ def _zero_arm(seen: Observed) -> str:
 def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
     """Return why a user's training ended, as one sentence with a remedy. `states` are the bytes that it held."""
     text = str(error).partition("\n")[0]
-    held = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
-    held = f"; this rank then held {held}, and activations and buffers besides" if held else ""
+    states_words = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
+    states_words = f"; this rank then held {states_words}, and activations and buffers besides" if states_words else ""
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
-        return Stop(f"the device ran out of memory ({text}){held}", remedy, "oom", where)
+        return Stop(f"the device ran out of memory ({text}){states_words}", remedy, "oom", where)
     if host_is_full(error):
         remedy = "take fewer rows per pass or fewer ranks"
-        return Stop(f"the host refused more memory ({text}){held}", remedy, "host_oom", where)
+        return Stop(f"the host refused more memory ({text}){states_words}", remedy, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):

@@ -173,7 +173,9 @@ class Kind(NamedTuple):
 
 def _division(fsdp: str | None, stage: int, offloads: bool, is_divided: bool) -> str:
     """Return in words who holds which states."""
-    words = f"FSDP {fsdp}" if fsdp else f"ZeRO stage {stage}" if stage else "nothing sharded"
+    words = f"ZeRO stage {stage}" if stage else "nothing sharded"
+    if fsdp:
+        words = f"FSDP {fsdp}"
     return words + " with offloading" * offloads + " of a divided model" * is_divided
 
 

@@ -82,16 +82,98 @@ function asked() {
   const fields = form.elements;
   const question = { recomputes: fields.recomputes.checked };
   for (const name of ["model", "gpu", "precision"]) question[name] = fields[name].value;
-  for (const name of ["gpus", "rows", "tokens", "passes"]) question[name] = Number(fields[name].value);
+  for (const name of ["gpus", "rows", "tokens", "passes", "batch"]) question[name] = Number(fields[name].value);
   return question;
 }
 
 // What is wrong with the numbers, in a sentence; nothing if they can be computed with.
-function problemOf({ model, tokens }) {
+function problemOf({ model, tokens, rows, gpus, batch }) {
   const wrong = [...form.elements].find((field) => field.type === "number" && !field.checkValidity());
   if (wrong) return `${wrong.parentNode.firstChild.textContent.trim()} must be a whole number, at least ${wrong.min}.`;
   const { positions } = data.models[model];
-  return positions && tokens > positions ? `This model reads at most ${positions} tokens per row.` : "";
+  if (positions && tokens > positions) return `This model reads at most ${positions} tokens per row.`;
+  return batch % (rows * gpus)
+    ? `A step of ${batch} rows does not divide into passes of ${rows} rows on ${gpus} GPUs: give a multiple of ${rows * gpus}.`
+    : "";
+}
+
+// --- a pasted config.json ---------------------------------------------------------------------------------------------
+
+const DIMENSIONS = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"];
+// What changes no tensor of a step, and what would if it had another value.
+const WITHOUT_EFFECT = `model_type architectures _name_or_path transformers_version torch_dtype dtype use_cache bos_token_id
+  eos_token_id pad_token_id initializer_range rms_norm_eps rope_theta max_window_layers head_dim tie_word_embeddings
+  max_position_embeddings`.split(/\s+/);
+const ONLY = { attention_bias: false, mlp_bias: false, attention_dropout: 0, hidden_act: "silu", pretraining_tp: 1, use_sliding_window: false };
+const ROTATIONS = ["default", "llama3"]; // both are computed when the model is built
+
+// The sizes of a model, with transformers' defaults.
+function sizesOf(config) {
+  const heads = config.num_attention_heads;
+  const sizes = Object.fromEntries(DIMENSIONS.map((name) => [name, config[name]]));
+  sizes.num_key_value_heads ??= config.model_type === "llama" ? heads : undefined;
+  sizes.head_dim = config.head_dim ?? (config.model_type === "qwen3" ? 128 : config.hidden_size / heads);
+  return sizes;
+}
+
+function parametersOf(config) {
+  const [hidden, layers, heads, groups, inner, vocabulary, width] = Object.values(sizesOf(config));
+  const biases = config.model_type === "qwen2" ? (heads + 2 * groups) * width : 0;
+  const norms = 2 * hidden + (config.model_type === "qwen3" ? 2 * width : 0);
+  const layer = 2 * hidden * width * (heads + groups) + 3 * hidden * inner + biases + norms;
+  return layers * layer + hidden + vocabulary * hidden * (config.tie_word_embeddings ? 1 : 2);
+}
+
+// Whether a setting changes no tensor.
+function isPlain(config, name) {
+  if (DIMENSIONS.includes(name) || WITHOUT_EFFECT.includes(name)) return true;
+  if (name === "sliding_window") return config.model_type !== "mistral" ? !config.use_sliding_window : config[name] === null;
+  if (name === "rope_scaling" || name === "rope_parameters") return !config[name] || ROTATIONS.includes(config[name].rope_type);
+  if (name === "layer_types") return config[name].every?.((each) => each === "full_attention");
+  return name in ONLY && config[name] === ONLY[name];
+}
+
+// What the page cannot read of a config, in a sentence; nothing if it can read all of it.
+function lackOf(config) {
+  const families = [...new Set(Object.values(data.configs).map((each) => each.model_type))];
+  const family = config?.model_type;
+  if (!families.includes(family)) return `This page reads configs of ${families.join(", ")}, and the model_type here is ${family ?? "not given"}.`;
+  const sizes = sizesOf(config);
+  const lacking = Object.keys(sizes).filter((name) => !Number.isInteger(sizes[name]) || sizes[name] < 1);
+  if (lacking.length) return `${lacking.join(", ")} must be a whole number, at least 1.`;
+  if (family === "mistral" && config.sliding_window === undefined) return "sliding_window is not given: a mistral then has one of 4096.";
+  const unread = Object.keys(config).filter((name) => !isPlain(config, name));
+  return unread.length ? `This page does not know what ${unread.join(", ")} changes.` : "";
+}
+
+function configWords(text) {
+  let config;
+  try {
+    config = JSON.parse(text);
+  } catch (error) {
+    return `This is not JSON: ${error.message}.`;
+  }
+  const shown = `Below is still ${form.elements.model.value}. For this config: study estimate --model FOLDER, the folder with the config.json.`;
+  const lack = lackOf(config);
+  if (lack) return `${lack} ${shown}`;
+  const identity = (each) => JSON.stringify([each.model_type, sizesOf(each), Boolean(each.tie_word_embeddings)]);
+  const [name, known] = Object.entries(data.configs).find(([, each]) => identity(each) === identity(config)) ?? [];
+  if (!name) {
+    const parameters = parametersOf(config);
+    const states = `Weights, gradients and AdamW take 16 bytes each, ${sizeWords(16 * parameters)}, before activations.`;
+    return `A ${config.model_type} with ${parameters.toLocaleString("en")} parameters: the page has no table for it. ${states} ${shown}`;
+  }
+  form.elements.model.value = name;
+  changed();
+  const [most, least] = [config.max_position_embeddings ?? known.max_position_embeddings, known.max_position_embeddings];
+  return `This model has the dimensions of ${name}, which is now chosen.` + (most > least ? ` It is answered up to ${least} tokens per row.` : "");
+}
+
+function readConfig(event) {
+  event.stopPropagation(); // no part of the question
+  const place = document.getElementById("config-answer");
+  place.textContent = event.target.value.trim() && configWords(event.target.value);
+  place.hidden = !place.textContent;
 }
 
 // --- the answer in words ----------------------------------------------------------------------------------------------
@@ -115,6 +197,27 @@ function sentenceOf(question, answers) {
     return `Nothing fits on ${machine}: ${least.name} needs ${size} of a GPU. Try more GPUs or fewer tokens.`;
   const count = `${fitting.length} of ${answers.length} arms fit`;
   return `On ${machine}, ${count}. ${least.name} needs the least memory, ${size}.`;
+}
+
+// The rule of `study advise`, as far as memory alone can say it: study/predictor/advice/advise.py.
+function choiceOf({ gpus }, answers) {
+  const known = (each) => data.arms[each.name];
+  let fitting = answers.filter((each) => each.fits !== "no" && (gpus === 1 || !known(each).alone));
+  if (gpus === 1 && fitting.some((each) => known(each).alone)) // it shares nothing: only offloading can help
+    fitting = fitting.filter((each) => known(each).alone || known(each).offloads);
+  const drawbacks = (each) => known(each).offloads + (each.fits === "just");
+  const order = (each) => 100 * drawbacks(each) + known(each).place;
+  return fitting.reduce((a, b) => (a && order(a) < order(b) ? a : b), null);
+}
+
+function choiceWords(question, answers) {
+  const choice = choiceOf(question, answers);
+  if (!choice) return "";
+  const room = choice.fits === "yes" ? "fits with room to spare" : "only just fits";
+  const home = data.arms[choice.name].offloads ? ", offloads to the host" : "";
+  const why = "of the arms with as few drawbacks (little room, offloading) it is the simplest";
+  const advise = `study advise --model ${question.model} --gpus ${question.gpus} --gpu ${question.gpu}`;
+  return `By memory alone, ${choice.name}: it ${room}${home}, and ${why}. ${advise} also knows the time of a step, rows per pass and recomputation, and may choose another.`;
 }
 
 function conditionsOf({ gpus, gpu, precision, rows, tokens, passes, recomputes }) {
@@ -204,7 +307,11 @@ function answer() {
   document.getElementById("answer").hidden = Boolean(problem);
   if (problem) return;
   const answers = Object.keys(data.arms).map((name) => answerOf(question, name));
+  const places = ["yes", "just", "no"];
+  if (form.elements.order.value === "fit")
+    answers.sort((a, b) => places.indexOf(a.fits) - places.indexOf(b.fits) || a.peakBytes - b.peakBytes);
   document.getElementById("sentence").textContent = sentenceOf(question, answers);
+  document.getElementById("choice").textContent = choiceWords(question, answers);
   document.getElementById("conditions").textContent = conditionsOf(question);
   drawBars(answers, data.gpu_kinds[question.gpu]);
   drawTable(question, answers);
@@ -233,7 +340,17 @@ function readAddress() {
   for (const field of form.querySelectorAll("select")) if (field.selectedIndex < 0) field.selectedIndex = 0;
 }
 
-function changed() {
+// The rows of a step are rows per pass x GPUs x passes. Who types them asks for the passes.
+function balance(typed) {
+  const { batch, passes, rows, gpus } = form.elements;
+  const each = rows.value * gpus.value;
+  if (typed !== batch) batch.value = each * passes.value;
+  else if (batch.value >= each && batch.value % each === 0) passes.value = batch.value / each;
+}
+
+function changed(event) {
+  balance(event?.target);
+  if (event) document.getElementById("config-answer").hidden = true;
   offerPrecisions();
   answer();
   history.replaceState(null, "", `?${new URLSearchParams(new FormData(form))}${location.hash}`);
@@ -251,8 +368,10 @@ async function start() {
   commandArm.addEventListener("input", answer);
   form.addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(changed));
+  form.addEventListener("reset", (event) => setTimeout(changed, 0, event));
+  document.getElementById("config").addEventListener("input", readConfig);
   readAddress();
+  balance();
   offerPrecisions();
   form.hidden = false;
   answer();
