@@ -66,10 +66,8 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 paper: $(VENV)/.ready-for-paper  ## the paper, with every number from the records: paper/paper.pdf
 	$(BIN)/python -m study.report.paper
 
-# Without PyTorch, unless it is installed already.
-$(VENV)/.ready-for-paper: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[report,paper]'
+$(VENV)/.ready-for-paper: $(VENV)/.ready
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,paper]'
 	@touch $@
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert/ gpt2/"
