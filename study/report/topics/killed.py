@@ -187,7 +187,8 @@ def releases(path: Path = RELEASES) -> pd.DataFrame:
     others = [row for row in _lines(path) if row["outcome"] == "loads"]
     names = {row["cell"] for row in others}
     rows = [*others, *(row for row in _lines(LOADING) if row["cell"] in names)]
-    return pd.DataFrame([_release(row) for row in rows]).sort_values(["way", "transformers", "accelerate"])
+    table = pd.DataFrame([_release(row) for row in rows])
+    return table.sort_values(["way", "transformers", "accelerate"]) if rows else table
 
 
 def _release(row: dict) -> dict:
