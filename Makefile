@@ -64,7 +64,7 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 	study sweep scoreboard --runs runs/scoreboard && study scoreboard runs/scoreboard
 
 paper: $(VENV)/.ready-for-paper  ## the paper, with every number from the records: paper/paper.pdf
-	$(BIN)/python -m study.report.paper
+	$(BIN)/python -m study.publishing.paper
 
 $(VENV)/.ready-for-paper: $(VENV)/.ready
 	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,paper]'

@@ -73,8 +73,8 @@ def summary(verdict: Verdict) -> dict[str, str]:
     """Return a verdict as a row of a table: what is claimed and found, and how certain that is."""
     level = certainty(verdict)
     decided = CANNOT_FAIL if verdict.is_by_construction else verdict.verdict
-    found = verdict.found if isinstance(verdict.found, list) else [verdict.found]
-    answers = {short(value) for value in found if isinstance(value, bool)}
+    values = verdict.found if isinstance(verdict.found, list) else [verdict.found]
+    answers = {short(value) for value in values if isinstance(value, bool)}
     finding = ", ".join(sorted(answers)) or found_words(verdict, verdict.claim.unit)
     return {
         "claimed": verdict.claim.says,

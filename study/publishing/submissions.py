@@ -83,10 +83,10 @@ def _odd(folder: Path, loaded: Runs) -> Iterator[str]:
     wanted = {folder / SYSTEM, folder / README, folder / "runs" / seal.MANIFEST}
     records = {run.folder / store.RECORD for run in loaded}
     allowed = {path.resolve() for path in wanted} | records
-    found = [Path(top, name) for top, below, names in os.walk(folder) for name in [*below, *names]][: MOST_FILES + 1]
-    if len(found) > MOST_FILES:
+    paths = [Path(top, name) for top, below, names in os.walk(folder) for name in [*below, *names]][: MOST_FILES + 1]
+    if len(paths) > MOST_FILES:
         yield f"it has more than {MOST_FILES} files"
-    for path in found:
+    for path in paths:
         if path.is_symlink():
             yield f"{path.relative_to(folder)} is a link"
         elif path.is_file() and path.resolve() not in allowed:

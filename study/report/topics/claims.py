@@ -146,16 +146,32 @@ def sentence(verdicts: pd.DataFrame) -> str:
     return " ".join(texts)
 
 
-def in_one_sentence(verdicts: pd.DataFrame) -> str:
+def unsuspected(verdicts: pd.DataFrame) -> list[dict]:
+    """Return the claims about the world that count, without those that were chosen because we suspected them."""
+    return [row for row in _about_the_world(counted(records(verdicts))) if not row["suspected"]]
+
+
+def outcome(verdicts: pd.DataFrame) -> dict[str, int]:
     """Return how many published claims hold, how many do not, and how many verdicts rest on real runs."""
-    rows = [row for row in _about_the_world(counted(records(verdicts))) if not row["suspected"]]
-    if not rows:
-        return ""
+    rows = unsuspected(verdicts)
     counts = Counter(row["verdict"] for row in rows)
-    holding = sum(counts[name] for name in HOLDS)
-    failing = sum(counts[name] for name in FAILS)
-    counted_words = f"{holding} hold, {failing} do not, and {len(rows) - holding - failing} could not be decided here"
-    return f"Of {len(rows)} published claims **{counted_words}**; {bases(rows)[MEASURED]} verdicts rest on real runs."
+    hold, fail = (sum(counts[name] for name in names) for names in (HOLDS, FAILS))
+    return {
+        "counted": len(rows),
+        "hold": hold,
+        "fail": fail,
+        "open": len(rows) - hold - fail,
+        "real": bases(rows)[MEASURED],
+    }
+
+
+def in_one_sentence(verdicts: pd.DataFrame) -> str:
+    """Return the outcome of all published claims as one sentence."""
+    mine = outcome(verdicts)
+    if not mine["counted"]:
+        return ""
+    counted_words = f"{mine['hold']} hold, {mine['fail']} do not, and {mine['open']} could not be decided here"
+    return f"Of {mine['counted']} published claims **{counted_words}**; {mine['real']} verdicts rest on real runs."
 
 
 def _about_the_world(rows: list[dict]) -> list[dict]:

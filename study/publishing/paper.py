@@ -12,7 +12,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-import yaml
 
 from study.bench.prediction import predicted
 from study.errors import Stop
@@ -20,9 +19,10 @@ from study.io.numbers import nats, size
 from study.io.tables import say
 from study.io.words import joined
 from study.ledger import words
-from study.ledger.ledger import bases, counted
-from study.ledger.verdict import FAILS, HOLDS, INCONCLUSIVE, MEASURED, OWN, PREDICTED, REFUTED, SUPPORTED, VERDICTS
+from study.ledger.ledger import counted
+from study.ledger.verdict import INCONCLUSIVE, OWN, PREDICTED, REFUTED, SUPPORTED, VERDICTS
 from study.predictor.outside import stored
+from study.publishing.project import project, version
 from study.records import runs as records
 from study.records.runs import Runs
 from study.report import answers, grouping, readme, style
@@ -95,15 +95,9 @@ def _lines(table: pd.DataFrame) -> list[list[str]]:
 
 
 def _cite() -> dict[str, Any]:
-    """Return what CITATION.cff says. A date that it lacks is not invented."""
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    authors = [each.get("name") or f"{each['given-names']} {each['family-names']}" for each in cited["authors"]]
-    released = cited.get("date-released")
-    return {
-        "author": joined(authors),
-        "version": cited["version"],
-        "date": f"{released:%-d %B %Y}" if released else "not released yet",
-    }
+    """Return who wrote it, and which version it is. A date that is unknown is not invented."""
+    authors = [author.name or f"{author.given} {author.family}" for author in project().author]
+    return {"author": joined(authors), "version": version(), "date": project().released or "not released yet"}
 
 
 def _runs(runs: Runs) -> dict[str, int]:
@@ -170,20 +164,12 @@ def _published() -> dict[str, str]:
 
 
 def _claims(table: pd.DataFrame) -> dict[str, int]:
-    """Return how many claims got which verdict. Suspected sentences and a text's own numbers are not in the shares."""
+    """Return how many claims there are, and how many of those about the world got which verdict."""
     every = grouping.records(table)
-    world = [row for row in counted(every) if row["basis"] != OWN and not row["suspected"]]
-    verdicts = Counter(row["verdict"] for row in world)
-    hold, fail = (sum(verdicts[name] for name in names) for names in (HOLDS, FAILS))
-    undecided = [row for row in world if row["verdict"] == INCONCLUSIVE]
-    return {
+    undecided = [row for row in claims.unsuspected(table) if row["verdict"] == INCONCLUSIVE]
+    return claims.outcome(table) | {
         "texts": table["document"].nunique(),
         "total": len(counted(every)),
-        "counted": len(world),
-        "hold": hold,
-        "fail": fail,
-        "open": len(world) - hold - fail,
-        "real": bases(world)[MEASURED],
         "inconclusive": len(undecided),
         "predicted_open": sum(row["basis"] == PREDICTED for row in undecided),
         "by_construction": int(table["by_construction"].sum()),
@@ -315,7 +301,7 @@ def compiled(folder: Path = FOLDER) -> Path:
     try:
         typst.compile(folder / "paper.typ", output=folder / "paper.pdf", root=folder, font_paths=[fonts])
     except typst.TypstError as error:
-        raise Stop(f"the paper cannot be built: {error}", "give the number in study/report/paper.py") from None
+        raise Stop(f"the paper cannot be built: {error}", "give the number in study/publishing/paper.py") from None
     return folder / "paper.pdf"
 
 
