@@ -134,6 +134,7 @@ def _fork(request: dict, origin: Launch, env: dict) -> int:
     pid = os.fork()
     if pid == 0:
         os.environ |= {name: str(value) for name, value in env.items()}
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)  # PYTHONUNBUFFERED mixes two ranks' words
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", CORES)))
         faulthandler.dump_traceback_later(RANK_S, exit=True)
         sys.argv = [str(ROOT / request["script"]), *request["flags"]]
