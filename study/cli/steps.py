@@ -73,7 +73,8 @@ class Kernels:
     tiled_mlp: bool = False
     """Feed-forward layers compute some tokens at a time, and again in the backward pass, as in DeepSpeed's TiledMLP."""
     host_checkpoints: bool = False
-    """With --checkpointing: what it keeps of each layer is on the host, as in Arctic Long Sequence Training."""
+    """With --checkpointing: the host keeps the input of each layer, as with transformers' offload=True and in Arctic
+    Long Sequence Training. The time of the copies is not predicted."""
     optimizer: Optimizer = "fused"
     """fused: PyTorch's fused AdamW, as in the trainer. foreach: AdamW with a copy of a moment during the update. The
     others are the trainer's."""

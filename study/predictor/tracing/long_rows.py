@@ -68,7 +68,10 @@ def _in_tiles(layer: nn.Module, forward: Callable, place: Callable[[], AbstractC
 
 
 def _keep_on_host(model: nn.Module) -> None:
-    """Let the host keep what checkpointing keeps of a layer: its input. The backward pass fetches it."""
+    """Let the host keep what checkpointing keeps of a layer: its input. The backward pass fetches it.
+
+    This is transformers' own offload=True (5.23, modeling_utils.py): copies to the host around each checkpoint.
+    """
     layers = [module for module in model.modules() if hasattr(module, "_gradient_checkpointing_func")]
     if not layers:
         raise Stop("without recomputation there are no checkpoints to keep on the host", "give --checkpointing")
