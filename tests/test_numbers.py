@@ -19,7 +19,7 @@ from study.report.topics import checkpoints, conformance, network, traffic
 from study.spec.arms import NAMES
 from study.spec.shapes import config_of
 from study.sweeps import protocol
-from study.watcher.loop import CollectiveLook
+from study.watcher.instruments import CollectiveLook
 from study.watcher.watch import AFTER
 
 WORDS = {12: "twelve", 17: "seventeen"}

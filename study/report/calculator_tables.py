@@ -184,7 +184,7 @@ def of_model(name: str) -> dict | None:
 
 def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) -> Setup:
     attention = "sdpa" if model.has_fused_attention else "eager"
-    fixed = {
+    fixed: dict = {
         "precision": precision,
         "attention": attention,
         "device": "cuda",
