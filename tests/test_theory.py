@@ -221,7 +221,7 @@ def test_small_weights_that_stay_whole_have_no_second_copy():
     """Seen in virtual ranks of Jais-2 and GLM-4, whose tensors all stay whole."""
     values = {"precision": "bf16", "micro_batch": 2, "sequence": 48}
     both = [Setup.of_arm(describe("bert-tiny"), "zero3_hpz", ranks=8, accumulation=count, **values) for count in (1, 2)]
-    large = [tensor.elements for tensor in Engine(both[1]).all_tensors if tensor not in Engine(both[1]).persistent]
+    large = [tensor.elements for tensor in both[1].tensors if tensor not in Engine(both[1]).persistent]
     once, twice = (second_copy(Engine(setup), 0)["weights"] for setup in both)
     assert (once, twice) == (0, 4 * sum(large) // 2)
 

@@ -122,7 +122,7 @@ class Pass:
             now = Bytes.of(numpy.array([[event.kept + event.in_use for event in same]]))
             if kind == "use":
                 at_use[name] = now
-                before_use |= {name: Held(_most([same]), 0)} if same[0].since else {}
+                before_use |= {name: Held(_most([same]), 0)} if same[0].since and setup.stage == 3 else {}
             if not gradients:
                 start.append(same)
             if kind == "gradient":
