@@ -102,15 +102,8 @@ def made_up(name: str) -> list[dict]:
                 | {"save_s": size / 50, "seal_s": 0.1 * ranks, "load_s": 0.3 if ranks == 2 else None}
                 for arm, ranks, size in sizes
             ]
-        case "resumed":
-            return [
-                {"group": "imdb, bert-tiny, fp32", "arm": arm, "line": f"{arm}-2 to {arm}-4", "route": route}
-                | {"losses_differ_by": 1e-7 if route == "universal checkpoint" else 0.0}
-                for arm, route in itertools.product(FOUR, checkpoints.MARKS)
-            ]
         case _:
-            places = itertools.product(FOUR, (("A", 1.0), ("B", 1.5)))
-            return [{"arm": arm, "environment": letter, "vs_a": ratio} for arm, (letter, ratio) in places]
+            raise ValueError(name)
 
 
 FIGURES = {
@@ -122,17 +115,13 @@ FIGURES = {
     "script": (documents.figure_of_script, documents.script),
     "memory_000": (memory.figure, documents.memory_000),
     "capacity": (capacity.figure, capacity.table),
-    "ladder": (speed.figure_of_ladder, speed.ladder),
-    "batches": (speed.figure_of_batches, speed.batches),
     "timeline": (timeline.figure, lambda runs: timeline.table()),
     "claims": (claims.figure, None),
     "scores": (predictions.figure_of_scores, None),
-    "machines": (speed.figure_of_machines, None),
     "outside": (predictions.figure, None),
     "outside_by_source": (predictions.figure_by_source, None),
     "network": (network.figure, None),
     "checkpoints": (checkpoints.figure, None),
-    "resumed": (checkpoints.figure_of_resumed, None),
 }
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = tuple(FIGURES)
@@ -167,7 +156,7 @@ def test_no_two_arms_or_variants_look_alike():
     assert style.colour("unknown") == style.FAINT
 
 
-@pytest.mark.parametrize("name", ["losses", "peaks", "capacity", "ladder", "batches", "frontier", "machines", "scores"])
+@pytest.mark.parametrize("name", ["losses", "peaks", "capacity", "frontier", "scores"])
 def test_an_arm_has_its_colour_and_no_other_arm_s(drawn, name):
     figure, rows = drawn[name]
     text, present = style.svg(figure, name), set(rows["arm"])
@@ -267,23 +256,12 @@ def test_capacity(drawn):
     assert (16, 0) in points(figure.axes[0])
 
 
-def test_ladder_batches_and_frontier(drawn):
-    figure, rows = drawn["ladder"]
-    for row in rows.itertuples():
-        assert_drawn([(row.weights_gb, row.median)], figure.axes[row.what == "speed-up"])
-        assert row.what == "step_s" or row.median == pytest.approx(1 / 1.5 - 1, abs=0.01)
-    figure, rows = drawn["batches"]
-    for row in rows.itertuples():  # and document 000's, behind ours
-        assert_drawn([(row.batch, row.median)], figure.axes[0])
-        expected = pytest.approx({"zero2": 1 / 1.2, "zero3": 1 / 2}[row.arm])
-        assert row.source != "measured" or row.median == expected
+def test_frontier(drawn):
     figure, rows = drawn["frontier"]
     assert_drawn([(row.peak_bytes / 1e6, row.median) for row in rows.itertuples()], figure.axes[0])
 
 
-def test_machines_scores_and_verdicts(drawn):
-    figure, rows = drawn["machines"]
-    assert {x for x, _ in points(figure.axes[0])} >= set(rows[rows["environment"] != "A"]["vs_a"])
+def test_scores_and_verdicts(drawn):
     figure, rows = drawn["scores"]
     assert {x for x, _ in points(figure.axes[0])} >= set(rows["error"])
     above, below = drawn["claims"][0].axes
@@ -300,7 +278,7 @@ def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
     assert {x for axes in figure.axes for x, _ in points(axes)} >= set(rows["error"])
 
 
-def test_checkpoints_and_what_went_on_from_them(drawn):
+def test_checkpoints(drawn):
     figure, rows = drawn["checkpoints"]
     above, below = figure.axes
     assert bars(above) == pytest.approx(list(rows["bytes_per_parameter"]))
@@ -310,10 +288,6 @@ def test_checkpoints_and_what_went_on_from_them(drawn):
     for place, row in enumerate(rows.dropna().itertuples()):
         assert row.predicted_bytes_per_parameter in {x for x, _ in points(above)}, place
     assert "12.1 to 16.2 bytes per parameter**, at most 1.0%" in checkpoints.sentence(rows)
-    figure, rows = drawn["resumed"]
-    places = [(max(off, style.EXACT), place) for place, off in enumerate(rows["losses_differ_by"])]
-    assert_drawn(places, figure.axes[0])
-    assert checkpoints.sentence_of_resumed(rows).startswith("**8 of 12 resumed runs have the same losses")
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------
@@ -325,7 +299,7 @@ def test_axes_are_named_n_is_stated_and_texts_have_room(drawn, name):
     assert figure.axes[-1].get_xlabel()
     for axes in figure.axes:
         assert axes.get_ylabel() or any(label.get_text() for label in axes.get_yticklabels())
-    if name not in ("claims", "scores", "machines", "memory_000", "capacity"):
+    if name not in ("claims", "scores", "memory_000", "capacity"):
         assert re.search(r"n = \d|no run|not measured", figure.get_supxlabel())
     assert_texts_have_room(figure)
 
@@ -349,12 +323,11 @@ def assert_texts_have_room(figure) -> None:
         assert across < 2 or down < 3, (text.get_text(), other.get_text())
 
 
-@pytest.mark.parametrize("name", ["ladder", "frontier"])
-def test_intervals_are_drawn_where_there_are_any_and_nowhere_else(drawn, name):
-    figure, rows = drawn[name]
+def test_intervals_are_drawn_where_there_are_any_and_nowhere_else(drawn):
+    figure, rows = drawn["frontier"]
     ends = sum(len(container[2]) for axes in figure.axes for container in axes.containers)
     assert ends == rows["low"].notna().sum() > 0
-    few = draw(name, rows.assign(low=None, high=None, n=1))
+    few = draw("frontier", rows.assign(low=None, high=None, n=1))
     assert sum(len(container[2]) for axes in few.axes for container in axes.containers) == 0
     assert "too few for intervals" in few.get_supxlabel()
 

@@ -143,7 +143,7 @@ def _of_script(trainings: list[ScriptTraining], every: int) -> tuple[dict, str, 
 def _seconds(run: Run) -> dict | None:
     seconds = run.record.time.step_s
     first = (run.record.requested.warmup_steps or 0) + 1
-    if len(seconds) < 2 or run.virtual:
+    if len(seconds) < 2 or run.virtual or run.device != "cuda":  # seconds of a CPU say little, and others share it
         return None
     title = f"A step takes from {min(seconds):.3g} to {max(seconds):.3g} s"  # a resumed run has no median
     drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds")

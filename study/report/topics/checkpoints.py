@@ -16,12 +16,11 @@ from study.records.runs import Run, Runs
 from study.records.schema import RankMemory, Resume
 from study.report import grouping, style
 from study.report.grouping import each
-from study.report.style import EXACT, INK, Look, colour
+from study.report.style import INK, Look, colour
 
 PROTOCOL = "resume"
 ROUTES = {"load_state": "loaded directly", "universal": "universal checkpoint"}
 TRIED = {"moved": "load_state", "moved_universal": "universal"}  # if no record says which route was taken
-MARKS = {"killed, and resumed": "o", "loaded directly": "D", "universal checkpoint": "^"}  # by route
 PREDICTED: Look = {"color": INK, "marker": "|", "markersize": 11, "markeredgewidth": 1.6, "linestyle": ""}
 LOAD: Look = {"color": INK, "marker": "D", "markersize": 4.5, "linestyle": ""}
 PARTS = {"save_s": style.SKY, "seal_s": style.YELLOW}  # of the seconds that saving takes
@@ -178,20 +177,6 @@ def moves(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def resumed(runs: Runs) -> pd.DataFrame:
-    """Return for every resumed run how far its losses are from those of the run it is compared with."""
-    killed = equality(runs)
-    moved = moves(runs)
-    if len(killed):
-        lines = killed["arm"] + ", ranks: " + killed["ranks"].astype(str)
-        killed = killed.assign(line=lines, route="killed, and resumed")
-    if len(moved):
-        moved = moved.assign(line=moved["from"] + " to " + moved["to"], arm=moved["to"].str.rpartition("-")[0])
-    group = " and ".join(dict.fromkeys(what_is_saved(run)[0] for run in finished(runs, "killed", *TRIED)))
-    rows = pd.concat([killed, moved], ignore_index=True).reindex(columns=["arm", "line", "route", "losses_differ_by"])
-    return rows[rows["losses_differ_by"].notna()].assign(group=group)
-
-
 def furthest(losses: Iterable[float], others: Iterable[float]) -> float | None:
     """Return the largest relative difference of two curves; None if their lengths differ."""
     ours, theirs = np.array([*losses], float), np.array([*others], float)
@@ -200,31 +185,10 @@ def furthest(losses: Iterable[float], others: Iterable[float]) -> float | None:
     return float((np.abs(ours - theirs) / np.where(theirs, np.abs(theirs), 1)).max())
 
 
-def sentence_of_resumed(rows: pd.DataFrame) -> str:
+def sentence_of_resumed(killed: pd.DataFrame, moved: pd.DataFrame) -> str:
     """Return how many resumed runs have the losses of the run that they are compared with."""
-    if rows.empty:
+    off = pd.Series([value for rows in (killed, moved) for value in rows.get("losses_differ_by", ())]).dropna()
+    if off.empty:
         return ""
-    off = rows["losses_differ_by"]
-    text = f"{(off == 0).sum()} of {len(rows)} resumed runs have the same losses, bit for bit"
+    text = f"{(off == 0).sum()} of {len(off)} resumed runs have the same losses, bit for bit"
     return f"**{text}**; the largest difference is {off.max():.0e}."
-
-
-@style.figure
-def figure_of_resumed(rows: pd.DataFrame) -> Figure:
-    """Largest difference between the losses of a resumed run and of the run it is compared with."""
-    drawing, (ax,) = style.panels([0.8 + 0.19 * len(rows)])
-    for place, row in enumerate(each(rows)):
-        off = row.losses_differ_by
-        (mark,) = ax.plot([max(off, EXACT)], [place], MARKS[row.route], color=colour(row.arm), markersize=6)
-        style.set_tooltip(mark, row.arm, f"{row.line}, {row.route}: {off:.1e} off")
-    style.name_bars(ax, rows["line"])
-    ax.set(xscale="log", xlabel="largest relative difference of a loss")
-    ax.set_xlim(EXACT / 1.8, 3 * max(1e-6, rows["losses_differ_by"].max()))
-    ax.margins(y=0.02)
-    style.from_zero(ax.xaxis)
-    style.headed(ax, rows["group"].iloc[0])
-    present = [route for route in MARKS if (rows["route"] == route).any()]
-    marks: dict[str, Look] = {route: {"color": INK, "marker": MARKS[route], "linestyle": ""} for route in present}
-    text = "n = 1 run for each point. Killed runs use dropout; they are compared with the same run without the kill."
-    text += " Moves use no dropout; they are compared with the run that saved. The number after an arm is its ranks."
-    return style.finished(drawing, style.keys([], marks), text)

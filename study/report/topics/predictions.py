@@ -9,18 +9,13 @@ from matplotlib.ticker import PercentFormatter
 
 from study.bench import board as boards
 from study.bench import gpu_scores
-from study.bench.prediction import predicted
 from study.predictor.outside import errors as outside_errors
 from study.predictor.outside import published, stored
-from study.records import stats
-from study.records.groups import by
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 from study.report import style
 from study.report.grouping import parts
 from study.report.style import CARD, FAINT, INK, SHADE, Look
 
-# What a model of time needs and no record of this machine has: `study peaks` has not been run beside them.
-NO_TIME_ON_CPU = "no prediction: the speed of this CPU was not measured"
 ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (style.GREEN, "v"), "": (FAINT, "s")}
 MEANINGS = {"test": "not used to build the model", "fit": "used to fit times", "": "not used for times"}
 MEANINGS["interval"] = "used for the interval's width"
@@ -80,21 +75,6 @@ def sources() -> pd.DataFrame:
         for source in published.sources().values()
         if source.name in of_source.index
     )
-
-
-def here(runs: Runs) -> pd.DataFrame:
-    """Return our own runs on a CPU, by arm: errors of predicted memory, and why time has no prediction."""
-    chosen = [run for run in runs.done if run.components and run.ranks == 2 and run.record.observed.device == "cpu"]
-    return pd.DataFrame([_here(arm, kind, mine) for (arm, kind), mine in sorted(by(chosen, "arm", "kind").items())])
-
-
-def _here(arm: str, kind: str, mine: list[Run]) -> dict:
-    estimates = [(predicted(run.record), sum(run.components.values())) for run in mine]
-    off = [ours.peak_bytes / held - 1 for ours, held in estimates if ours]
-    row = {"arm": arm, "two_ranks": kind, "n": len(mine), "with_a_prediction": len(off)}
-    row["memory_off_by"] = stored.percent(stats.median(list(map(abs, off)))) if off else None
-    row["worst"] = stored.percent(max(off, key=abs)) if off else None
-    return row | {"time": NO_TIME_ON_CPU}
 
 
 def sentence() -> str:
