@@ -55,7 +55,7 @@ NOTEBOOKS = (
     "predictions",
     "killed",
 )
-UNLISTED = ("kind", "peak_of", "task", "eval_loss", "seed")  # a run's page has them, and a desk no room
+UNLISTED = ("kind", "peak_of", "task", "eval_loss", "accumulation", "seed")  # a run's page has them, and a desk no room
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 

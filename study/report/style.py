@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ from study.spec.arms import NAMES, all_paths
 UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a source names no parts
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
-WIDER = 1.06  # a browser sets the same font up to so many times as wide as matplotlib
+WIDER = 1.12  # a screen with few dots sets the same font up to so many times as wide
 SHORTEST = 8  # letters of a line
 NOTE_SIZE = 8.5  # points, of the text below a figure
 LINE = 0.16  # inches: the height of a line of text
@@ -184,17 +183,6 @@ def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any
     drawn = axes.errorbar(x, value, interval, **look, **options)
     for part in drawn.get_children():
         set_tooltip(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
-
-
-def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: float, **look: Any) -> None:
-    """Draw one strip of points for each group of rows; the points of a strip are shifted so that all are visible."""
-    for place, mine in enumerate(rows_of.values()):
-        offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
-        for offset, arm, number in zip(offsets, mine["arm"], mine[value], strict=True):
-            (mark,) = axes.plot(number, place + offset, marker(arm), color=colour(arm), **look)
-            set_tooltip(mark, arm, f"{arm}: {number:.3g}")
-    axes.set_yticks(range(len(rows_of)), list(rows_of))
-    axes.set_ylim(len(rows_of) - 0.5, -0.5)
 
 
 def keys(arms: Iterable[str], marks: Mapping[str, Look] | None = None) -> list[Line2D]:

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.errors import Stop
+from study.io.numbers import number_of
 from study.predictor.architecture import named
 from study.predictor.memory.checkpoints import CheckpointBytes, checkpoint_bytes
 from study.predictor.setup import Setup
@@ -22,8 +22,6 @@ PROTOCOL = "resume"
 ROUTES = {"load_state": "loaded directly", "universal": "universal checkpoint"}
 TRIED = {"moved": "load_state", "moved_universal": "universal"}  # if no record says which route was taken
 PREDICTED: Look = {"color": INK, "marker": "|", "markersize": 11, "markeredgewidth": 1.6, "linestyle": ""}
-LOAD: Look = {"color": INK, "marker": "D", "markersize": 4.5, "linestyle": ""}
-PARTS = {"save_s": style.SKY, "seal_s": style.YELLOW}  # of the seconds that saving takes
 
 
 def of_protocol(runs: Runs, *parts: str) -> list[Run]:
@@ -93,45 +91,32 @@ def _more(before: list[RankMemory], peak: list[RankMemory]) -> int | None:
 
 
 def sentence(rows: pd.DataFrame) -> str:
-    """Return the size of a checkpoint, how well it is predicted, and how long saving and loading take."""
+    """Return the size of a checkpoint, and how well it is predicted."""
     if rows.empty:
         return ""
-    spans = rows[["bytes_per_parameter", "save_s", "load_s"]].astype(float).agg(["min", "max"])
-    size, save, load = (f"{spans[name]['min']:.3g} to {spans[name]['max']:.3g}" for name in spans)
+    sizes = rows["bytes_per_parameter"]
     off = (rows["bytes_per_parameter"] / rows["predicted_bytes_per_parameter"] - 1).abs().max()
-    text = f"**A checkpoint takes {size} bytes per parameter**, at most {off:.1%} off the prediction."
-    return f"{text} Saving takes {save} s, loading {load} s."
+    text = f"**A checkpoint takes {sizes.min():.3g} to {sizes.max():.3g} bytes per parameter**"
+    return f"{text}, at most {off:.1%} off the prediction."
 
 
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
-    """Size of a checkpoint per parameter, measured and predicted, and the seconds to save and to load it."""
-    drawing, (above, below) = style.panels([0.8 + 0.2 * len(rows)] * 2)
-    names = [f"{row.arm}, {row.ranks} ranks" for row in each(rows)]
-    for place, (name, row) in enumerate(zip(names, rows.to_dict("records"), strict=True)):
-        size, predicted = row["bytes_per_parameter"], row["predicted_bytes_per_parameter"]
-        style.stack(above, place, row["arm"], [(size, colour(row["arm"]), f"{name}: {size:.4g} bytes per parameter")])
-        _mark(above, place, row["arm"], predicted, PREDICTED, f"{name}, predicted: {predicted} bytes per parameter")
-        seconds = [(row[part], tone, f"{name}: {row[part]:.2g} s, {part[:4]}") for part, tone in PARTS.items()]
-        style.stack(below, place, row["arm"], seconds)
-        _mark(below, place, row["arm"], row["load_s"], LOAD, f"{name}: {row['load_s']} s to load")
-    for ax in (above, below):
-        style.name_bars(ax, names)
-        ax.margins(x=0.1, y=0.02)
-    style.headed(above, rows["group"].iloc[0])
-    above.set_xlabel("size of a checkpoint (bytes per parameter)")
-    below.set_xlabel("seconds of the slowest rank")
-    entries = style.keys([], {"predicted": PREDICTED, "load": LOAD})
-    patches = style.patches({name.removesuffix("_s"): tone for name, tone in PARTS.items()})
-    text = "n = 1 checkpoint for each bar, the last of its run. Seal: checksums of all files, and waiting for the disk."
-    text += " No load is drawn where no run resumed from the checkpoint."
-    return style.finished(drawing, [*entries, *patches], text, 4)
-
-
-def _mark(ax: Axes, place: int, arm: str, value: float | None, look: Look, words: str) -> None:
-    if value is not None and not math.isnan(value):
-        (mark,) = ax.plot([value], [place], **look)
-        style.set_tooltip(mark, arm, words)
+    """Size of a checkpoint per parameter, measured and predicted."""
+    drawing, (ax,) = style.panels([0.8 + 0.2 * len(rows)])
+    names = [f"{row.arm}, {number_of(row.ranks, 'ranks')}" for row in each(rows)]
+    for place, (name, row) in enumerate(zip(names, each(rows), strict=True)):
+        size, predicted = row.bytes_per_parameter, row.predicted_bytes_per_parameter
+        style.stack(ax, place, row.arm, [(size, colour(row.arm), f"{name}: {size:.4g} bytes per parameter")])
+        if not pd.isna(predicted):
+            (mark,) = ax.plot([predicted], [place], **PREDICTED)
+            style.set_tooltip(mark, row.arm, f"{name}, predicted: {predicted} bytes per parameter")
+    style.name_bars(ax, names)
+    ax.margins(x=0.1, y=0.02)
+    style.headed(ax, rows["group"].iloc[0])
+    ax.set_xlabel("size of a checkpoint (bytes per parameter)")
+    text = "n = 1 checkpoint for each bar, the last of its run."
+    return style.finished(drawing, style.keys([], {"predicted": PREDICTED}), text)
 
 
 # --- resumed runs --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from study.records.compare import compare
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import SET_BY_MODEL, columns, each, largest_groups, least, split_by_ranks
+from study.report.grouping import ORDER, SET_BY_MODEL, columns, each, largest_groups, least, split_by_ranks
 from study.report.style import FAINT, OPEN, conditions
 
 NO_TIMES = "**No times are compared:** no run here was on a GPU, and seconds of a CPU say nothing about GPUs."
@@ -121,7 +121,12 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
                 known["step_s"] = seconds(run for run in mine if run.device == "cuda")
                 medians = {name: statistics.median(values) if values else math.nan for name, values in known.items()}
                 rows.append(row | medians | {"peak_mb": max(known["peak_mb"], default=math.nan)})
-    return pd.DataFrame(rows).rename(columns={"loss": "final_loss"}).dropna(axis="columns", how="all")
+    if not rows:
+        return pd.DataFrame()
+    table = pd.DataFrame(rows).rename(columns={"loss": "final_loss"}).dropna(axis="columns", how="all")
+    groups_in_order = {group: place for place, group in enumerate(table["group"].unique())}
+    places = table.assign(group=table["group"].map(groups_in_order), arm=table["arm"].map(ORDER))
+    return table.loc[places.sort_values(["group", "arm", setting], kind="stable").index]
 
 
 def row_of(run: Run) -> dict:
