@@ -100,6 +100,7 @@ def prose(text: str) -> str:
 
     page = MarkdownWithMath(renderer=Renderer(escape=True, anchor_link_text="")).render(text)
     page = re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest
+    page = page.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     return re.sub(r"(?<![\w.-])(\d[\d.]*e-\d+)(?![\w.-])", r'<span class="whole">\1</span>', page)
 
 

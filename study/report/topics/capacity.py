@@ -17,7 +17,7 @@ from study.predictor.setup import Setup
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report.grouping import SETTINGS
-from study.report.templating import HEADINGS
+from study.report.templating import heading
 from study.report.topics import memory
 from study.spec.shapes import shape_of
 from study.sweeps import protocol
@@ -40,13 +40,8 @@ def table(runs: Runs) -> pd.DataFrame:
             sizes = _sizes(members, what)
             tried = [run for run in members if run.value(what) in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
-                row: dict[str, Any] = {
-                    "group": group,
-                    "line": line,
-                    "arm": mine[0].arm,
-                    "what": HEADINGS.get(what, what),
-                }
-                row |= {"cap_gib": mine[0].requested.memory_cap_gib}
+                row: dict[str, Any] = {"group": group, "line": line, "arm": mine[0].arm}
+                row |= {"what": heading(what), "cap_gib": mine[0].requested.memory_cap_gib}
                 done = [run.value(what) for run in mine if run.done]
                 failed = [run.value(what) for run in mine if not run.done]
                 row["largest"] = max(done, key=lambda value: sizes[value], default=None)

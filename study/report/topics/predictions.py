@@ -35,7 +35,7 @@ def table() -> pd.DataFrame:
 
 def errors() -> pd.DataFrame:
     """Return errors of the predictions, by source and over all, beside those of simpler methods."""
-    return pd.DataFrame(outside_errors.lines(stored.predictions()))
+    return pd.DataFrame(outside_errors.lines(stored.predictions())).rename(columns={"median": "median error"})
 
 
 def misses() -> pd.DataFrame:
