@@ -1,6 +1,7 @@
 """What keeps passes over long rows small, compared with DeepSpeed's own tiles and PyTorch's own copies to the host."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from test_tracing import measured
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from study.errors import Stop
+from study.io.numbers import size
+from study.predictor.combinations import LONG, answers
 from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
@@ -65,3 +68,15 @@ def test_checkpoints_on_the_host_are_the_inputs_of_the_layers():
 def test_there_are_no_checkpoints_without_recomputation():
     with pytest.raises(Stop, match="without recomputation there are no checkpoints"):
         profile(setup(host_checkpoints=True))
+
+
+def test_long_rows_are_told_what_keeps_them_small():
+    config = config_of("llama", vocab_size=64, max_position_embeddings=LONG)
+    long = Setup(model=Transformer.of(config, "llama"), micro_batch=1, sequence=LONG, precision="bf16_cast")
+    (answer,) = answers(long)
+    assert answer.id == "long_rows"
+    assert f"instead of {size(estimate(long).peak_bytes)}" in answer.sentence
+    small = replace(long, loss="chunked", checkpointing=True, tiled_mlp=True, host_checkpoints=True)
+    assert f"it needs {size(estimate(small).peak_bytes)} at the peak" in answer.sentence
+    assert estimate(small).peak_bytes < estimate(long).peak_bytes / 4
+    assert answers(small) == []
