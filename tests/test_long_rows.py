@@ -56,8 +56,8 @@ def test_tiles_are_deepspeeds(monkeypatch, checkpointing):
 
 
 def test_checkpoints_on_the_host_are_the_inputs_of_the_layers():
-    plain = setup(checkpointing=True)
-    on_host = setup(checkpointing=True, host_checkpoints=True)
+    plain = setup(checkpointing=True, device="cuda")
+    on_host = replace(plain, host_checkpoints=True)
     layers = plain.model.dimensions["num_hidden_layers"]
     inputs = layers * ROWS * TOKENS * plain.model.dimensions["hidden_size"] * 2
     assert profile(plain).kept - profile(on_host).kept == inputs
@@ -67,12 +67,13 @@ def test_checkpoints_on_the_host_are_the_inputs_of_the_layers():
 
 def test_there_are_no_checkpoints_without_recomputation():
     with pytest.raises(Stop, match="without recomputation there are no checkpoints"):
-        profile(setup(host_checkpoints=True))
+        profile(setup(host_checkpoints=True, device="cuda"))
 
 
 def test_long_rows_are_told_what_keeps_them_small():
     config = config_of("llama", vocab_size=64, max_position_embeddings=LONG)
-    long = Setup(model=Transformer.of(config, "llama"), micro_batch=1, sequence=LONG, precision="bf16_cast")
+    model = Transformer.of(config, "llama")
+    long = Setup(model=model, micro_batch=1, sequence=LONG, precision="bf16_cast", device="cuda")
     (answer,) = answers(long)
     assert answer.id == "long_rows"
     assert f"instead of {size(estimate(long).peak_bytes)}" in answer.sentence
