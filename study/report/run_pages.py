@@ -22,7 +22,7 @@ from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import memory, speed
 from study.spec.settings import Flags
-from study.watcher import diagnosis
+from study.watcher import diagnosis, facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
@@ -202,7 +202,7 @@ def _traffic(run: Run) -> dict | None:
 
 def _asked(record: Record) -> Iterator[dict]:
     """Yield each requested setting beside the one read back from the prepared objects, if one of the two is known."""
-    promised = diagnosis.promised(record)
+    promised = facts.promised(record)
     wanted = record.requested
     seen = record.observed
     weights = seen.dtypes.get("weights")
