@@ -24,7 +24,7 @@ class Whole(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A module in the forward pass."""
+    """What is whole when a pass comes to a module."""
 
     before: Whole  # while the module before it runs
     waiting: Whole  # when it has waited for its weights
@@ -36,7 +36,7 @@ class Fetches:
     """Elements of whole weights in stage 3, including the small ones that always stay whole."""
 
     at_turn: int  # at the end of the forward pass
-    forward: dict[str, "Visit"]  # of the module that a tensor belongs to
+    forward: dict[str, Visit]  # of the module that a tensor belongs to
     backward: dict[str, Whole]  # when the backward pass comes to a tensor
     released_at_turn: int  # of weights released until then, even if they are whole again
     released: dict[str, int]
@@ -62,21 +62,18 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     without = _without_backward(model)
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
-    waiting: list[Whole] = []
-    running: list[Whole] = []
+    visits: list[Visit] = []
     released: list[int] = []
     for step in range(len(coordinator.order)):
-        waiting.append(coordinator.fetch(step))
-        running.append(coordinator.whole_elements())
+        visits.append(coordinator.fetch(step))
         released.append(coordinator.released_elements())
         coordinator.release(step)
     turn = len(forward) - 1
-    visits = map(Visit, [running[0], *running], waiting, running)
     steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
     return Fetches(
-        at_turn=running[turn].weights,
+        at_turn=visits[turn].running.weights,
         forward={name: visit for visit, names in zip(visits, forward, strict=False) for name in names},
-        backward={name: max(waiting[step], running[step], key=sum) for name, step in steps.items()},
+        backward={name: max(visits[step].waiting, visits[step].running, key=sum) for name, step in steps.items()},
         released_at_turn=released[turn],
         released={name: released[step] for name, step in steps.items()},
         fetched=coordinator.fetched,
@@ -118,6 +115,7 @@ class Coordinator:
         self.whole = set(self.stay)
         self.always = self.alive = self._elements(self.stay)
         self.fetched = 0
+        self.running = Whole(self.always, 0)
         self.flat = 0  # elements of the flat buffers beside the weights made from them
         self.flights: dict[str, Flight] = {}  # of tensors that no module has waited for
         self.released_once: set[str] = set()
@@ -125,15 +123,12 @@ class Coordinator:
     def _elements(self, names: Iterable[str]) -> int:
         return sum(self.size[name] for name in names)
 
-    def whole_elements(self) -> Whole:
-        return Whole(self.alive, self.flat)
-
     def released_elements(self) -> int:
         """Return the elements of the tensors that have been released at least once."""
         return self._elements(self.released_once)
 
-    def fetch(self, step: int) -> Whole:
-        """Fetch a module's tensors, wait for them, and fetch ahead. Return what is whole when it has waited."""
+    def fetch(self, step: int) -> Visit:
+        """Fetch a module's tensors, wait for them, and fetch ahead."""
         names = self.order[step]
         self._gather([name for name in names if name not in self.whole])
         waiting = Whole(self.alive, self._wait(names))
@@ -147,7 +142,8 @@ class Coordinator:
                 ahead.append(name)
                 room -= self.size[name]
         self._gather(ahead)
-        return waiting
+        before, self.running = self.running, Whole(self.alive, self.flat)
+        return Visit(before, waiting, self.running)
 
     def _gather(self, names: list[str]) -> None:
         elements = self._elements(names)
