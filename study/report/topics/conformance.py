@@ -34,12 +34,12 @@ def counts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def differing(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the properties that some adapter fails or refuses, with the status under each adapter."""
+    """Return the properties that do not hold everywhere, with the adapters that fail or refuse each."""
     if rows.empty:
         return rows
     known = rows[rows["adapter"].isin(counts(rows)["adapter"])]
-    wide = known.pivot(index="property", columns="adapter", values="status")
-    return wide[wide.isin(["fails", "refused"]).any(axis=1)].reset_index()
+    table = known.pivot_table(index="property", columns="status", values="adapter", aggfunc=", ".join)
+    return table.reindex(columns=["fails", "refused"]).dropna(how="all").reset_index()
 
 
 def over_releases() -> dict:
