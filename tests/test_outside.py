@@ -230,6 +230,7 @@ def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
         ("sdpa", "torch 2.1.0"): None,
         ("sdpa", "torch 2.10.0, accelerate 1"): "fa2",
     }
+    assert training_of(row(attention_kernel="sdpa", fsdp_version=2)).machine.attention_kernel == "fa2"
     for (kernel, versions), meant in kernels.items():
         assert training_of(row(attention_kernel=kernel, versions=versions)).machine.attention_kernel == meant
 

@@ -246,6 +246,16 @@ def test_rows_of_the_test_are_not_fitted():
     assert all(row.role for row in published.rows() if row.step_s)
 
 
+def test_ceilings_that_are_fitted_have_rows_of_their_own_and_hold_for_another_model():
+    (gpu,) = pace.fitted_ceilings()
+    mine, others = ([each for each in timed(role) if each[1].gpu == gpu] for role in ("fit", "test"))
+    known = {kind: value for kind, (value, _) in pace.ceilings(gpu).items()}
+    assert fit.ceilings(gpu, mine) == pytest.approx(known, rel=0.01)
+    off = [step_time(training.setup, machine).seconds / training.row.step_s - 1 for training, machine in others]
+    assert np.median(np.abs(off)) < 0.1
+    assert not {training.row.model for training, _ in mine} & {training.row.model for training, _ in others}
+
+
 class Traffic(TorchDispatchMode):
     """Counts the bytes that kernels read and write; numbers of one element are left out."""
 
@@ -378,6 +388,7 @@ def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
 
     assert attention_s("gpt2", "fa2") == pytest.approx(attention_s("gpt2", None) / 2)
     assert attention_s("gpt2", "fa3") < attention_s("gpt2", "fa2")
+    assert attention_s("gpt2", Machine(gpu="H100-80GB").attention_kernel) == attention_s("gpt2", "fa2")
     assert attention_s("bert-base", "fa2") == attention_s("bert-base", None), "it has no mask"
     assert attention_s("gpt2", "fa2", A100.gpu) == attention_s("gpt2", None, A100.gpu), "as nine sources have it"
 

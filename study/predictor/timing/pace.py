@@ -92,6 +92,11 @@ def has_measured_ceilings(gpu: str) -> bool:
     return not any(origin.startswith("assumed") for _, origin in ceilings(gpu).values())
 
 
+def fitted_ceilings() -> list[str]:
+    """Return the GPUs whose ceilings are fitted, to rows of their own."""
+    return [gpu for gpu, entry in _read()["ceiling"]["products"].items() if entry["origin"].startswith("fitted")]
+
+
 def attention_s(kernel: str | None, gpu: str) -> float:
     """Return the seconds of a decoder's attention by a kernel, over those of kernels that compute all scores."""
     of_kernel = _read()["attention_kernel"].get(kernel, {})

@@ -41,7 +41,7 @@ class Machine:
     network: str | None = None  # between nodes
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
-    attention_kernel: str | None = None  # a name in pace.toml; None: as fast as kernels of 2023
+    attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
     in_8_bits: bool = False  # the products of linear layers, except the head's
     host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
 
