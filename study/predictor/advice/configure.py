@@ -246,7 +246,7 @@ def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[s
     lines = [
         f"{use(row, question)}.",
         f"Predicted for {machine(question)}, {question.sequence} tokens per row and {question.batch} rows per step.",
-        f"In your script: {row.micro_batch} rows per process and pass, "
+        f"In your script: {row.micro_batch} row{'s' * (row.micro_batch > 1)} per process and pass, "
         f"Accelerator(gradient_accumulation_steps={row.accumulation}).",
     ]
     if row.checkpointing:
@@ -260,7 +260,8 @@ def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[s
     elif row.precision == "bf16_cast":
         weights = precision_in_words(row.precision, question)
         lines.append(f"In your script also: {weights} for the optimizer.")
-    if (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast":
+    trains_alike = (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast" and row.checkpointing != HALF
+    if trains_alike:
         flags = f"--precision {precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
         flags += f" --sequence {question.sequence}" + (" --checkpointing" if row.checkpointing else "")
         if (optimizer := trainers_name(question.optimizer)) != "adamw":
