@@ -9,6 +9,7 @@ are.
 import contextlib
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -127,27 +128,34 @@ class Advice:
 def advise(question: Question) -> Advice:
     """Return every arm as a row, and the choice."""
     check(question)
-    rows = tuple(best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES)
-    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
-    if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: there, only offloading can help
-        fitting = [row for row in fitting if row.arm == "single" or row.offloads]
-    choice = best_of(fitting)
+    rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES]
+    choice = best_of(_usable(rows))
     if _may_need_layout(question, choice):
-        rows += (best_layout(question),)
-        fitting = [row for row in (*fitting, rows[-1]) if isinstance(row, Row) and row.fits]
-        choice = best_of(fitting)
+        rows.append(best_layout(question))
+        choice = best_of(_usable(rows))
     if choice and question.checkpointing is None and (half := _of_half(question, choice)):
-        rows = tuple(half if row is choice else row for row in rows)
-        fitting = [half if row is choice else row for row in fitting]
+        rows[rows.index(choice)] = half
         choice = half
     if choice is None:
-        return Advice(question, rows, None, None)
+        return Advice(question, tuple(rows), None, None)
+    alternative = _alternative(_usable(rows), choice)
+    shown = {row.arm: _with_driver(question, row) for row in (choice, alternative) if row}
+    shown_rows = tuple(shown.get(row.arm, row) for row in rows)
+    return Advice(question, shown_rows, shown[choice.arm], alternative and shown[alternative.arm])
+
+
+def _usable(rows: Sequence[Row | Untried]) -> list[Row]:
+    """Return the rows that fit. One GPU shares nothing: if all fits there, only offloading can help."""
+    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
+    alone = any(row.arm == "single" for row in fitting)
+    return [row for row in fitting if row.arm == "single" or row.offloads or not alone]
+
+
+def _alternative(fitting: list[Row], choice: Row) -> Row | None:
+    """Return the simplest of the other rows, if it is simpler than the choice, or else the best of them."""
     others = [row for row in fitting if row is not choice]
     simpler = [row for row in others if row.simplicity < choice.simplicity]
-    alternative = min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
-    shown = {row.arm: _with_driver(question, row) for row in (choice, alternative) if row}
-    rows = tuple(shown.get(row.arm, row) for row in rows)
-    return Advice(question, rows, shown[choice.arm], alternative and shown[alternative.arm])
+    return min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
 
 
 def _of_half(question: Question, choice: Row) -> Row | None:
