@@ -135,10 +135,8 @@ def reason(advice: Advice) -> str:
 
 def flags(row: Row, question: Question) -> list[str]:
     """Return the flags with which `study estimate` and `study timeline` predict a row."""
-    divided = (
-        [part for each in row.layout.in_words.split() for part in (f"--{each[:2]}", each[2:])] if row.layout else []
-    )
-    group = row.row_ranks if row.row_ranks > 1 and not row.layout else None
+    layout = row.layout.in_words.split() if row.layout else []
+    has_link = question.gpus > 1 and "link" not in question.defaults
     given: dict[str, object] = {
         "arm": LAYOUT_ARM if row.layout else row.arm,
         "gpus": question.gpus,
@@ -148,20 +146,19 @@ def flags(row: Row, question: Question) -> list[str]:
         "accumulation": row.accumulation,
         "sequence": question.sequence,
         "buckets": row.bucket_elements,
-        "group": group,
+        "group": row.row_ranks if row.row_ranks > 1 and not row.layout else None,
         "optimizer": None if question.optimizer == "fused" else question.optimizer,
         "frozen": question.frozen if question.model.is_partly_frozen else None,
         "quantized": question.quantized,
         "host-pace": question.host_pace,
         "disk": question.disk_bytes_per_s and f"{question.disk_bytes_per_s / 1e6:g}MB/s",
+        "link": question.link if has_link else None,
+        "gpus-per-node": None if "gpus_per_node" in question.defaults else question.gpus_per_node,
+        **{each[:2]: each[2:] for each in layout},
+        "recompute-every": row.checkpointing if row.checkpointing > 1 else None,
     }
-    if question.gpus > 1 and "link" not in question.defaults:
-        given["link"] = question.link
-    if "gpus_per_node" not in question.defaults:
-        given["gpus-per-node"] = question.gpus_per_node
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-    again = ["--recompute-every", str(row.checkpointing)] if row.checkpointing > 1 else []
-    return words + divided + (again or ["--checkpointing"] * row.checkpointing)
+    return words + ["--checkpointing"] * (row.checkpointing == 1)
 
 
 def seconds(row: Row) -> str:
