@@ -439,7 +439,7 @@ def test_each_source_weighs_the_same_in_the_interval():
 
 
 def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_the_fit_are_left_out():
-    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
+    fitted, others = fit.deciding(), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
     without = []
 
     def never_again(rest):
@@ -502,7 +502,7 @@ def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
     for name in ("large", "small"):
         assert kept.pop(name) == pytest.approx(pace._read()["interval"][name], abs=0.003)
     refused = {name: pace.origins()[name]["refused"] for name in kept}
-    refit = fit.fit(timed("fit"), list(refused), pace.pace())
+    refit = fit.fit(fit.deciding(), list(refused), pace.pace())
     assert {name: getattr(refit, name) for name in refused} == pytest.approx(refused, rel=0.01)
 
 

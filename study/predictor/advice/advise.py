@@ -163,12 +163,13 @@ def _of_half(question: Question, choice: Row) -> Row | None:
     if not choice.checkpointing or choice.row_ranks > 1:
         return None
     without = replace(question, checkpointing=False)
-    kept = (best_of_arm(without, arms.load_arm(name)) for name in arms.NAMES)
-    if any(isinstance(row, Row) and row.fits and row.drawbacks <= choice.drawbacks for row in kept):
+    kept = [best_of_arm(without, arms.load_arm(name)) for name in arms.NAMES]
+    if any(row.drawbacks <= choice.drawbacks for row in _usable(kept)):
         return None
     with contextlib.suppress(Stop):  # it has to be traced, and torch may not be installed
         half = best_of_arm(replace(question, checkpointing=HALF), arms.load_arm(choice.arm))
-        return half if isinstance(half, Row) and half.fits and best_of([choice, half]) is half else None
+        if isinstance(half, Row) and half.step_s and choice.step_s and half.drawbacks <= choice.drawbacks:
+            return half if half.step_s < (1 - SEPARABLE / 2) * choice.step_s else None  # one arm errs alike
     return None
 
 

@@ -126,11 +126,15 @@ def ceilings(gpu: str, fitted: Sequence[Timed]) -> dict[str, float]:
     return {kind: known[kind][0] * getattr(best, name) / getattr(start, name) for kind, name in names.items()}
 
 
+def deciding() -> list[Timed]:
+    """Return the rows that decide constants: those of the role fit, without those that decide a GPU's ceilings."""
+    return [each for each in timed("fit") if each[1].gpu not in pace.fitted_ceilings()]
+
+
 def main() -> None:
-    own = pace.fitted_ceilings()
-    for gpu in own:
+    for gpu in pace.fitted_ceilings():
         say(f"ceilings of {gpu}: {ceilings(gpu, timed('fit'))}")
-    fitted = [each for each in timed("fit") if each[1].gpu not in own]
+    fitted = deciding()
     names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]
     constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 
