@@ -125,15 +125,15 @@ class Advice:
         return [row for row in self.rows if isinstance(row, Row)]
 
 
-def advise(question: Question) -> Advice:
-    """Return every arm as a row, and the choice."""
+def advise(question: Question, with_half: bool = True) -> Advice:
+    """Return every arm as a row, and the choice. `with_half`: also try to recompute every second layer."""
     check(question)
     rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES]
     choice = best_of(_usable(rows))
     if _may_need_layout(question, choice):
         rows.append(best_layout(question))
         choice = best_of(_usable(rows))
-    if choice and question.checkpointing is None and (half := _of_half(question, choice)):
+    if with_half and choice and question.checkpointing is None and (half := _of_half(question, choice)):
         rows[rows.index(choice)] = half
         choice = half
     if choice is None:
