@@ -10,6 +10,10 @@ from study.io.words import joined
 from study.spec.arms import ROOT
 
 KEPT = ROOT / "reports" / "conform"
+OWN_TESTS = (
+    "Each test was run with the libraries as they are, and with the fault; only those that pass without it count. "
+    "Tests that need a GPU are not known here."
+)
 STATUSES = ("holds", "fails", "refused", "not applicable")
 
 
@@ -30,12 +34,12 @@ def counts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def differing(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the properties that some adapter fails or refuses, with the status under each adapter."""
+    """Return the properties that do not hold everywhere, with the adapters that fail or refuse each."""
     if rows.empty:
         return rows
     known = rows[rows["adapter"].isin(counts(rows)["adapter"])]
-    wide = known.pivot(index="property", columns="adapter", values="status")
-    return wide[wide.isin(["fails", "refused"]).any(axis=1)].reset_index()
+    table = known.pivot_table(index="property", columns="status", values="adapter", aggfunc=", ".join)
+    return table.reindex(columns=["fails", "refused"]).dropna(how="all").reset_index()
 
 
 def over_releases() -> dict:
@@ -57,6 +61,13 @@ def faults() -> pd.DataFrame:
     """Return the faults that were planted into the installed libraries, and how many properties found each."""
     rows = [row | {"found_by": len(row["caught_by"])} for row in kept("faults")]
     return pd.DataFrame(rows, columns=["sentence", "adapter", "found_by", "tried"])
+
+
+def own_tests() -> pd.DataFrame:
+    """Return what the libraries' own tests say of planted faults, and how many properties found each."""
+    path = KEPT / "known" / "own_tests.csv"
+    columns = ["sentence", "found_by", "tried", "tests", "without", "with"]
+    return faults().merge(pd.read_csv(path))[columns] if path.exists() else pd.DataFrame(columns=columns)
 
 
 def kept(name: str) -> list[dict]:
