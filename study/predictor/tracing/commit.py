@@ -1,8 +1,9 @@
 """Writes `committed.zip`: traces small models of a family, or a built-in shape, and finds the terms of every number.
 
 `python -m study.predictor.tracing.commit FOLDER` keeps each member in a folder, and traces those that are not there
-yet, which takes more than an hour; further arguments choose members by how their names begin. Each number is fitted to a few
-samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when it is asked for.
+yet, which takes more than an hour; further arguments choose members by how their names begin. Each number is fitted to
+a few samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when it is asked
+for.
 """
 
 import functools
