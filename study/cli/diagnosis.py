@@ -7,7 +7,8 @@ import tyro
 
 from study.errors import Stop
 from study.io.files import safe_join
-from study.io.tables import say, wrapped
+from study.io.numbers import number_of
+from study.io.tables import say, say_wrapped, wrapped
 from study.oom.explain import explain
 from study.oom.training import Described
 from study.predictor.wanted import Wanted
@@ -118,7 +119,8 @@ def _waiting(logs: list[RankLog]) -> dict:
 
 
 def _lines(answer: dict) -> list[str]:
-    lines = wrapped(f"{answer['run']}: {answer['how']}")
+    found = number_of(len(answer["findings"]), "findings") if answer["findings"] else "nothing was found"
+    lines = wrapped(f"{answer['run']}: {answer['how']}: {found}.")
     if error := answer["error"]:
         lines += _indented(f"{answer['status']}: {error['message']}. What to do: {error['what_to_do']}.", 2)
     if answer["ranks"]:
@@ -129,8 +131,6 @@ def _lines(answer: dict) -> list[str]:
             lines += _indented(f"What to do: {finding['remedy']}.", 4)
         if evidence := finding["evidence"]:
             lines.append(f"    Shown by: {_shown_by(evidence)}")
-    if not answer["findings"]:
-        lines.append("  Nothing was found.")
     lines += ["", *_indented(f"Looked at: {', '.join(answer['looked_at'])}.", 2)]
     if answer["not_known"]:
         lines += _indented(f"Not in this record: {', '.join(answer['not_known'])}.", 2)
@@ -170,6 +170,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         found_in = {"found_in_a": only_a, "found_in_b": only_b}
         names |= {name: [each.sentence for each in findings] for name, findings in found_in.items()}
         return rows | names | {f"{name}_contradictions": texts for name, texts in found.items()}
+    say_wrapped(_in_short(compared, found), "")
     for name, source in sides.items():
         say(*wrapped(f"{name.upper()}: {source.path} ({source.words})", "   "))
         say(*(_indented(f"{source.unread}.", 3) if source.unread else []))
@@ -181,10 +182,18 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     return None
 
 
+def _in_short(compared: Comparison, mistaken: dict[str, list[str]]) -> str:
+    """Return what differs, and which side has mistakes."""
+    names = ", ".join(printable(difference.name) for difference in compared.known)
+    text = "No setting differs that is known to change losses or memory."
+    if names:
+        text = f"What changes losses or memory: {names}."
+    counts = [f"{side.upper()} has {number_of(len(texts), 'mistakes')}" for side, texts in mistaken.items() if texts]
+    return " ".join([text, *(f"{count} of its own." for count in counts)])
+
+
 def _causes(compared: Comparison) -> list[str]:
-    if not compared.known:
-        return ["No setting differs that is known to change losses or memory."]
-    lines = ["What makes them differ:"]
+    lines = ["What makes them differ:"] if compared.known else []
     for number, difference in enumerate(compared.known, 1):
         lines += ["", *wrapped(f"{number:>2}. {_values(difference)}", "    ")]
         for letter, setting in (("A", difference.a), ("B", difference.b)):

@@ -6,8 +6,8 @@ from pathlib import Path
 import tyro
 
 from study.errors import Stop
-from study.io.numbers import nats, size
-from study.io.tables import say, show, wrapped
+from study.io.numbers import nats, part_of, size, times
+from study.io.tables import say, say_wrapped, show
 from study.records import compare as comparing
 from study.records import explain as explaining
 from study.records import store
@@ -27,6 +27,7 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> l
     loaded = load([folder], every_folder_has_runs=True)
     if as_json:
         return loaded.rows()
+    say(f"{part_of(len(loaded.done), len(loaded), 'runs')} done.", "")
     show(loaded.rows())
     ended = [(run.name, run.record.error) for run in loaded if run.record.error]
     say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
@@ -52,6 +53,7 @@ def compare(
     comparison = comparing.compare(loaded)
     if as_json:
         return dataclasses.asdict(comparison)
+    say_wrapped(comparing.answer(comparison), "")
     show(comparison.rows)
     say("", *comparing.notes(comparison))
     return None
@@ -63,8 +65,8 @@ def _compare_arms(loaded: Runs, as_json: bool) -> list[dict] | None:
     if as_json:
         return compared
     for number, each in enumerate(compared):
-        say(*[""] * bool(number), each["group"])
-        say(*(line for text in each["in_words"] for line in wrapped(text, "  ", "  ")), "")
+        answer, *more = each["in_words"] or ["there is no DDP to compare with."]
+        say_wrapped(*[""] * bool(number), f"{each['group']}. {answer}", *more, "", indent="  ")
         show([_shown(row) for row in each["rows"]])
     return None
 
@@ -111,12 +113,12 @@ def _in_words(rows: list[dict]) -> list[str]:
         lines.append(
             f"Losses: at no step is an arm further than {furthest} (the furthest of {len(compared)}: {worst['arm']})."
         )
-    lines += _ratios(rows, "peak bytes", "Memory: {least} holds {low:.2g} times what ddp holds ({ddp}), ")
-    lines += _ratios(rows, "sent bytes", "Traffic: {least} sends {low:.2g} times what ddp sends ({ddp}), ")
+    lines += _ratios(rows, "peak bytes", "Memory: {least} holds {low} what ddp holds ({ddp}), ")
+    lines += _ratios(rows, "sent bytes", "Traffic: {least} sends {low} what ddp sends ({ddp}), ")
     lines += _ratios(
         rows,
         "s/step",
-        "Time (small differences of single runs are noise): {least} takes {low:.2g} times what ddp takes ({ddp}), ",
+        "Time (small differences of single runs are noise): {least} takes {low} what ddp takes ({ddp}), ",
     )
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
 
@@ -130,7 +132,7 @@ def _ratios(rows: list[dict], name: str, sentence: str) -> list[str]:
     least = min(others, key=others.__getitem__)
     most = max(others, key=others.__getitem__)
     ddp = f"{known['ddp']:.3g} s" if name == "s/step" else size(known["ddp"])
-    return [sentence.format(least=least, low=others[least], ddp=ddp) + f"{most} {others[most]:.2g} times."]
+    return [sentence.format(least=least, low=times(others[least]), ddp=ddp) + f"{most} {times(others[most])}."]
 
 
 def _shown(row: dict) -> dict:
@@ -163,8 +165,8 @@ def explain(
     sentences = explaining.sentences(a, b)
     if as_json:
         return {"unlike": warning, "components": rows, "in_words": sentences}
-    if warning:
-        say(warning, "")
+    answer, *reasons = sentences
+    say_wrapped(answer, *([warning] if warning else []), *reasons, "")
     columns = {"a_bytes": "first", "b_bytes": "second", "difference_bytes": "difference"}
     tracked = [row for row in rows if row["kind"] != explaining.UNTRACKED]
     table = []
@@ -173,5 +175,4 @@ def explain(
         share = None if row["share"] is None else f"{row['share']:.0%}"
         table.append({"component": row["component"], "of": row["kind"]} | sizes | {"of all changes": share})
     show(table)
-    say("", *sentences)
     return None
