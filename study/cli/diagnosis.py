@@ -37,7 +37,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     a folder), Kineto and Chrome traces, the JSON lines of NCCL Inspector, and logs of Slurm and torchrun.
 
     Args:
-        runs: Folders of runs, record.json files, or files of other tools.
+        runs: Folders of runs, record.json files, files of other tools, or configs, whose mistakes are named.
         as_json: Print everything as JSON.
     """
     if not runs:
@@ -52,6 +52,10 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
 
 def _answer(path: Path) -> dict:
     """Return everything that is known about a run: by the logs of its ranks' collectives, and by its record."""
+    if config := sources.read_config(path):
+        about = {"run": path.name, "how": config.words, "status": None, "error": None, "ranks": None}
+        found = [dataclasses.asdict(finding) for finding in _mistakes(contradictions(config))]
+        return about | {"findings": found, "looked_at": ["keys", "values that contradict"], "not_known": []}
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
     if not logs and _is_evidence(path):
@@ -70,7 +74,11 @@ def _answer(path: Path) -> dict:
     ranks = f" on {seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}" if seen.ranks else ""
     virtual = ", virtual" if record.is_virtual else ""
     waiting = _waiting(logs if record.status != "done" else [])
-    findings = ordered([*trends.findings(tables), *diagnosis.diagnose(record), *_out_of_memory(record, path)])
+    ignored = _mistakes(differences.ignored_keys(record))
+    findings = [
+        *_out_of_memory(record, path),
+        *ordered([*ignored, *trends.findings(tables), *diagnosis.diagnose(record)]),
+    ]
     return {
         "run": record.run_id,
         "how": f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}",
@@ -81,6 +89,12 @@ def _answer(path: Path) -> dict:
         "looked_at": waiting["looked_at"] + judged_steps + judged,
         "not_known": unknown,
     }
+
+
+def _mistakes(texts: list[str]) -> list[Finding]:
+    """Return the mistakes of a config, each with its remedy."""
+    parts = [text.rpartition(": ") for text in texts]
+    return [Finding(sentence, remedy, id="config") for sentence, _, remedy in parts]
 
 
 def _out_of_memory(record: Record, path: Path) -> list[Finding]:
@@ -122,7 +136,8 @@ def _lines(answer: dict) -> list[str]:
     found = number_of(len(answer["findings"]), "findings") if answer["findings"] else "nothing was found"
     lines = wrapped(f"{answer['run']}: {answer['how']}: {found}.")
     if error := answer["error"]:
-        lines += _indented(f"{answer['status']}: {error['message']}. What to do: {error['what_to_do']}.", 2)
+        status = "" if answer["status"] == error["message"] else f"{answer['status']}: "
+        lines += _indented(f"{status}{error['message']}. What to do: {error['what_to_do']}.", 2)
     if answer["ranks"]:
         lines += _indented(f"{answer['ranks']}.", 2)
     for number, finding in enumerate(answer["findings"], 1):

@@ -9,13 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from study.cli import catalogue
 from study.errors import Stop
 from study.io.numbers import number_of
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
 from study.io.words import joined
-from study.ledger import committed, files, ledger, words
+from study.ledger import catalogue, committed, files, ledger, words
 from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
@@ -119,7 +118,7 @@ def claims(
         in_full = " ".join(["study claims", *["--runs"][: len(runs)], *map(str, runs)])
         say_wrapped(*committed.differences(judged), f"All of them: {in_full}", indent="    ")
         return None
-    notes = _notes(gathered, known if file == files.FOLDER else [])
+    notes = _notes(gathered, files.doubts(known) if file == files.FOLDER else [])
     verdicts = filters.of_verdicts(judged)
     if as_json or claim:  # otherwise below the summary
         sys.stderr.write("".join(f"{note}\n" for note in notes))
@@ -149,10 +148,10 @@ def _judged(claims: list[Claim], runs: Runs, keep: bool) -> tuple[evidence.Evide
     return gathered, verdicts
 
 
-def _notes(gathered: evidence.Evidence, claims: list[Claim]) -> list[str]:
-    """Return what to know of the runs, of the kept answers and of these claims."""
+def _notes(gathered: evidence.Evidence, doubts: list[str]) -> list[str]:
+    """Return what to know of the runs, of the kept answers and of the claims."""
     reasons = (*gathered.set_aside, *answers.set_aside())
-    return [*(f"set aside: {reason}" for reason in reasons), *gathered.notes, *files.doubts(claims)]
+    return [*(f"set aside: {reason}" for reason in reasons), *gathered.notes, *doubts]
 
 
 def _say_answer(verdicts: list[Verdict], known: list[Claim], filters: Filters) -> None:

@@ -65,7 +65,7 @@ def _sources(path: Path) -> Mapping[str, Source]:
 
 
 def _short(sentence: str) -> str:
-    count = len(sentence.replace(" ... ", " ").split())
+    count = len([word for word in sentence.split() if word not in ("...", "|")])
     if not 0 < count <= LONGEST_QUOTE:
         raise ValueError(f"must have 1 to {LONGEST_QUOTE} words (got {count})")
     return sentence
