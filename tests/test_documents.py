@@ -12,18 +12,20 @@ CURRENT = [path for path in FILES if path.name != "log.md"]  # the log tells of 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PLACE = re.compile(r"`((?:accelerate_configs|examples|notebooks|reports|study|tests)/[\w./-]+)`")
 MADE = ("reports/build/", "reports/your-machine/")  # by the reader's own commands
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"\bstudy ([a-z]+)\b((?:[^`\n#]|\\\n)*)")
 
 
 def anchors(text: str) -> set[str]:
     """The anchors of a file's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
-    links = [link for link in LINK.findall(path.read_text()) if not link.startswith("https://")]
+    text = FENCED.sub("", path.read_text())
+    links = [link for link in LINK.findall(text) if not link.startswith("https://")]
     for link in links:
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path

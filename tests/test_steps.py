@@ -13,6 +13,7 @@ from study.cli import diagnosis as command
 from study.report.topics import killed
 from study.watcher import live, traces, trends, watch
 from study.watcher.loop import Loop
+from study.watcher.steps import StepLog
 
 KINDS = ("tensorboard", "wandb")
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
@@ -171,9 +172,9 @@ def test_the_live_line_is_shown_in_a_terminal_and_trackers_get_values(monkeypatc
     assert [more for _, more in logged] == [{"step": 100}, {"commit": False}], "W&B's own step must not move"
 
 
-@pytest.mark.parametrize("hook", ["_end_phase", "_add_loss", "_forward", "_end_step"])
+@pytest.mark.parametrize("hook", [StepLog.mark, Loop._add_loss, Loop._end_pass, Loop._forward, Loop._end_step])
 def test_a_mistake_in_any_hook_ends_the_watch_and_not_the_training(hook, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Loop, hook, lambda *_: 1 / 0)
+    monkeypatch.setattr(f"{hook.__module__}.{hook.__qualname__}", lambda *_: 1 / 0)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = torch.utils.data.DataLoader(torch.ones(8, 4), 2)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -60,17 +61,7 @@ class Options:
     settings: dict[str, object]  # of the adapter, where one file serves several ways to shard
 
 
-@dataclasses.dataclass
-class Seen:
-    """What a training shows: the loss of each update (the mean over ranks and passes), the norms, the weights."""
-
-    losses: list[float]
-    norms: list
-    weights: Weights
-    trainer: object = None
-
-
-# --- what both trainings share -------------------------------------------------------------------------------------
+# --- a case --------------------------------------------------------------------------------------------------------
 
 
 def new_model(case: Case, seed: int = 0) -> Plain:
@@ -130,14 +121,22 @@ def in_order(weights: Weights, model: nn.Module) -> Weights:
     return {name: weights[name].detach().float().clone() for name, _ in model.named_parameters()}
 
 
-# --- the reference -------------------------------------------------------------------------------------------------
+def weights_of(model: nn.Module) -> Weights:
+    return in_order(dict(model.named_parameters()), model)
+
+
+# --- the two trainings ---------------------------------------------------------------------------------------------
 
 
 class Reference:
-    """The training in one process, with the arithmetic of DDP: each rank's passes are summed, then the ranks."""
+    """The training in one process, with the arithmetic of DDP: each rank's passes are summed, then the ranks.
 
-    def __init__(self, case: Case, ranks: int) -> None:
-        self.case, self.ranks = case, ranks
+    It keeps the loss of each update (the mean over ranks and passes) and the norm of its gradients.
+    """
+
+    def __init__(self, case: Case, ranks: int | None = None) -> None:
+        self.case, self.losses, self.norms = case, list[float](), list[float]()
+        self.ranks = dist.get_world_size() if ranks is None else ranks
         self.model = new_model(case)
         self.master = new_model(case) if case.precision == "bf16" else self.model
         if case.precision in ("bf16", "bf16_pure"):
@@ -145,9 +144,7 @@ class Reference:
         self.optimizer = new_optimizer(case, self.master)
         scheduler = scheduler_of(case)
         self.scheduler = scheduler(self.optimizer) if scheduler else None
-        self.seen = Seen([], [], {})
-        if case.precision == "bf16":
-            self.copy_master()
+        self.copy_master()
 
     def copy_master(self) -> None:
         with torch.no_grad():
@@ -162,7 +159,7 @@ class Reference:
         """Sum the gradients of an update into the parameters, and return its loss."""
         losses = []
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        sums: dict[int, torch.Tensor] = {}
         for rank in range(self.ranks):
             self.model.zero_grad(set_to_none=True)
             for passed in range(self.case.passes):
@@ -172,78 +169,75 @@ class Reference:
             for number, parameter in enumerate(parameters):
                 if parameter.grad is not None:
                     part = parameter.grad.float() / self.ranks
-                    before = sums[number]
-                    sums[number] = part if before is None else before + part
+                    sums[number] = sums[number] + part if number in sums else part
         trained = [parameter for parameter in self.master.parameters() if parameter.requires_grad]
-        for parameter, gradient in zip(trained, sums, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+        for number, parameter in enumerate(trained):
+            parameter.grad = sums[number].to(parameter.dtype) if number in sums else None
         return sum(losses) / len(losses)
 
     def update(self, update: int) -> None:
-        self.seen.losses.append(self.gradients(update))
+        self.losses.append(self.gradients(update))
         limit = self.case.clip or math.inf
-        self.seen.norms.append(nn.utils.clip_grad_norm_(self.master.parameters(), limit).item())
+        self.norms.append(nn.utils.clip_grad_norm_(self.master.parameters(), limit).item())
         self.optimizer.step()
         if self.scheduler:
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.master is not self.model:
-            self.copy_master()
+        self.copy_master()
 
-    def run(self, start: int = 0, updates: int | None = None) -> Seen:
-        for update in range(start, start + (self.case.updates if updates is None else updates)):
+    def weights(self) -> Weights:
+        return weights_of(self.master)
+
+    def run(self, start: int = 0) -> Self:
+        for update in range(start, start + self.case.updates):
             self.update(update)
-        self.seen.weights = in_order(dict(self.master.named_parameters()), self.master)
-        return self.seen
+        return self
 
 
-# --- the sharded training ------------------------------------------------------------------------------------------
+class ShardedTraining:
+    """The training of an adapter. All ranks start from the same weights. `place`: a folder of its own."""
+
+    def __init__(self, adapter: SimpleNamespace, folder: Path, case: Case, seed: int = 0, place: str = "") -> None:
+        self.adapter, self.folder, self.case = adapter, folder, case
+        self.losses, self.norms = list[float](), list[Any]()  # None: the adapter does not know the norm
+        model = new_model(case, seed)
+        scheduler = scheduler_of(case)
+        if case.schedule not in ("", "falling"):
+            scheduler = functools.partial(adapter.schedule, name=case.schedule, rate=RATE)
+        unused = case.model.__name__ in ("Unused", "OneRank", "Experts")
+        known = (case.passes, case.clip, case.precision, case.bucket, unused, scheduler)
+        options = Options(*known, str(folder / place), adapter.settings)
+        self.trainer = adapter.build(model, new_optimizer(case, model), options)
+
+    def one_pass(self, batch: tuple[torch.Tensor, torch.Tensor], **how: bool | str) -> float:
+        return float(self.adapter.forward_backward(self.trainer, batch, **how))
+
+    def update(self, update: int) -> None:
+        losses = []
+        for passed in range(self.case.passes):
+            batch = microbatch(self.case, update, passed, dist.get_rank())
+            losses.append(self.one_pass(batch, last=passed == self.case.passes - 1))
+        self.adapter.step(self.trainer)
+        self.losses.append(mean_over_ranks(sum(losses) / len(losses)))
+        norm = self.adapter.gradient_norm(self.trainer) if hasattr(self.adapter, "gradient_norm") else None
+        self.norms.append(None if norm is None else float(norm))
+
+    def weights(self) -> Weights:
+        return in_order(self.adapter.whole_weights(self.trainer), new_model(self.case))
+
+    def run(self, start: int = 0) -> Self:
+        for update in range(start, start + self.case.updates):
+            self.update(update)
+        return self
+
+
+Build = Callable[..., ShardedTraining]  # of a case
 
 
 def mean_over_ranks(value: float) -> float:
     total = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()
-
-
-def new_training(
-    adapter: SimpleNamespace, case: Case, folder: Path, seed: int = 0, unused: bool | None = None
-) -> object:
-    """Build the sharded training. All ranks start from the same weights."""
-    model = new_model(case, seed)
-    may_lack = case.model.__name__ in ("Unused", "OneRank", "Experts") if unused is None else unused
-    scheduler = scheduler_of(case)
-    if case.schedule not in ("", "falling"):
-        scheduler = functools.partial(adapter.schedule, name=case.schedule, rate=RATE)
-    place = (str(folder), adapter.settings)
-    options = Options(case.passes, case.clip, case.precision, case.bucket, may_lack, scheduler, *place)
-    return adapter.build(model, new_optimizer(case, model), options)
-
-
-def one_update(adapter: SimpleNamespace, trainer: object, case: Case, update: int) -> float:
-    """Do the passes of an update and its step, and return its loss."""
-    losses = []
-    for passed in range(case.passes):
-        batch = microbatch(case, update, passed, dist.get_rank())
-        losses.append(float(adapter.forward_backward(trainer, batch, last=passed == case.passes - 1)))
-    adapter.step(trainer)
-    return mean_over_ranks(sum(losses) / len(losses))
-
-
-def sharded(adapter: SimpleNamespace, case: Case, folder: Path, start: int = 0, trainer: object = None) -> Seen:
-    """Train as the case says, from an update on."""
-    trainer = new_training(adapter, case, folder) if trainer is None else trainer
-    seen = Seen([], [], {}, trainer)
-    for update in range(start, start + case.updates):
-        seen.losses.append(one_update(adapter, trainer, case, update))
-        norm = adapter.gradient_norm(trainer) if hasattr(adapter, "gradient_norm") else None
-        seen.norms.append(None if norm is None else float(norm))
-    seen.weights = whole(adapter, trainer, case)
-    return seen
-
-
-def whole(adapter: SimpleNamespace, trainer: object, case: Case) -> Weights:
-    return in_order(adapter.whole_weights(trainer), new_model(case))
 
 
 # --- how equal is equal --------------------------------------------------------------------------------------------
@@ -310,17 +304,18 @@ def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int]
             raise Difference(f"{what} of update {update}: {text}")
 
 
-def hold(seen: Seen, expected: Seen, case: Case, before: Weights | None = None) -> None:
+def hold(seen: ShardedTraining, expected: Reference, case: Case, before: Weights | None = None) -> None:
     """Raise Difference unless losses, norms and weights are equal within the bound.
 
     The bound is a share of how far the weights moved. To store a weight rounds it, once for each update.
     """
     ranks = dist.get_world_size()
+    weights, end = seen.weights(), expected.weights()
     hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
-    if None not in seen.norms and seen.norms:
+    if seen.norms and None not in seen.norms:
         hold_numbers(seen.norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
-    start = in_order(dict(new_model(case).named_parameters()), new_model(case)) if before is None else before
-    moved = largest(expected.weights[name] - start[name] for name in start)
-    stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(expected.weights.values())
+    start = weights_of(new_model(case)) if before is None else before
+    moved = largest(end[name] - start[name] for name in start)
+    stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(end.values())
     allowed = bound(case, ranks, case.updates) * moved + 2 * case.updates * stored
-    hold_weights(seen.weights, expected.weights, allowed, "the weights after the last update")
+    hold_weights(weights, end, allowed, "the weights after the last update")

@@ -5,13 +5,13 @@ Questions whose answers change in the same releases are one change. A release th
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from study.conform import output, trials
 from study.conform.suite import ADAPTERS, COMMITTED, Result, table
@@ -24,30 +24,23 @@ RELEASES = COMMITTED / "releases"
 UNUSABLE = 0.5  # a release in which one message ends a larger share of the properties is left out
 CONFIGURATION = "configuration"  # in the place of an adapter: how a release reads a config
 WITH_VALUES = (CONFIGURATION, trials.REPRODUCTION)  # their answers are values, and not the status of a property
+TITLES = {trials.REPRODUCTION: "{package}: what scripts find"}
 NO_ANSWER = "does not run"
 RANKING = ("holds", "not applicable", "refused", "fails")
+DIRECTIONS = list(table("matrix")["headings"])
 Span = tuple[str, str, Any]  # the first and the last of releases with the same answer, and the answer
 
 
 def tell(package: str, since: str, until: str, folder: Path) -> None:
     """Say what changes from one release to another."""
     rows, unusable = answers(folder)
-    right = ranges(rows)
-    rows = rows[rows["package"] == package]
-    tried = in_order(rows["release"])
-    if not tried:
-        raise Stop(f"{folder} has no results of {package}", "run study versions all")
-    since, until = since or tried[0], until or tried[-1]
-    for release in (since, until):
-        if release not in tried:
-            raise Stop(f"{package} {release} was not tried", f"choose from {', '.join(tried)}")
-    inside = [release for release in tried if Version(since) <= Version(release) <= Version(until)]
-    say(f"{package} {since} to {until}, from the results of {len(inside)} releases: {', '.join(inside)}.")
-    every = changes(rows[rows["release"].isin(inside)], right)
-    for direction, heading in table("matrix")["headings"].items():
-        chosen = [each for each in every if each["direction"] == direction]
-        say(*(["", heading.format(until=until)] if chosen else []))
-        for each in chosen:
+    inside = _between(since, until, package, in_order(rows.loc[rows["package"] == package, "release"]))
+    say(f"{package} {inside[0]} to {inside[-1]}, from the results of {len(inside)} releases: {', '.join(inside)}.")
+    chosen = (rows["package"] == package) & rows["release"].isin(inside)
+    every = sorted(changes(rows[chosen], ranges(rows)), key=lambda each: DIRECTIONS.index(each["direction"]))
+    for direction, some in groupby(every, lambda each: each["direction"]):
+        say("", table("matrix")["headings"][direction].format(until=inside[-1]))
+        for each in some:
             say_wrapped(each["sentence"], indent="  ", first="- ")
             say_wrapped(*each["details"], indent="    ", first="    ")
     say("")
@@ -56,8 +49,21 @@ def tell(package: str, since: str, until: str, folder: Path) -> None:
             say_wrapped(f"Left out: {row['release']} with {row['adapter']}. {row['reason']}", indent="  ")
 
 
-def in_order(releases) -> list[str]:
-    return sorted(set(releases), key=Version)
+def _between(since: str, until: str, package: str, tried: list[str]) -> list[str]:
+    """Return the releases from one that was tried to another. Empty: the first, or the last."""
+    if not tried:
+        raise Stop(f"this folder has no results of {package}", "run study versions all")
+    for release in filter(None, (since, until)):
+        if release not in tried:
+            raise Stop(f"{package} {release} was not tried", f"choose from {', '.join(tried)}")
+    return tried[tried.index(since or tried[0]) : tried.index(until or tried[-1]) + 1]
+
+
+def in_order(releases: Iterable[str]) -> list[str]:
+    try:
+        return sorted(set(releases), key=Version)
+    except InvalidVersion as error:
+        raise Stop(str(error), "give exact releases, such as 0.18.1") from None
 
 
 def write(folder: Path) -> None:
@@ -73,23 +79,23 @@ def content(folder: Path) -> dict:
     of_properties = [each for each in numbered if each["questions"].keys().isdisjoint(WITH_VALUES)]
     most = [*of_properties[:3], *(each for each in numbered if each["direction"] == "other")][:5]
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
-    tables = [_table(str(package), str(adapter), each, numbered) for (package, adapter), each in groups]
+    tables = [_table(package, adapter, each, numbered) for (package, adapter), each in groups]
     tables.sort(key=lambda each: len(each["releases"]), reverse=True)
     return {"most": most, "changes": numbered, "unusable": unusable, "tables": tables}
 
 
-def _table(package: str, adapter: str, rows: pd.DataFrame, numbered: list[dict]) -> dict:
+def _table(package: Any, adapter: Any, rows: pd.DataFrame, numbered: list[dict]) -> dict:
+    """Return the answers that change. `same`: how many questions have the same answer in all releases."""
     releases = in_order(rows["release"])
-    wide = rows.pivot(index="question", columns="release", values="answer")[releases]
-    given = {name: [None if pd.isna(answer) else answer for answer in each] for name, each in wide.iterrows()}
+    wide = rows.pivot(index="question", columns="release", values="answer")[releases].astype(object)
     own = [each for each in numbered if each["package"] == package]
     numbers = {name: each["number"] for each in own for name in each["questions"].get(adapter, [])}
-    kept = [{"question": name, "number": number, "answers": given[name]} for name, number in numbers.items()]
-    scripts = adapter == trials.REPRODUCTION
-    title = f"{package}: what scripts find" if scripts else f"{package} with the adapter {adapter}"
+    same = int(wide.drop(index=list(numbers)).notna().all(axis=1).sum())
+    wide = wide.where(wide.notna(), None)
+    kept = [{"question": name, "number": numbers[name], "answers": wide.loc[name].tolist()} for name in numbers]
+    title = TITLES.get(adapter, "{package} with the adapter {adapter}").format(package=package, adapter=adapter)
     about = {"package": package, "adapter": adapter, "title": title, "releases": releases}
-    same = [name for name, each in given.items() if name not in numbers and None not in each]
-    return about | {"same": len(same), "rows": kept}
+    return about | {"same": same, "rows": kept}
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -106,12 +112,8 @@ def answers(folder: Path) -> tuple[pd.DataFrame, list[dict]]:
             unusable.append(about | {"reason": reason})
         else:
             rows += [about | _of_property(each, versions) for each in results]
-    frame = (
-        pd.DataFrame(rows + list(_of_trials(folder)))
-        .fillna({"words": "", "why": "", "silent": False})
-        .astype({"silent": bool})
-    )
-    return frame, unusable
+    rows += [{"words": "", "why": "", "silent": False} | row for row in _of_trials(folder)]
+    return pd.DataFrame(rows), unusable
 
 
 def _of_property(result: Result, versions: output.Versions) -> dict:
@@ -142,14 +144,14 @@ def _files(folder: Path) -> Iterator[tuple[str, str, Path]]:
 def _of_trials(folder: Path) -> Iterator[dict]:
     """Yield the answers to the trials of the ledger."""
     now = trials.installed()
-    configured = [
-        (*path.parent.name.rpartition("-")[::2], from_json(path.read_bytes()))
-        for path in sorted(folder.glob(f"*-*/{trials.ANSWERS}"))
-    ]
-    for package in sorted({package for package, _, _ in configured}):
-        values = {name: now[name]["found"] for name in trials.concerning(package)}
-        configured.append((package, next(iter(now.values()))["versions"][package], values))
-    for package, release, values in configured:
+    given: dict[tuple[str, str], dict] = {}
+    for path in sorted(folder.glob(f"*-*/{trials.ANSWERS}")):
+        package, _, release = path.parent.name.rpartition("-")
+        given[package, release] = from_json(path.read_bytes())
+    for package in sorted({package for package, _ in given}):
+        newest = next(iter(now.values()))["versions"][package]
+        given[package, newest] = {name: now[name]["found"] for name in trials.concerning(package)}
+    for (package, release), values in given.items():
         for name in filter(values.__contains__, now):
             yield {"package": package, "release": release} | _of_trial(name, now[name]["trial"], values[name])
 

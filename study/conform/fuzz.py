@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import pandas as pd
 import tyro
 
 from study.conform import output, scripts
@@ -138,16 +139,12 @@ def draw(source: random.Random) -> Property:
 
 def explained_by(adapter: Adapter, drawn: Property) -> Iterator[str]:
     """Yield the properties that this adapter is known to fail, if the training has all that sets them apart."""
-    known = [each for each in output.explanations() if adapter.name in each.adapters and not each.releases]
-    for each in PROPERTIES.values():
+    reasons = [each for each in output.explanations() if adapter.name in each.adapters and not each.releases]
+    known = {name for each in reasons for name in each.properties}
+    alike = [each for each in PROPERTIES.values() if each.check in ("same_training", drawn.check)]
+    for each in alike:
         apart = {name: value for name, value in each.case.items() if name in KINDS}
-        same = all(drawn.case[name] == value for name, value in apart.items())
-        if (
-            any(each.name in why.properties for why in known)
-            and apart
-            and same
-            and each.check in ("same_training", drawn.check)
-        ):
+        if apart and each.name in known and apart.items() <= drawn.case.items():
             yield each.name
 
 
@@ -163,10 +160,11 @@ def summarize(trials: list[Trial]) -> None:
     findings = [each for each in trials if each.is_finding]
     kinds = {each.kind: each for each in reversed(findings)}
     say(f"{len(trials)} random trainings, {len(findings)} findings of {len(kinds)} kinds.", "")
-    counts = Counter((each.adapter, each.status) for each in trials)
-    names = sorted({each.adapter for each in trials})
-    show([{"adapter": name} | {status: counts[name, status] for status in STATUSES} for name in names])
-    known = Counter(each.known or f"DDP {each.ddp}" for each in trials if each.status == "fails")
-    say("", "The failures: " + (", ".join(f"{name} {count}" for name, count in known.most_common()) or "none"))
+    rows = pd.DataFrame([vars(each) for each in trials], columns=["adapter", "status", "known", "ddp"])
+    counts = pd.crosstab(rows["adapter"], rows["status"]).reindex(columns=list(STATUSES), fill_value=0)
+    show(counts.reset_index().to_dict("records"))
+    failed = rows[rows["status"] == "fails"]
+    reasons = failed["known"].where(failed["known"] != "", "DDP " + failed["ddp"]).value_counts()
+    say("", "The failures: " + (", ".join(f"{name} {count}" for name, count in reasons.items()) or "none"))
     for kind, each in kinds.items():
         say("", f"{', '.join(kind)}: {each.words}")

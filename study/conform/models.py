@@ -25,9 +25,12 @@ class Plain(nn.Module):
         """Add to the parameters, or replace some."""
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            hidden = hidden + torch.tanh(block(hidden))
+        for number in range(len(self.blocks)):
+            hidden = hidden + torch.tanh(self.layer(number, hidden))
         return hidden
+
+    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        return self.blocks[number](hidden)
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.first(inputs.to(self.first.weight.dtype)))
@@ -67,10 +70,8 @@ class Lora(Plain):
         self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
         self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
-        for block, down, up in zip(self.blocks, self.down, self.up, strict=True):
-            hidden = hidden + torch.tanh(block(hidden) + up(down(hidden)))
-        return hidden
+    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        return super().layer(number, hidden) + self.up[number](self.down[number](hidden))
 
 
 class Unused(Plain):
@@ -136,10 +137,8 @@ class Recomputed(Plain):
 
     reentrant = False
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            hidden = hidden + torch.tanh(checkpoint(block, hidden, use_reentrant=self.reentrant))
-        return hidden
+    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.blocks[number], hidden, use_reentrant=self.reentrant)
 
 
 class RecomputedReentrant(Recomputed):
@@ -248,10 +247,8 @@ class Normed(Plain):
     def change(self, width: int, layers: int) -> None:
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(layers)])
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
-        for block, norm in zip(self.blocks, self.norms, strict=True):
-            hidden = hidden + torch.tanh(block(norm(hidden)))
-        return hidden
+    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        return super().layer(number, self.norms[number](hidden))
 
 
 class Direct(Plain):

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pandas as pd
 from packaging.specifiers import SpecifierSet
 
 from study.conform.suite import HERE, LIBRARIES, PROPERTIES, STATUSES, Adapter, Result, table
@@ -69,11 +70,10 @@ def rows(results: dict[str, list[Result]]) -> list[dict]:
 
 def matrix(results: dict[str, list[Result]]) -> list[dict]:
     """Return a row for each property that does not hold with every adapter, with the statuses of all adapters."""
-    by_property: dict[str, dict] = {}
-    for name, each in results.items():
-        for result in each:
-            by_property.setdefault(result.property, {"property": result.property})[name] = result.status
-    return [row for row in by_property.values() if {*row.values()} - {row["property"], "holds"}]
+    frame = pd.DataFrame([vars(result) for each in results.values() for result in each])
+    wide = frame.pivot(index="property", columns="adapter", values="status")
+    wide = wide.loc[frame["property"].unique(), frame["adapter"].unique()]
+    return wide[(wide != "holds").any(axis=1)].reset_index().to_dict("records")
 
 
 def as_json(adapter: Adapter, results: list[Result], versions: Versions) -> dict:

@@ -33,7 +33,7 @@ import torch.distributed.fsdp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
-from study.conform.cases import Case, Difference
+from study.conform.cases import Case, Difference, ShardedTraining
 from study.conform.suite import LIBRARIES, PROPERTIES
 from study.machine.linux import free_port
 
@@ -170,7 +170,7 @@ def _outcome(path: Path, code: int) -> dict:
         return json.loads(path.read_text())
     if code == -signal.SIGKILL:  # by us, after another rank had failed or at the limit
         return {"status": "fails", "words": "", "kind": "killed", "time": float("inf")}
-    last = " ".join("".join(_log(path)[-1:]).split())[:300]
+    last = " ".join(" ".join(_log(path)[-1:]).split())[:300]
     return {"status": "fails", "words": f"a rank ended with exit code {code}: {last}", "kind": str(code), "time": 0.0}
 
 
@@ -183,7 +183,8 @@ def _rank(module: ModuleType, request: dict, number: int, path: Path) -> int:
     try:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * request["limit_s"]))
-        getattr(checks, chosen.check)(adapter, case_of(chosen.case | request["case"]), path.parent, number)
+        build = functools.partial(ShardedTraining, adapter, path.parent)
+        getattr(checks, chosen.check)(build, case_of(chosen.case | request["case"]), number)
         dist.barrier()
     except (Exception, CheckpointException) as error:  # the second is no Exception
         traceback.print_exc()
@@ -214,23 +215,23 @@ def explain(error: BaseException, adapter_file: str) -> tuple[str, str]:
     words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
     if isinstance(error, Difference):
         return "fails", words
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, NotImplementedError) and Path(last.filename).resolve() == Path(adapter_file).resolve():
-        return "not applicable", words
     frames = traceback.extract_tb(error.__traceback__)
-    early = any(frame.name in EARLY and frame.filename == adapter_file for frame in frames)
-    kinds = (ast.Raise, ast.Assert) if early else ast.Raise
-    deliberate = words and not isinstance(error, CRASHES) and raised_by(kinds, last.filename, last.lineno or 0)
-    deliberate = deliberate or type(error).__name__ == "ValidationError"  # pydantic's, which compiled code raises
-    return ("refused" if deliberate else "fails"), f"{type(error).__name__}: {words}"
+    mine = [frame for frame in frames if Path(frame.filename).resolve() == Path(adapter_file).resolve()]
+    if isinstance(error, NotImplementedError) and frames[-1] in mine:
+        return "not applicable", words
+    early = any(frame.name in EARLY for frame in mine)
+    kinds = (ast.Raise, ast.Assert) if early else (ast.Raise,)
+    on_purpose = raised_by(kinds, frames[-1].filename, frames[-1].lineno or 0)
+    on_purpose = on_purpose and bool(words) and not isinstance(error, CRASHES)
+    pydantic = type(error).__name__ == "ValidationError"  # compiled code raises it
+    return ("refused" if on_purpose or pydantic else "fails"), f"{type(error).__name__}: {words}"
 
 
-def raised_by(kinds: type[ast.stmt] | tuple[type[ast.stmt], ...], file: str, line: int) -> bool:
+def raised_by(kinds: tuple[type[ast.stmt], ...], file: str, line: int) -> bool:
     """Return whether a line of a Python file is part of such a statement."""
     with contextlib.suppress(OSError, SyntaxError):
-        for node in ast.walk(ast.parse(Path(file).read_text())):
-            if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or line):
-                return True
+        statements = [node for node in ast.walk(ast.parse(Path(file).read_text())) if isinstance(node, kinds)]
+        return any(node.lineno <= line <= (node.end_lineno or line) for node in statements)
     return False
 
 

@@ -8,7 +8,6 @@ run again.
 import functools
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,11 +18,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from packaging.version import InvalidVersion, Version
 
 from study.conform import changes, output, trials
 from study.conform.command import chosen_adapters
-from study.conform.suite import PROPERTIES, Adapter, Property, Ranks, Result, environment, run, table
+from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Property, Ranks, Result, environment, run, table
 from study.errors import Stop
 from study.io.parsing import from_json
 from study.io.tables import say, show
@@ -44,9 +42,6 @@ class Release:
 
     def __str__(self) -> str:
         return f"{self.package}-{self.version}"
-
-
-Question = Callable[[Release], str]
 
 
 def installed(package: str, version: str, overlays: Path) -> Release:
@@ -78,40 +73,37 @@ def installed(package: str, version: str, overlays: Path) -> Release:
 
 def cell(adapter: Adapter, properties: list[Property], release: Release, overlays: Path, out: Path) -> list[Result]:
     """Return the results of one release: from its file, or run now. A release that cannot be used has its reason."""
-    folder, overlay = out / str(release), overlays / str(release)
-    path = folder / f"{adapter.name}.json"
+    path = out / str(release) / f"{adapter.name}.json"
     content = from_json(path.read_bytes()) if path.exists() else {}
-    results = output.load(path)[0] if path.exists() else []
-    about = {"reason": release.reason or content.get("reason", "")}
+    results = output.load(path)[0] if content else []
+    reason = release.reason or content.get("reason", "")
     versions = output.installed() | {release.package: release.version}
-    lacking = [each for each in properties if each.name not in {result.property for result in results}]
-    before = 0.0 if results else _cpu_s()
+    have = {result.property for result in results}
+    lacking = [each for each in properties if each.name not in have]
 
     def keep(*new: Result) -> None:
         results.extend(new)
-        output.keep(folder, adapter, results, versions, **about)
+        output.keep(path.parent, adapter, results, versions, reason=reason)
 
-    if lacking and not about["reason"]:
+    if lacking and not reason:
         try:
-            with Ranks(overlay, overlay.with_name(f"{release}.log")) as ranks:
-                imported = ranks.answer(adapter, {})[release.package]
-                if imported is None or Version(imported).base_version != release.version:
-                    raise RuntimeError(f"{release.package} {imported} was imported instead of {release.version}")
-                run(adapter, lacking, ranks, keep, shrink=False)
-            about |= {"cpu_s": round(_cpu_s() - before, 1)} if before else {}  # the time of a whole cell
+            _hold(adapter, lacking, release, overlays / str(release), keep)
         except Stop as stop:
-            about["reason"] = stop.what
+            reason = stop.what
     if lacking:
         keep()
     have = {result.property for result in results}
-    without = [each.name for each in properties if each.name not in have]
-    return results + [Result(adapter.name, name, "not applicable", about["reason"]) for name in without]
+    without = [each.name for each in lacking if each.name not in have]
+    results += [Result(adapter.name, name, "not applicable", reason) for name in without]
+    say(f"{adapter.name} with {release.package} {release.version}: {output.summary(results)}")
+    return results
 
 
-def _cpu_s() -> float:
-    """Return the processor time of all processes that this one started and that ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _hold(adapter: Adapter, properties: list[Property], release: Release, overlay: Path, keep: Callable) -> None:
+    """Hold an adapter to properties, with a release in the place of what is installed."""
+    with Ranks(overlay, overlay.with_name(f"{release}.log")) as ranks:
+        trials.require(release.package, release.version, ranks.answer(adapter, {})[release.package])
+        run(adapter, properties, ranks, keep, shrink=False)
 
 
 def versions(
@@ -144,36 +136,31 @@ def versions(
     """
     if since or until:
         changes.tell(package, since, until, out or changes.RELEASES)
-        return
-    if not name:
+    elif name == "all":
+        _matrix(overlays, out or RESULTS)
+    elif name:
+        (adapter,) = chosen_adapters((name,))
+        properties = [each for each in PROPERTIES.values() if only in each.name]
+        statuses: dict[str, dict] = {each.name: {"property": each.name} for each in properties}
+        for version in changes.in_order(releases):
+            for result in cell(adapter, properties, installed(package, version, overlays), overlays, out or RESULTS):
+                statuses.get(result.property, {})[version] = result.status
+        show(list(statuses.values()))
+    else:
         raise Stop("no adapter is named", "study versions zero2 0.18.1, or study versions --from 0.16.4 --to 0.19.8")
-    if name == "all":
-        plan = table("matrix")
-        _cells(
-            plan["part"], [PROPERTIES[each] for each in plan["properties"]], overlays, out or RESULTS, with_trials=True
-        )
-        changes.write(out or RESULTS)
-        return
-    properties = [each for each in PROPERTIES.values() if only in each.name]
-    part = {"package": package, "adapters": [name], "releases": in_order(releases)}
-    columns = _cells([part], properties, overlays, out or RESULTS)
-    show([{"property": p.name} | {each: column.get(p.name) for each, column in columns.items()} for p in properties])
 
 
-def _cells(
-    parts: list[dict], properties: list[Property], overlays: Path, out: Path, with_trials: bool = False
-) -> dict[str, dict[str, str]]:
-    """Run parts of the matrix. Return the statuses of all properties by release, of the last adapter."""
-    columns = {}
-    for part in parts:
+def _matrix(overlays: Path, out: Path) -> None:
+    """Run every part of matrix.toml, and what releases answer to the trials of the ledger."""
+    plan = table("matrix")
+    properties = [PROPERTIES[each] for each in plan["properties"]]
+    for part in plan["part"]:
         for adapter, version in product(chosen_adapters(tuple(part["adapters"])), part["releases"]):
             release = installed(part["package"], version, overlays)
-            results = cell(adapter, properties, release, overlays, out)
-            columns[version] = {result.property: result.status for result in results}
-            say(f"{adapter.name} with {release.package} {version}: {output.summary(results)}")
-            if with_trials and not release.reason:
+            cell(adapter, properties, release, overlays, out)
+            if not release.reason:
                 trials.tried(release.package, version, overlays / str(release), out / str(release))
-    return columns
+    changes.write(out)
 
 
 def bisect(
@@ -197,12 +184,13 @@ def bisect(
         overlays: The folder for installed releases.
         out: The folder for results, one file for each release and adapter.
     """
-    question = {"script": _script, "claim": _claim}.get(name) or _property(name)
-    ordered, ask = in_order(releases), question(wanted, package, overlays, out)
+    _require(name, wanted)
+    ask = {"script": _of_script, "claim": _of_claim}.get(name, _of_property)
+    ordered = changes.in_order(releases)
 
     @functools.cache
     def answer(version: str) -> str:
-        words = ask(installed(package, version, overlays))
+        words = ask(name, wanted, installed(package, version, overlays), overlays, out)
         say(f"{package} {version}: {words}")
         return words
 
@@ -216,55 +204,35 @@ def bisect(
     say("", f"{wanted} changes in {package} {last}: {answer(first)} in {first}, then {answer(last)}.")
 
 
-def _script(wanted: str, package: str, overlays: Path, out: Path) -> Question:
-    """Return a question that a script of the user answers by its exit code."""
-    if not Path(wanted).is_file():
-        raise Stop(f"there is no file {wanted}", "name a Python script")
+def _require(name: str, wanted: str) -> None:
+    """Raise Stop unless releases can be asked about this."""
+    if name == "script":
+        if not Path(wanted).is_file():
+            raise Stop(f"there is no file {wanted}", "name a Python script")
+    elif name == "claim":
+        if wanted not in {claim for claim, *_ in trials.claims()}:
+            raise Stop(f"{wanted} is not a claim that a release can answer", "see study claims --basis tried")
+    elif chosen_adapters((name,)) and wanted not in PROPERTIES:
+        raise Stop(f"{wanted!r} is not a property", nearest(wanted, PROPERTIES))
 
-    def ask(release: Release) -> str:
-        environ = environment(overlays / str(release))
-        code = subprocess.run([sys.executable, wanted], env=environ, check=False).returncode
-        return f"exit code {min(abs(code), 1)}"
 
-    return ask
+def _of_script(name: str, wanted: str, release: Release, overlays: Path, out: Path) -> str:
+    environ = environment(overlays / str(release))
+    code = subprocess.run([sys.executable, wanted], env=environ, check=False).returncode
+    return f"exit code {min(abs(code), 1)}"
 
 
-def _claim(wanted: str, package: str, overlays: Path, out: Path) -> Question:
-    """Return the question whether a claim about a library is right."""
+def _of_claim(name: str, wanted: str, release: Release, overlays: Path, out: Path) -> str:
+    if release.reason:
+        return release.reason
     rests_on = [each[1:] for each in trials.claims() if each[0] == wanted]
-    if not rests_on:
-        raise Stop(f"{wanted} is not a claim that a release can answer", "study claims --basis tried lists such claims")
-
-    def ask(release: Release) -> str:
-        if release.reason:
-            return release.reason
-        names = {name for name, *_ in rests_on}
-        answers = trials.tried(package, release.version, overlays / str(release), out / str(release), names)
-        every = [changes.is_right(answers.get(name), value, tolerance) for name, value, tolerance in rests_on]
-        return "the claim is right" if all(every) else "the claim is wrong"
-
-    return ask
+    asked = {name for name, *_ in rests_on}
+    folders = (overlays / str(release), out / str(release))
+    answers = trials.tried(release.package, release.version, *folders, asked)
+    right = all(changes.is_right(answers.get(name), value, tolerance) for name, value, tolerance in rests_on)
+    return f"the claim is {'right' if right else 'wrong'}"
 
 
-def _property(name: str) -> Callable[[str, str, Path, Path], Question]:
-    """Return what makes questions about a property of an adapter."""
-    (adapter,) = chosen_adapters((name,))
-
-    def question(wanted: str, package: str, overlays: Path, out: Path) -> Question:
-        if wanted not in PROPERTIES:
-            raise Stop(f"{wanted!r} is not a property", nearest(wanted, PROPERTIES))
-
-        def ask(release: Release) -> str:
-            results = cell(adapter, [PROPERTIES[wanted]], release, overlays, out)
-            return next(each.status for each in results if each.property == wanted)
-
-        return ask
-
-    return question
-
-
-def in_order(releases: tuple[str, ...]) -> list[str]:
-    try:
-        return changes.in_order(releases)
-    except InvalidVersion as error:
-        raise Stop(str(error), "give exact releases, such as 0.18.1") from None
+def _of_property(name: str, wanted: str, release: Release, overlays: Path, out: Path) -> str:
+    results = cell(ADAPTERS[name], [PROPERTIES[wanted]], release, overlays, out)
+    return next(each.status for each in results if each.property == wanted)

@@ -5,7 +5,7 @@ Of each file, the script contains the definitions that the check needs, and no o
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,38 +31,39 @@ class Part:
 
 def script(adapter: Adapter, each: Property, about: str) -> str:
     """Return the source of a script that exits with 0 if the property holds, and with 1 if it fails."""
-    ours = [part for name in OURS for part in parts(HERE / name)]
-    theirs = [part for path in _files(adapter.path) for part in parts(path)]
-    given = {name for part in theirs for name in part.defines}
-    functions = [name for name in (*each.functions, "gradient_norm") if name in given]
-    theirs = reachable(list({part.source: part for part in theirs}.values()), set(functions))
-    case = ", ".join(f"{key}={_value(key, value)}" for key, value in each.case.items() if value != DEFAULTS[key])
-    template = (HERE / "templates" / "script.py.txt").read_text(encoding="utf-8")
-    start, end = template.format(launches=each.ranks, case=case, check=each.check).split("# ---\n")
-    mine = [part for part in reachable(ours, _names(ast.parse(end))) if part.source not in start]
-    _refuse_clash(adapter, theirs, [part for part in mine if not part.is_import])
-    imports = sorted({part.source for part in mine if part.is_import} - {part.source for part in theirs})
-    pairs = ", ".join([*(f"{name}={name}" for name in functions), f"settings={adapter.settings!r}"])
-    blocks = [f'"""{about}\n"""', start, *(part.source for part in theirs), *imports]
-    blocks += [f"ADAPTER = SimpleNamespace({pairs})", *(part.source for part in mine if not part.is_import)]
-    return "\n".join(block if block.startswith(("import", "from")) else f"{block}\n" for block in [*blocks, end])
-
-
-def _refuse_clash(adapter: Adapter, theirs: list[Part], mine: list[Part]) -> None:
-    clash = {name for part in theirs for name in part.defines} & {name for part in mine for name in part.defines}
-    if clash:
+    start, end = _frame(each)
+    theirs, functions = _of_adapter(adapter, each)
+    used = reachable([part for name in OURS for part in parts(HERE / name)], _names(ast.parse(end)))
+    mine = [part for part in used if not part.is_import]
+    if clash := _defines(theirs) & _defines(mine):
         raise Stop(f"{adapter.path} and the suite both define {min(clash)}", "rename it in your adapter")
+    imports = {part.source for part in used if part.is_import} - {part.source for part in theirs}
+    pairs = ", ".join([*(f"{name}={name}" for name in functions), f"settings={adapter.settings!r}"])
+    blocks = [f'"""{about}\n"""', start, *(part.source for part in theirs)]
+    blocks += sorted(source for source in imports if source not in start)
+    blocks += [f"ADAPTER = SimpleNamespace({pairs})", *(part.source for part in mine), end]
+    return "\n".join(block if block.startswith(("import", "from")) else f"{block}\n" for block in blocks)
 
 
-def _value(key: str, value: object) -> str:
-    return str(value) if key == "model" else repr(tuple(value) if isinstance(value, list) else value)
+def _frame(each: Property) -> list[str]:
+    """Return what stands before and after the definitions: it starts the ranks, and holds the property."""
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in each.case.items()}
+    changed = {key: value for key, value in given.items() if each.case[key] != DEFAULTS[key]}
+    case = ", ".join(f"{key}={value if key == 'model' else repr(value)}" for key, value in changed.items())
+    template = (HERE / "templates" / "script.py.txt").read_text(encoding="utf-8")
+    return template.format(launches=each.ranks, case=case, check=each.check).split("# ---\n")
 
 
-def _files(adapter: Path) -> Iterator[Path]:
-    """Yield the file of ours that an adapter shares with others, if any, and the adapter."""
-    if shared := SHARED.search(adapter.read_text()):
-        yield HERE / "adapters" / f"{shared[1]}.py"
-    yield adapter
+def _of_adapter(adapter: Adapter, each: Property) -> tuple[list[Part], list[str]]:
+    """Return the statements that a property needs of an adapter and of the file that ours share, and its functions."""
+    shared = [HERE / "adapters" / f"{name}.py" for name in SHARED.findall(adapter.path.read_text())]
+    every = {part.source: part for path in [*shared, adapter.path] for part in parts(path)}.values()
+    functions = [name for name in (*each.functions, "gradient_norm") if name in _defines(every)]
+    return reachable(list(every), set(functions)), functions
+
+
+def _defines(some: Iterable[Part]) -> set[str]:
+    return {name for part in some for name in part.defines}
 
 
 def parts(path: Path) -> Iterator[Part]:

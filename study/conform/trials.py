@@ -78,9 +78,8 @@ def tried(
     path = folder / ANSWERS
     known = from_json(path.read_bytes()) if path.exists() else {}
     wanted = concerning(package)
-    if only is not None:
-        wanted = {name: wanted[name] for name in only if name in wanted}
-    lacking = {name: trial for name, trial in wanted.items() if name not in known}
+    names = wanted.keys() if only is None else wanted.keys() & set(only)
+    lacking = {name: wanted[name] for name in wanted if name in names - known.keys()}
     if not lacking:
         return known
     configurations = {name: trial for name, trial in lacking.items() if trial["what"] != REPRODUCTION}
@@ -103,9 +102,14 @@ def _configured(package: str, version: str, overlay: Path, trials: dict[str, dic
     if done.returncode:
         raise Stop(f"the trials ended: {done.stderr.strip().splitlines()[-1]:.300}", "look at the release")
     imported, *answers = json.loads(done.stdout)
-    if imported.get("found", "").partition("+")[0] != version:
-        raise RuntimeError(f"{package} {imported} was imported instead of {version}")
+    require(package, version, imported.get("found"))
     return [answer.get("found", answer) for answer in answers]
+
+
+def require(package: str, version: str, imported: str | None) -> None:
+    """Raise RuntimeError unless this version of a package was imported: never keep the answers of another one."""
+    if (imported or "").partition("+")[0] != version:
+        raise RuntimeError(f"{package} {imported} was imported instead of {version}")
 
 
 @functools.cache

@@ -33,9 +33,9 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
             has an explanation of its own.
         out: The folder for the texts.
     """
-    known = failures()
-    for name in names:
-        known |= failures(name.partition("@")[2]) if "@" in name else {}
+    known: dict[str, Failure] = {}
+    for release in {"", *(name.partition("@")[2] for name in names)}:
+        known |= failures(release)
     if not names:
         show([{"failure": name, "kind": why.kind if why else "?"} for name, (_, why, _) in known.items()])
         return

@@ -57,6 +57,7 @@ def estimate(setup: Setup) -> Estimate:
     count = setup.model.parameters
     sharded = Sharding(setup) if setup.fsdp else None
     states, times, host_bytes = memory(setup, profile(setup))
+    host_bytes += checkpoints_bytes(setup)
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, at_peak = _peak(states, times)
     stage = engine.stage
@@ -140,6 +141,13 @@ def _with_dequantized(setup: Setup, gradients: Iterable[Gradient]) -> Iterator[G
     for gradient in gradients:
         kept, in_use = gradient.most
         yield gradient._replace(most=Held(kept, in_use + largest[gradient.tensor.block]))
+
+
+def checkpoints_bytes(setup: Setup) -> int:
+    """Return the bytes that the host keeps for the backward pass in place of the GPU."""
+    if not setup.host_checkpoints:
+        return 0
+    return profile(replace(setup, host_checkpoints=False)).kept - profile(setup).kept
 
 
 def inputs_bytes(setup: Setup) -> int:

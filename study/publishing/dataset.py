@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from study.report.topics import claims
 from study.spec.arms import ROOT
 
 TEMPLATES = Path(__file__).with_name("templates")
-LICENCE = "https://spdx.org/licenses/Apache-2.0"
 CROISSANT_TYPES = {"text": "sc:Text", "integer": "sc:Integer", "number": "sc:Float", "boolean": "sc:Boolean"}
 CONTEXT = Path(__file__).with_name("croissant_context.json")
 
@@ -96,15 +94,12 @@ def _croissant(out: Path) -> dict:
     """Return the description of all files and tables after Croissant 1.1."""
     paths = sorted(path for path in out.rglob("*") if path.is_file() and path.name != output.MANIFEST)
     sources = published.sources().values()
-    return (
-        {"@context": from_json(CONTEXT.read_bytes())}
-        | documents.filled("croissant")
-        | {
-            "prov:wasDerivedFrom": [{"@id": each.address.split()[0], "prov:label": each.name} for each in sources],
-            "distribution": [_file(path, path.relative_to(out).as_posix()) for path in paths],
-            "recordSet": [_record_set(name, table) for name, table in tables.forms().items()],
-        }
-    )
+    head = {"@context": from_json(CONTEXT.read_bytes())} | documents.filled("croissant", bibtex=documents.bibtex())
+    return head | {
+        "prov:wasDerivedFrom": [{"@id": each.address.split()[0], "prov:label": each.name} for each in sources],
+        "distribution": [_file(path, path.relative_to(out).as_posix()) for path in paths],
+        "recordSet": [_record_set(name, table) for name, table in tables.forms().items()],
+    }
 
 
 ENCODINGS = {".parquet": "application/x-parquet", ".md": "text/markdown", ".json": "application/ld+json"}
@@ -113,30 +108,16 @@ ENCODINGS |= {".gz": "application/gzip", ".jsonl": "application/jsonlines"}
 
 def _file(path: Path, name: str) -> dict:
     content = path.read_bytes()
-    return {
-        "@type": "cr:FileObject",
-        "@id": name,
-        "name": name,
-        "contentUrl": name,
-        "contentSize": f"{len(content)} B",
-        "encodingFormat": ENCODINGS[path.suffix],
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
+    about = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return documents.filled("file", file=name, encoding=ENCODINGS[path.suffix], **about)
 
 
 def _record_set(name: str, table: tables.Table) -> dict:
     fields = [
-        {
-            "@type": "cr:Field",
-            "@id": f"{name}/{column}",
-            "name": column,
-            "description": meaning,
-            "dataType": CROISSANT_TYPES[kind],
-            "source": {"fileObject": {"@id": f"data/{name}.parquet"}, "extract": {"column": column}},
-        }
+        documents.filled("field", table=name, column=column, meaning=meaning, type=CROISSANT_TYPES[kind])
         for column, (kind, meaning) in table.columns.items()
     ]
-    return {"@type": "cr:RecordSet", "@id": name, "name": name, "description": table.about, "field": fields}
+    return documents.filled("record_set", table=name, about=table.about, fields=fields)
 
 
 # --- machines ------------------------------------------------------------------------------------------------------
@@ -167,46 +148,35 @@ def _line(run: Run, top: Path) -> str:
 
 
 def _crate(out: Path, mine: list[Run], experiments: dict[str, list[Run]]) -> dict:
-    """Return a machine's RO-Crate: each experiment is an action, whose instrument is the code at its commits."""
+    """Return a machine's RO-Crate: its files, the code at each commit, and an action for each experiment."""
     names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
-    commits = sorted({run.record.commit for run in mine if run.record.commit})
-    creators = [{"@id": f"#{each['name']}"} | each for each in documents.filled("croissant")["creator"]]
-    root = {
-        "@id": "./",
-        "@type": "Dataset",
-        "name": f"Records of {out.name}",
-        "description": "; ".join(sorted({run.record.machine_line for run in mine})),
-        "datePublished": str(project().released or date.today()),
-        "license": {"@id": LICENCE},
-        "creator": [{"@id": each["@id"]} for each in creators],
-        "hasPart": [{"@id": name} for name in names],
-        "mentions": [{"@id": f"#{name}"} for name in experiments],
-    }
-    about = {"@id": "ro-crate-metadata.json", "@type": "CreativeWork", "about": {"@id": "./"}}
-    about["conformsTo"] = {"@id": "https://w3id.org/ro/crate/1.1"}
-    graph = [about, root, *creators, {"@id": LICENCE, "@type": "CreativeWork", "name": "Apache License 2.0"}]
-    graph += [{"@id": name, "@type": "File", "encodingFormat": ENCODINGS[Path(name).suffix]} for name in names]
-    graph += [_code(commit) for commit in commits]
+    creators = [{"@id": f"#{each['name']}"} | each for each in documents.filled("codemeta.json")["author"]]
+    root = documents.filled(
+        "crate_root",
+        machine=out.name,
+        about="; ".join(sorted({run.record.machine_line for run in mine})),
+        day=str(project().released or date.today()),
+        creator=[{"@id": each["@id"]} for each in creators],
+        files=[{"@id": name} for name in names],
+        experiments=[{"@id": f"#{name}"} for name in experiments],
+    )
+    graph = [documents.filled("crate_about"), root, *creators, documents.filled("crate_licence")]
+    graph += [documents.filled("crate_file", file=name, encoding=ENCODINGS[Path(name).suffix]) for name in names]
+    graph += [documents.filled("crate_code", code=commit) for commit in _commits(mine)]
     graph += [_action(name, some) for name, some in experiments.items()]
-    return {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}
-
-
-def _code(commit: str) -> dict:
-    code = {"@id": f"#commit-{commit}", "@type": "SoftwareSourceCode", "name": "zero-study", "version": commit}
-    return code | ({"codeRepository": project().repository} if project().repository else {})
+    return documents.filled("crate", graph=graph)
 
 
 def _action(name: str, some: list[Run]) -> dict:
-    return {
-        "@id": f"#{name}",
-        "@type": "CreateAction",
-        "name": f"experiment {name}: {len(some)} runs",
-        "instrument": _links({run.record.commit for run in some}),
-        "result": {"@id": f"records/{name}.jsonl.gz"},
-        "startTime": min(run.record.started_utc for run in some),
-        "endTime": max(run.record.finished_utc or run.record.started_utc for run in some),
-    }
+    return documents.filled(
+        "crate_action",
+        experiment=name,
+        count=len(some),
+        instruments=[{"@id": f"#commit-{commit}"} for commit in _commits(some)],
+        start=min(run.record.started_utc for run in some),
+        end=max(run.record.finished_utc or run.record.started_utc for run in some),
+    )
 
 
-def _links(commits: Iterable[str | None]) -> list[dict]:
-    return [{"@id": f"#commit-{commit}"} for commit in sorted(filter(None, commits))]
+def _commits(some: list[Run]) -> list[str]:
+    return sorted({run.record.commit for run in some if run.record.commit})

@@ -64,11 +64,14 @@ def bibtex() -> str:
     return "\n".join(["@software{zero_study,", *lines, "}"])
 
 
-def filled(name: str) -> dict:
-    """Return a form of documents.toml with its values, without entries of which something is unknown."""
-    forms = from_toml(files.read(FORMS, MAX_BYTES))
-    values = _values() | ({"bibtex": bibtex()} if name == "croissant" else {})
-    return _fill(forms[name], values)
+def filled(name: str, **more: Any) -> dict:
+    """Return a form of documents.toml with its values and these, without entries of which something is unknown."""
+    return _fill(_forms()[name], _values() | more)
+
+
+@functools.cache
+def _forms() -> dict[str, dict]:
+    return from_toml(files.read(FORMS, MAX_BYTES))
 
 
 def _fill(form: Any, values: dict) -> Any:
@@ -91,41 +94,21 @@ def _known(content: dict) -> dict:
 def _values() -> dict:
     known = project()
     released = str(known.released) if known.released else None
+    authors = [author.model_dump() | {"inverted": _inverted(author)} for author in known.author]
+    forms = _forms()
     return known.model_dump() | {
         "version": version(),
         "commit": store.commit_of_this_tree()[0] or "unknown",
         "released": released,
         "year": released and released[:4],
         "address": known.repository or known.pages,
-        "cff_authors": [_in_cff(author) for author in known.author],
-        "creators": [_creator(author) for author in known.author],
-        "zenodo_creators": [_in_zenodo(author) for author in known.author],
-        "bibtex_authors": " and ".join(
-            f"{{{author.name}}}" if author.name else _inverted(author) for author in known.author
-        ),
+        "cff_authors": [_fill(forms["cff_author"], each) for each in authors],
+        "creators": [_fill(forms["organization" if each["name"] else "person"], each) for each in authors],
+        "related": [_fill(forms["related"], {"repository": known.repository})] if known.repository else None,
+        "zenodo_creators": [_fill(forms["zenodo_author"], each) for each in authors],
+        "bibtex_authors": " and ".join(f"{{{each['name']}}}" if each["name"] else each["inverted"] for each in authors),
     }
 
 
 def _inverted(author: Author) -> str:
     return author.name or f"{author.family}, {author.given}"
-
-
-def _orcid(author: Author) -> str | None:
-    return f"https://orcid.org/{author.orcid}" if author.orcid else None
-
-
-def _in_cff(author: Author) -> dict:
-    names = {"name": author.name, "family-names": author.family, "given-names": author.given}
-    return _known(names | {"affiliation": author.affiliation, "orcid": _orcid(author)})
-
-
-def _creator(author: Author) -> dict:
-    """Return an author in the words of schema.org."""
-    if author.name:
-        return {"@type": "Organization", "name": author.name}
-    names = {"name": f"{author.given} {author.family}", "givenName": author.given, "familyName": author.family}
-    return _known({"@type": "Person", **names, "sameAs": _orcid(author)})
-
-
-def _in_zenodo(author: Author) -> dict:
-    return _known({"name": _inverted(author), "orcid": author.orcid, "affiliation": author.affiliation})

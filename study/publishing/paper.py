@@ -4,9 +4,7 @@
 """
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -305,11 +303,6 @@ def compiled(folder: Path = FOLDER) -> Path:
     return folder / "paper.pdf"
 
 
-def main(folders: Iterable[Path] = (RUNS,)) -> None:
-    """Compute the numbers, and build the paper."""
-    write(claims.judge(records.load([*folders])))
-    say(str(compiled()))
-
-
 if __name__ == "__main__":
-    main([Path(each) for each in sys.argv[1:]] or (RUNS,))
+    write(claims.judge(records.load([RUNS])))
+    say(str(compiled()))

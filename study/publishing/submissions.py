@@ -94,13 +94,18 @@ def _odd(folder: Path, loaded: Runs) -> Iterator[str]:
         elif path.is_file() and path.resolve() not in allowed:
             yield f"{path.relative_to(folder)} is not part of a submission"
     yield from (f"{path.name} is missing" for path in sorted(wanted) if not path.is_file())
-    yield from (f"{run.name} is not in the manifest" for run in loaded if not run.sealed)
-    for run in loaded:
-        content = run.record.model_dump(mode="json", by_alias=True)
-        if redact(content) != content:
-            yield f"{run.name} has private information: paths, names of machines, addresses or secrets"
+    yield from _odd_records(loaded)
     if (folder / SYSTEM).is_file() and from_json(files.read_below(folder, SYSTEM, store.MAX_BYTES)) != system(loaded):
         yield f"{SYSTEM} is not what the records say"
+
+
+def _odd_records(loaded: Runs) -> Iterator[str]:
+    for run in loaded:
+        content = run.record.model_dump(mode="json", by_alias=True)
+        if not run.sealed:
+            yield f"{run.name} is not in the manifest"
+        if redact(content) != content:
+            yield f"{run.name} has private information: paths, names of machines, addresses or secrets"
 
 
 def _line(run: Run) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import MISS
+from study.predictor.advice.advise import BUCKET_ELEMENTS, MISS
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
 from study.predictor.outside.stored import accuracy
@@ -23,7 +23,8 @@ from study.spec.shapes import config_of
 
 SCRIPT = "calculator.js"
 MODEL, GPU_COUNT, GPU, PRECISION = "llama3-8b", 8, "H100-80GB", "bf16_cast"  # what the page shows first
-ROWS = {"rows": 1, "tokens": 2048, "passes": 1, "batch": GPU_COUNT}
+ROWS = {"rows": 1, "tokens": 2048, "passes": 16, "batch": 16 * GPU_COUNT}  # a batch as `study advise` assumes it
+OPTIMIZERS = {"adamw": "AdamW", "adamw_8bit": "AdamW with 8-bit states", "sgd": "SGD with momentum"}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose config.json the page reads
 PRECISIONS = {
     "bf16_cast": "bf16 weights, fp32 master copy",
@@ -45,7 +46,8 @@ def write(out: Path, titles: dict[str, str], is_alone: bool = False) -> Path:
         "gpu_counts": [(count, count) for count in GPUS_TRIED],
         "gpu_names": [(name, f"{name} ({size(GPUS[name].memory_bytes)})") for name in by_size],
         "precisions": list(PRECISIONS.items()),
-        "shown": {"model": MODEL, "gpus": GPU_COUNT, "gpu": GPU, "precision": PRECISION} | ROWS,
+        "optimizers": list(OPTIMIZERS.items()),
+        "shown": {"model": MODEL, "gpus": GPU_COUNT, "gpu": GPU, "precision": PRECISION, "optimizer": "adamw"} | ROWS,
         "least_tokens": LEAST_TOKENS,
     }
     words = {
@@ -96,10 +98,13 @@ def machines() -> dict:
         "gpu_kinds": {name: _gpu(name) for name in GPUS},
         "arms": {name: _arm(name) for name in ARMS},
         "precisions": PRECISIONS,
+        "optimizers": OPTIMIZERS,
+        "bucket_elements": BUCKET_ELEMENTS,
         "host_process_bytes": HOST_PROCESS_BYTES,
         "miss": MISS,
         "colours": {part: style.PARTS[part] for part in parts},
         "activations": parts.index("activations"),
+        "optimizer": parts.index("optimizer"),
         "other": parts.index("other"),
     }
 
@@ -107,7 +112,8 @@ def machines() -> dict:
 def _arm(name: str) -> dict:
     arm = arms.load_arm(name)
     is_alone, offloads = arm.distributed_type == "NO", arm.offload_optimizer != "none"
-    return {"alone": is_alone, "offloads": offloads, "place": arms.NAMES.index(name), "colour": style.colour(name)}
+    known = {"alone": is_alone, "offloads": offloads, "buckets": arm.deepspeed is not None}
+    return known | {"place": arms.NAMES.index(name), "colour": style.colour(name)}
 
 
 def _gpu(name: str) -> dict:

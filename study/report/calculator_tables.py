@@ -2,7 +2,8 @@
 
 `python -m study.report.calculator_tables` computes them with the functions of `study estimate`, in minutes. Rows and
 tokens stay open: what is held at a moment of a step is a number of bytes, and a polynomial for the activations. Of all
-moments the tables have those that are the peak for some rows and tokens.
+moments the tables have those that are the peak for some rows and tokens. The buckets are those of `study advise`, whose
+answers for some machines are kept beside the tables.
 """
 
 import gzip
@@ -14,13 +15,17 @@ from pathlib import Path
 
 import numpy
 
+from study.predictor.advice import answer
+from study.predictor.advice.advise import BUCKET_ELEMENTS, advise, with_buckets
+from study.predictor.advice.question import Given, Question
 from study.predictor.estimate import estimate, memory
 from study.predictor.memory.profile import Gradient, Held, Profile
-from study.predictor.setup import Setup
+from study.predictor.setup import Setup, distribution
 from study.predictor.tracing import committed
 from study.predictor.tracing.tape import Event, events
 from study.predictor.tracing.transformer import Transformer
 from study.report.topics.memory import PARTS
+from study.spec import arms, optimizers
 from study.spec.shapes import SHAPES, config_of
 
 FILE = Path(__file__).with_name("calculator.json.gz")
@@ -30,6 +35,8 @@ ARMS = (
 )
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 PRECISIONS = ("bf16_cast", "bf16", "fp32")
+OPTIMIZERS = ("adamw_8bit", "sgd")  # besides AdamW: the peak differs by their states alone
+ADVISED = ((8, "H100-80GB"), (64, "H100-80GB"), (8, "A100-80GB"), (4, "A100-40GB"), (1, "RTX4090"))
 KINDS = ("decoder", "encoder", "seq2seq")  # whose rows have tokens
 LEAST_TOKENS = 2  # a size of 1 leads to other kernels
 SAMPLES = [(rows, LEAST_TOKENS + more) for rows in (2, 3, 1) for more in range(3)]
@@ -177,14 +184,16 @@ def of_model(name: str) -> dict | None:
 
 def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) -> Setup:
     attention = "sdpa" if model.has_fused_attention else "eager"
-    fixed = {
+    fixed: dict = {
         "precision": precision,
         "attention": attention,
         "device": "cuda",
         "micro_batch": 2,
         "sequence": LEAST_TOKENS,
     }
-    return Setup.of_arm(model, arm, ranks=gpus, **fixed | values)
+    known = arms.load_arm(arm)
+    ranks = 1 if known.distributed_type == "NO" else gpus
+    return Setup(model=model, ranks=ranks, **distribution(with_buckets(known)[0], ranks), **fixed | values)
 
 
 def _is_known(model: Transformer, precision: str) -> bool:
@@ -202,14 +211,24 @@ def _of_precision(model: Transformer, precision: str) -> dict:
 
 
 def _moved(model: Transformer, precision: str, arm: str, gpus: int) -> list:
-    """Return the bytes on the host in a step of one pass and of more, those on disk, and those of each collective.
+    """Return the bytes on the host in a step of one pass and of more, on disk, of each collective, and of optimizers.
 
-    Collectives have bytes for each step and for each pass.
+    Collectives have bytes for each step and for each pass. Of an optimizer it is the difference to AdamW's states.
     """
     one, two = (estimate(setup_of(model, precision, arm, gpus, accumulation=passes)) for passes in (1, 2))
     each = {kind: two.traffic[kind] - size for kind, size in one.traffic.items()}
     collectives = {kind: [size - each[kind], each[kind]] for kind, size in one.traffic.items()}
-    return [one.host_bytes, two.host_bytes, one.nvme_bytes["held"], collectives]
+    others = {name: _difference(model, precision, arm, gpus, name) for name in OPTIMIZERS}
+    return [one.host_bytes, two.host_bytes, one.nvme_bytes["held"], collectives, others]
+
+
+def _difference(model: Transformer, precision: str, arm: str, gpus: int, optimizer: str) -> list[int] | None:
+    """Return how many bytes more than AdamW an optimizer holds on a GPU and the host; None if a library refuses it."""
+    if optimizers.refusal(arms.load_arm(arm), optimizer, precision):
+        return None
+    other, adamw = (estimate(setup_of(model, precision, arm, gpus, optimizer=name)) for name in (optimizer, "fused"))
+    on_gpu = other.at_peak.get("moments", 0) - adamw.at_peak.get("moments", 0)
+    return [on_gpu, other.host_bytes - adamw.host_bytes]
 
 
 def _of_passes(model: Transformer, precision: str, checkpointing: bool) -> dict:
@@ -235,15 +254,37 @@ def _polynomials(samples: numpy.ndarray) -> list[list[int]]:
     return [differences(samples[part]).tolist() for part in GROUPS]
 
 
+def advice_on(model: Transformer, gpus: int, gpu: str) -> dict:
+    """Return the answer of `study advise` in words, and its settings if the tables have them."""
+    advice = advise(Question.of(model, gpus, gpu, Given()))
+    kept: dict = {"words": answer.in_words(advice)}
+    choice = advice.choice
+    if choice and choice.arm in ARMS and choice.bucket_elements in (None, BUCKET_ELEMENTS):
+        kept["settings"] = {
+            "precision": choice.precision,
+            "rows": choice.micro_batch,
+            "tokens": advice.question.sequence,
+            "passes": choice.accumulation,
+            "recomputes": choice.checkpointing,
+            "optimizer": "adamw",
+        }
+        kept["arm"] = choice.arm
+    return kept
+
+
 def main(names: list[str]) -> None:
-    """Compute the tables of the named shapes, or of all. Other shapes keep theirs."""
+    """Compute the tables of the named shapes, or of all. Others keep theirs. `--advice` renews only the advice."""
     models = json.loads(gzip.decompress(FILE.read_bytes()))["models"] if names else {}
     for name in names or [name for name in SHAPES if not name.endswith(("-micro", "-tiny"))]:
-        if tables := of_model(name):
+        if name != "--advice" and (tables := of_model(name)):
             models[name] = tables
             sys.stderr.write(f"{name}: {', '.join(precision for precision in PRECISIONS if precision in tables)}\n")
     models = {name: models[name] for name in SHAPES if name in models}
-    content = json.dumps({"gpus": GPUS_TRIED, "models": models}, separators=(",", ":"))
+    advised = {
+        name: {f"{gpus} {gpu}": advice_on(Transformer.of(config_of(name), name), gpus, gpu) for gpus, gpu in ADVISED}
+        for name in models
+    }
+    content = json.dumps({"gpus": GPUS_TRIED, "models": models, "advice": advised}, separators=(",", ":"))
     FILE.write_bytes(gzip.compress(content.encode(), mtime=0))
 
 

@@ -176,6 +176,7 @@ def write_conformance(site: Path, titles: dict[str, str]) -> None:
             [
                 ("Bugs before and after their fix", "`study gauntlet` runs it.", conformance.bugs()),
                 ("Planted faults", "`study gauntlet --planted` runs it.", conformance.faults()),
+                ("The libraries' own tests with planted faults", conformance.OWN_TESTS, conformance.own_tests()),
             ],
         ),
     }

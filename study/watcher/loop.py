@@ -1,7 +1,7 @@
-"""Follow a user's own training loop: hooks show where its steps end, and instruments look at a few of them.
+"""Follow a user's own training loop by hooks, which are removed at the end.
 
-The optimizer or the engine shows the end of a step. The hooks are removed at the end. Nothing here reads a value of a
-tensor, so no step waits for a GPU.
+The optimizer or the engine shows the end of a step. Nothing here reads a value of a tensor, so no step waits for a GPU.
+A script repeats its mistakes in each step, so what costs time to look at is looked at in the first steps only.
 """
 
 import contextlib
@@ -12,58 +12,20 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch._C._distributed_c10d import Work
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from study.measure import memory, roles, traffic
-from study.measure.components import ComponentLook
+from study.measure import roles
 from study.measure.readback import device_of
-from study.records.schema import Collective, RankComponents
-from study.watcher.steps import StepLog
+from study.watcher.steps import Step, StepLog
 
-ATTEMPTS = 3  # a look at a step with an evaluation in it is repeated
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
 READ_ELEMENTS = 4096  # of each input
-
-
-@dataclass
-class Step:
-    """The step in progress."""
-
-    losses: list[torch.Tensor] = field(default_factory=list)  # as they were differentiated: they sum to the step's loss
-    backwards: int = 0
-    cleared: int = 0  # backward passes whose gradients were cleared before the update
-    forwards: int = 0
-    rows: list[int | None] = field(default_factory=list)  # of each pass
-    tokens: int | None = 0
-    evaluated: bool = False  # the model also ran outside training, or the step was to be left out
-    rate: float = math.nan
-
-    @property
-    def row_count(self) -> float:
-        """Return the rows of all passes; NaN if unknown."""
-        return _sum(self.rows) or math.nan
-
-    @property
-    def token_count(self) -> float:
-        return self.tokens or math.nan
-
-    @property
-    def passes(self) -> int:
-        return self.backwards or self.forwards
-
-    @property
-    def loss(self) -> torch.Tensor | None:
-        """The loss, on the device. None if a pass has no known loss."""
-        if not self.losses or len(self.losses) != self.passes:
-            return None
-        return self.losses[0] if len(self.losses) == 1 else torch.stack([x.float() for x in self.losses]).sum()
+CHECKED_STEPS = 20  # in which cleared gradients are looked for
 
 
 class Loop:
@@ -91,13 +53,14 @@ class Loop:
         self.loss_parts: int | None = None  # the library divides the loss of each pass by it
         self.loss_divisor: float | None = None  # the script's own division of the loss
         self.inputs: list[str] = []  # shapes and digests, of the first passes
+        self.rows_per_pass = math.nan  # of the first one
+        self.cleared: list[int] = []  # passes with cleared gradients, in each of the first steps
         is_plain = not hasattr(model, "zero_optimization_stage") and roles.fsdp_version(model) is None
         self._trained = list(model.parameters()) if is_plain else []  # others keep gradients elsewhere
         self._with_gradient: torch.nn.Parameter | None = None
-        self._phase = ""  # that the last mark has ended
-        self._mark = self._guarded(self._end_phase)
-        self._count = self._guarded(self._add_loss)
-        self._keep_gradient = self._guarded(self._find_gradient)
+        self._mark = self._guarded(log.mark)
+        self._begin_backward = self._guarded(self._add_loss)
+        self._end_backward = self._guarded(self._end_pass)
         self._device = device_of(model).type
         self._undo = contextlib.ExitStack()
 
@@ -154,10 +117,6 @@ class Loop:
 
         return guarded
 
-    def _end_phase(self, phase: str) -> None:
-        self.log.mark(phase)
-        self._phase = phase
-
     def _next_batch(self, original, *args):
         if threading.current_thread() is not threading.main_thread():  # something fetches ahead
             return original(*args)
@@ -175,12 +134,16 @@ class Loop:
             self.log.waited_s += time.perf_counter() - begun_s
 
     def _end_step(self, rate: float) -> None:
-        self._mark("update")
+        self.log.mark("update")
         self._look_for_cleared()
         self._with_gradient = None
         step = self.step
         self.step = Step()
         step.rate = rate
+        if len(self.cleared) < CHECKED_STEPS:
+            self.cleared.append(step.cleared)
+        else:
+            self._trained = []
         self.on_step(step)
 
     def _rate(self) -> float:
@@ -191,27 +154,31 @@ class Loop:
         if not (module.training and torch.is_grad_enabled()):
             self.step.evaluated = True
             return
-        self._mark("outside")
-        self.step.forwards += 1
+        self.log.mark("outside")
         inputs = _tensors([*args, *kwargs.values()])
         rows, tokens = _size_of(inputs)
+        self.step.forwards += 1
+        self.step.rows += rows
+        self.step.tokens += tokens
         if len(self.inputs) < READ_PASSES:
-            self.inputs.append(_digest(inputs))
-        self.step.rows.append(rows)
-        self.step.tokens = _sum([self.step.tokens, tokens])
-        if self.autocast is None and torch.is_autocast_enabled(self._device):
+            self._read(inputs, rows)
+
+    def _read(self, inputs: list[torch.Tensor], rows: float) -> None:
+        if not self.inputs:
+            self.rows_per_pass = rows
+        self.inputs.append(_digest(inputs))
+        if torch.is_autocast_enabled(self._device):
             self.autocast = torch.get_autocast_dtype(self._device)
 
     def _backward(self, loss, parts: int, original, *args, **kwargs):
         """Mark a backward pass, and keep its loss as a part of the step's."""
-        self._count(loss, parts)
+        self._begin_backward(loss, parts)
         result = original(*args, **kwargs)
-        self._keep_gradient()
-        self._mark("waiting" if self._phase == "backward" else "backward")  # the hook marked the end
+        self._end_backward()
         return result
 
     def _add_loss(self, loss, parts: int) -> None:
-        self._mark("forward")
+        self.log.mark("forward")
         self._look_for_cleared()
         self.step.backwards += 1
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -221,9 +188,9 @@ class Loop:
             loss = loss.detach()
             self.step.losses.append(loss if parts == 1 else loss / parts)
 
-    def _find_gradient(self) -> None:
-        with_gradients = (each for each in self._trained if each.grad is not None)
-        self._with_gradient = next(with_gradients, None)
+    def _end_pass(self) -> None:
+        self.log.mark("waiting" if self.log.phase == "backward" else "backward")  # the hook of DDP marked the end
+        self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
     def _look_for_cleared(self) -> None:
         if self._with_gradient is not None and self._with_gradient.grad is None:
@@ -294,115 +261,12 @@ def _digest(tensors: list[torch.Tensor]) -> str:
     return f"{shapes} {digest.hexdigest()[:12]}"
 
 
-def _size_of(tensors: list[torch.Tensor]) -> tuple[int | None, int | None]:
-    """Return the rows and tokens of a pass, by the shapes of its inputs. Tokens are two-dimensional and integers."""
-    ids = [tensor for tensor in tensors if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
-    if ids:
-        return ids[0].shape[0], ids[0].numel()
-    return (tensors[0].shape[0] if tensors else None), None
+def _size_of(tensors: list[torch.Tensor]) -> tuple[float, float]:
+    """Return the rows and tokens of a pass, by the shapes of its inputs; NaN if unknown.
 
-
-def _sum(values: list[int | None]) -> int | None:
-    """Return the sum. None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-# --- instruments: one step for collectives, then some for memory ---------------------------------------------------
-
-
-class CollectiveLook:
-    """Record the collectives of a step, the bytes that the kernel counted as written, and the dtypes at the update."""
-
-    STEPS = 1
-
-    def __init__(self, model, optimizer):
-        self.mode = traffic.CollectiveCounter()
-        self.dtypes: dict[str, str] = {}
-        self.written_bytes: int | None = None
-        self._before_bytes: int | None = None
-        self._reading = roles.before_each_update(optimizer, lambda: self._read(model, optimizer))
-
-    def __enter__(self) -> None:
-        self._reading.__enter__()
-        self._before_bytes = memory.written_bytes()
-        self.mode.__enter__()
-
-    def __exit__(self, *error) -> None:
-        self.mode.__exit__(*error)
-        self._reading.__exit__(*error)
-
-    def step_ended(self) -> None:
-        after_bytes = memory.written_bytes()
-        if after_bytes is not None and self._before_bytes is not None:
-            self.written_bytes = after_bytes - self._before_bytes
-
-    def _read(self, model, optimizer) -> None:
-        with contextlib.suppress(Exception):  # a mistake here must not end the user's update
-            self.dtypes |= {role: dtype for role, dtype in roles.dtypes(model, optimizer).items() if dtype}
-
-
-class Instruments:
-    """Decide after each step which instrument looks at the next one. Every rank decides alone: nothing here waits."""
-
-    def __init__(self, model, optimizer, device_type: str, after: int):
-        self.after = after
-        self.looked_at: list[int] = []
-        self.counts: dict[str, Collective] | None = None
-        self.written_bytes: int | None = None
-        self.dtypes: dict[str, str] = {}
-        self.components: RankComponents | None = None
-        self._modes = _get_current_dispatch_mode_stack()  # the script's own
-        self._plan: list[Callable[[], CollectiveLook | ComponentLook]] = [
-            lambda: CollectiveLook(model, optimizer),
-            lambda: ComponentLook(model, optimizer, device_type, exact=False),
-        ]
-        self._look: CollectiveLook | ComponentLook | None = None
-        self._steps_left = 0
-        self._attempts = 0
-
-    def are_over(self) -> bool:
-        return not (self._plan or self._look)
-
-    def step_ended(self, step: int, evaluated: bool) -> None:
-        """`step` is the number of the step that has just ended."""
-        if self._look is not None:
-            self.looked_at.append(step)
-            self._look.step_ended()
-            self._steps_left -= 1
-            if self._steps_left <= 0 or evaluated:
-                self._finish(self._look, again=evaluated)
-        # Only beside the script's own modes: otherwise another mode would be ended instead.
-        undisturbed = _get_current_dispatch_mode_stack() == self._modes
-        if self._look is None and self._plan and step >= self.after and undisturbed:
-            self._look = self._plan[0]()
-            self._look.__enter__()
-            self._steps_left = self._look.STEPS
-
-    def stop(self) -> None:
-        """Keep the result of an unfinished look, because the loop or its watch is over."""
-        if isinstance(self._look, CollectiveLook):
-            self._look.__exit__(None, None, None)  # its only step has not ended
-        elif self._look is not None:
-            self._finish(self._look, again=False)
-        self._look = None
-        self._plan = []
-
-    def _finish(self, look: CollectiveLook | ComponentLook, again: bool) -> None:
-        stack = _get_current_dispatch_mode_stack()
-        if not stack or stack[-1] is not look.mode:
-            return  # the script began a mode within the step: wait until that has ended
-        self._look = None
-        look.__exit__(None, None, None)
-        self._attempts += 1
-        if again and self._attempts < ATTEMPTS:
-            return
-        self._attempts = 0
-        del self._plan[0]
-        if isinstance(look, CollectiveLook):
-            traffic.refuse_uncounted(look.mode)
-            self.counts = look.mode.counts
-            self.written_bytes = look.written_bytes
-            self.dtypes = look.dtypes
-        else:
-            self.components = look.components()
+    Tokens are two-dimensional and integers.
+    """
+    for tensor in tensors:
+        if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32):
+            return tensor.shape[0], tensor.numel()
+    return (tensors[0].shape[0] if tensors else math.nan), math.nan

@@ -6,10 +6,10 @@ import itertools
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,11 @@ from study.records.schema import Record, Watched
 from study.spec.settings import AUTOCAST
 from study.watcher import monitor, results, trends
 from study.watcher.effective import intended_settings
+from study.watcher.instruments import Instruments
 from study.watcher.live import Live
-from study.watcher.loop import Instruments, Loop, Step
+from study.watcher.loop import Loop
 from study.watcher.results import RankMeasurements
-from study.watcher.steps import Counts, StepLog
+from study.watcher.steps import Step, StepLog
 
 FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder
 MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
@@ -123,8 +124,6 @@ class Recording:
         self._live = Live(self.steps, training.accelerator, training.live) if ranks.rank == 0 else None
         self._log: CollectiveLog | None = None
         self._monitor: subprocess.Popen | None = None
-        self._not_clean: set[int] = set()  # the step after the instruments
-        self._cleared: Counter[int] = Counter()  # steps by the passes whose gradients were cleared
         self._freed_bytes = freed_bytes()  # before the loop
 
     def begin(self) -> None:
@@ -138,16 +137,12 @@ class Recording:
 
     def add(self, step: Step) -> None:
         number = self.steps.count + 1
-        watched = self.record.watched
-        if watched.rows_per_pass is None and step.rows:
-            watched.rows_per_pass = step.rows[0]
-        self._cleared[step.cleared] += 1
         were_over = self.instruments.are_over()
-        self.instruments.step_ended(number, step.evaluated)
-        if not were_over and self.instruments.are_over():
-            self._not_clean.add(number + 1)
-        clean = not step.evaluated and number not in {*self.instruments.looked_at, *self._not_clean}
-        self.steps.add(Counts(clean, step.passes, step.row_count, step.token_count, step.rate), step.loss)
+        if not were_over:
+            self.instruments.step_ended(number, step.evaluated)
+        looked_at = self.instruments.looked_at  # the step after a look is slower, too
+        step.clean = not (step.evaluated or number in looked_at or number - 1 in looked_at)
+        self.steps.add(step)
         if self._live is not None:
             self._live.step_ended()
             if not were_over and self.instruments.are_over():  # in case its process is killed later
@@ -269,7 +264,8 @@ class Recording:
         watched.clip_grad_norm = self.loop.wants_clipping
         watched.loss_parts = self.loop.loss_parts
         watched.loss_divisor = self.loop.loss_divisor
-        watched.passes_cleared = self._cleared.most_common(1)[0][0] if self._cleared else None
+        watched.passes_cleared = statistics.mode(self.loop.cleared) if self.loop.cleared else None
+        watched.rows_per_pass = results.typical(np.array([self.loop.rows_per_pass]))
         table = self.steps.table()
         seen.accumulation = results.typical(table["passes"]) or seen.accumulation
         if seen.stage is None:

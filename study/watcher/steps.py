@@ -9,6 +9,7 @@ import os
 import time
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,27 +26,43 @@ MOST_PENDING = 512  # steps that a GPU may be behind; their losses have a place 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Counts(NamedTuple):
-    """Numbers of a step that has ended; NaN if unknown."""
+@dataclass
+class Step:
+    """The step in progress, and what is known of it when it has ended. NaN is unknown."""
 
-    clean: bool  # no instrument and no evaluation was in it
-    passes: int
-    rows: float
-    tokens: float
-    rate: float
+    losses: list[torch.Tensor] = field(default_factory=list)  # as they were differentiated: they sum to the step's loss
+    backwards: int = 0
+    cleared: int = 0  # backward passes whose gradients were cleared before the update
+    forwards: int = 0
+    rows: float = 0.0
+    tokens: float = 0.0
+    evaluated: bool = False  # the model also ran outside training, or the step was to be left out
+    clean: bool = True  # no instrument and no evaluation was in it
+    rate: float = math.nan
+
+    @property
+    def passes(self) -> int:
+        return self.backwards or self.forwards
+
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """The loss, on the device. None if a pass has no known loss."""
+        if not self.losses or len(self.losses) != self.passes:
+            return None
+        return self.losses[0] if len(self.losses) == 1 else torch.stack([x.float() for x in self.losses]).sum()
 
 
 class Pending(NamedTuple):
-    """A step whose marks the GPU may not have passed. Its first mark ended the step before."""
+    """A step that is not in the table yet. Its first mark ended the step before."""
 
     marks: list[tuple[str, Any, float]]  # the phase that a mark ends, the mark, and seconds in it that ranks waited
-    counts: Counts
+    step: Step
     memory_bytes: float
     loss: float | torch.Tensor
 
 
 class StepLog:
-    """The steps of this rank, as a table and as a file."""
+    """The steps of this rank, as a table and as a file. A step only notes its marks: rows are made once a second."""
 
     def __init__(self, folder: Path, rank: int):
         self.path = folder / FILE.format(rank=rank)
@@ -70,42 +87,48 @@ class StepLog:
         self._end_unix_s = time.time()
         self._marks = [("", now(), 0.0)]
 
+    @property
+    def phase(self) -> str:
+        """The phase that the last mark has ended."""
+        return self._marks[-1][0]
+
     def mark(self, phase: str) -> None:
         """End a phase here."""
         if not self.stopped:
             self._marks.append((phase, now(), self.waited_s))
             self.waited_s = 0.0
 
-    def add(self, counts: Counts, loss: torch.Tensor | None) -> None:
+    def add(self, step: Step) -> None:
         """Add the step that ended with the last mark."""
         self.count += 1
+        loss = step.loss
         self.knows_losses &= loss is not None
-        self._pending.append(Pending(self._marks, counts, self._memory_bytes(), self._value(loss)))
+        self._pending.append(Pending(self._marks, step, self._memory_bytes(), self._value(loss)))
+        step.losses.clear()
         self._marks = [("", self._marks[-1][1], 0.0)]
-        self._settle(wait=len(self._pending) > MOST_PENDING)
-        if time.monotonic() - self._flushed_s >= FLUSH_S:
+        if len(self._pending) > MOST_PENDING or time.monotonic() - self._flushed_s >= FLUSH_S:
             self.flush()
 
     def finish(self) -> None:
         """Write the last steps. On a GPU this waits for them."""
         self.stopped = True
-        while self._pending:
-            self._settle(wait=True)
-        self.flush()
+        self.flush(most_pending=0)
         if self._statm is not None:
             os.close(self._statm)
             self._statm = None
 
     def table(self) -> Table:
         """Return the steps that are over on the device."""
-        return self.recent(len(self._values))
+        return self.recent(self.count)
 
     def recent(self, steps: int) -> Table:
         """Return the last so many of them."""
+        self._settle(MOST_PENDING)
         return np.array(self._values[-steps * len(COLUMNS) :]).view(FIELDS)
 
-    def flush(self) -> None:
-        """Write the steps that are not in the file yet."""
+    def flush(self, most_pending: int = MOST_PENDING) -> None:
+        """Write the steps that are not in the file yet. If more are pending on a GPU, wait for it."""
+        self._settle(most_pending)
         self._flushed_s = time.monotonic()
         rows = range(self._written, len(self._values), len(COLUMNS))
         text = "".join(",".join(f"{x:.16g}" for x in self._values[row : row + len(COLUMNS)]) + "\n" for row in rows)
@@ -113,29 +136,29 @@ class StepLog:
         with self.path.open("a") as file:
             file.write(text)
 
-    def _settle(self, wait: bool) -> None:
-        """Move the steps that the device has passed into the table; the first of them in any case if `wait`."""
+    def _settle(self, most_pending: int) -> None:
+        """Move the steps that the device has passed into the table."""
         while self._pending:
             last = self._pending[0].marks[-1][1]
             if isinstance(last, torch.cuda.Event) and not last.query():
-                if not wait:
+                if len(self._pending) <= most_pending:
                     return
                 last.synchronize()
-            wait = False
             self._row(self._pending.popleft())
 
-    def _row(self, step: Pending) -> None:
-        number = self._values.buffer_info()[1] // len(COLUMNS) + 1
+    def _row(self, pending: Pending) -> None:
+        number = len(self._values) // len(COLUMNS) + 1
         spent = dict.fromkeys(PHASES, 0.0)
-        between = seconds_between([mark for _, mark, _ in step.marks])
-        for (phase, _, waited_s), seconds in zip(step.marks[1:], between, strict=True):
+        between = seconds_between([mark for _, mark, _ in pending.marks])
+        for (phase, _, waited_s), seconds in zip(pending.marks[1:], between, strict=True):
             waited_s = min(waited_s, seconds)
             spent[phase] += seconds - waited_s
             spent["waiting"] += waited_s
         self._end_unix_s += sum(between)
-        counts = step.counts
-        head = (number, self._end_unix_s, counts.clean, counts.passes, counts.rows, counts.tokens, counts.rate)
-        self._values.extend((*head, float(step.loss), step.memory_bytes, *spent.values()))
+        step = pending.step
+        sizes = step.passes, step.rows or math.nan, step.tokens or math.nan
+        head = (number, self._end_unix_s, step.clean, *sizes, step.rate)
+        self._values.extend((*head, float(pending.loss), pending.memory_bytes, *spent.values()))
 
     def _value(self, loss: torch.Tensor | None) -> float | torch.Tensor:
         """Return a loss, or its place in pinned memory, to which a GPU copies it. NaN if unknown."""

@@ -17,19 +17,21 @@ with contextlib.suppress(ImportError):
 
 def build(model, optimizer, options):
     stage, fsdp = options.settings["stage"], "fsdp" in options.settings
-    if options.precision not in ("fp32", *(["bf16"] if stage or fsdp else []), *([] if fsdp else ["autocast"])):
+    own_half = "bf16" if stage or fsdp else "autocast"
+    if options.precision not in ("fp32", own_half) and not (stage and options.precision == "autocast"):
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
     if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
         if stage:
             raise NotImplementedError("Accelerate trains one DeepSpeed model in a process")
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
-    half = options.precision == ("bf16" if stage or fsdp else "autocast")
+    half = options.precision == own_half
     if half and "half" in options.settings:
         model.bfloat16()  # as a model that was loaded in bf16
-    plugin = (in_stage if stage else in_fsdp if fsdp else in_ddp)(model, options)
+    plugin = in_stage if stage else in_ddp
+    plugin = in_fsdp if fsdp else plugin
     common = {"gradient_accumulation_steps": options.passes, "mixed_precision": "bf16" if half else "no"}
-    accelerator = Accelerator(cpu=not stage, **common, **plugin)
+    accelerator = Accelerator(cpu=not stage, **common, **plugin(model, options))
     assert (accelerator.distributed_type in ("DEEPSPEED", "FSDP")) == bool(stage or fsdp), "it would be DDP"
     scheduler = options.scheduler and options.scheduler(optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)

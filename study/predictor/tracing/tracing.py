@@ -30,6 +30,7 @@ from study.models.build import GROUPED, Adapted, WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing.lines import allocations
 from study.predictor.tracing.lines import lines as pass_lines
+from study.predictor.tracing.long_rows import IS_LAST, keep_less
 from study.predictor.tracing.losses import InPlace, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Stack, Unlike
@@ -268,6 +269,7 @@ def followed(model: Transformer, options: TraceOptions, rows: int, with_all_laye
     with _quiet(), FakeTensorMode(), WithoutValues():
         if options.checkpointing:
             _compute_again(cast(PreTrainedModel, built), place, options.checkpointing == SELECTIVE)
+        keep_less(built, options.long_rows, place)
         _give_device(built)
         try:
             batch = inputs(config, rows, options.sequence)
@@ -330,6 +332,8 @@ def _follow(model: torch.nn.Module, watch: _Watch) -> None:
                 watch.event("use " + names[id(tensor)])
 
     def complete(tensor: torch.Tensor) -> None:
+        if not getattr(tensor, IS_LAST, True):
+            return
         watch.event("gradient " + names[id(tensor)], tensor.grad)
         tensor.grad = None
 

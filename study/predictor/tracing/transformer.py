@@ -16,6 +16,9 @@ from study.spec.settings import cache_home
 FORMAT = 11  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
+TILED_MLP = "tiled_mlp"
+HOST_CHECKPOINTS = "host_checkpoints"
+LONG_ROWS = (TILED_MLP, HOST_CHECKPOINTS)  # what keeps passes over long rows small: see long_rows.py
 # As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
 SELECTIVE = -1
 
@@ -32,6 +35,7 @@ class TraceOptions(NamedTuple):
     cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16: the type of the frozen weights
+    long_rows: tuple[str, ...] = ()  # of LONG_ROWS
 
 
 class Look(NamedTuple):
@@ -197,7 +201,7 @@ class Transformer:
     def _lines(self, options: TraceOptions, rows: int) -> dict:
         """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
         counts = _counts(options, rows)
-        key = [*self._key, list(options), counts[0] if len(counts) == 1 else None]
+        key = [*self._key, list(committed.without_last(options)), counts[0] if len(counts) == 1 else None]
         return _cached(
             key, lambda tracing: tracing.lines(self, options, counts), lambda: self._committed(options, counts)
         )
@@ -219,7 +223,7 @@ class Transformer:
 
 def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
     """Return the row counts from which a pass over so many rows follows. One row leads to other kernels."""
-    return (rows,) if rows == 1 or options.loss == "chunked" else (2, 3)
+    return (rows,) if rows == 1 or options.loss == "chunked" or options.long_rows else (2, 3)
 
 
 def _at(line: list[int], rows: int) -> int:

@@ -33,18 +33,29 @@ function partsAtPeak(question, name) {
   });
   const peak = held.reduce((a, b) => (sum(b) > sum(a) ? b : a));
   peak[data.other] += evaluate(tables.inputs[single], question);
+  peak[data.optimizer] += moreStates(question, name)[0];
   return peak;
 }
+
+const movedOf = (question, name) =>
+  data.models[question.model][question.precision].moved[name][data.arms[name].alone ? 0 : data.gpus.indexOf(question.gpus)];
+
+// How many bytes more than AdamW an optimizer keeps on a GPU and on the host; null if a library refuses it.
+function moreStates(question, name) {
+  return question.optimizer === "adamw" ? [0, 0] : movedOf(question, name)[4][question.optimizer];
+}
+
+const armsOf = (question) => Object.keys(data.arms).filter((name) => moreStates(question, name) !== null);
 
 function answerOf(question, name) {
   const [model, gpu, alone] = [data.models[question.model], data.gpu_kinds[question.gpu], data.arms[name].alone];
   const tables = model[question.precision];
   const ranks = alone ? 1 : question.gpus;
-  const [host, hostOfMore, diskBytes, collectives] = tables.moved[name][alone ? 0 : data.gpus.indexOf(question.gpus)];
+  const [host, hostOfMore, diskBytes, collectives] = movedOf(question, name);
   const parts = partsAtPeak(question, name);
   const peakBytes = sum(parts);
   const free = gpu.memory_bytes - gpu.reserve_bytes - peakBytes;
-  const hostBytes = question.passes > 1 ? hostOfMore : host;
+  const hostBytes = (question.passes > 1 ? hostOfMore : host) + moreStates(question, name)[1];
   const pass = tables[question.recomputes ? "recomputed" : "kept"];
   const flops = evaluate(pass.flops[name][question.rows === 1 ? 1 : 0], question) * question.passes;
   return {
@@ -81,7 +92,7 @@ function mostRows(question, name) {
 function asked() {
   const fields = form.elements;
   const question = { recomputes: fields.recomputes.checked };
-  for (const name of ["model", "gpu", "precision"]) question[name] = fields[name].value;
+  for (const name of ["model", "gpu", "precision", "optimizer"]) question[name] = fields[name].value;
   for (const name of ["gpus", "rows", "tokens", "passes", "batch"]) question[name] = Number(fields[name].value);
   return question;
 }
@@ -210,28 +221,60 @@ function choiceOf({ gpus }, answers) {
   return fitting.reduce((a, b) => (a && order(a) < order(b) ? a : b), null);
 }
 
+// What `study advise` says of this model on these GPUs, if that is kept. It assumes a batch, and knows times.
+const adviceOf = ({ model, gpus, gpu }) => data.advice[model]?.[`${gpus} ${gpu}`];
+const adviseCommand = ({ model, gpus, gpu }) => `study advise --model ${model} --gpus ${gpus} --gpu ${gpu}`;
+
 function choiceWords(question, answers) {
   const choice = choiceOf(question, answers);
-  if (!choice) return "";
+  const lacking = Object.keys(data.arms).filter((name) => !answers.some((each) => each.name === name));
+  const refused = lacking.length ? ` ${question.optimizer} does not go with ${lacking.join(", ")}: study estimate says why.` : "";
+  if (!choice) return refused.trim();
   const room = choice.fits === "yes" ? "fits with room to spare" : "only just fits";
   const home = data.arms[choice.name].offloads ? ", offloads to the host" : "";
   const why = "of the arms with as few drawbacks (little room, offloading) it is the simplest";
-  const advise = `study advise --model ${question.model} --gpus ${question.gpus} --gpu ${question.gpu}`;
-  return `By memory alone, ${choice.name}: it ${room}${home}, and ${why}. ${advise} also knows the time of a step, rows per pass and recomputation, and may choose another.`;
+  const other = adviceOf(question)
+    ? "The answer above also knows the time of a step, the host's memory, other rows and recomputation."
+    : `${adviseCommand(question)} also knows the time of a step, the host's memory, rows per pass and recomputation, and may choose another.`;
+  return `With the rows below and by memory alone, ${choice.name}: it ${room}${home}, and ${why}. ${other}${refused}`;
 }
 
-function conditionsOf({ gpus, gpu, precision, rows, tokens, passes, recomputes }) {
+function drawAdvice(question) {
+  const kept = adviceOf(question);
+  const place = document.getElementById("advice");
+  place.hidden = !kept;
+  if (!kept) return;
+  place.querySelector(".sentence").textContent = `${adviseCommand(question)}: ${kept.words.join(" ")}`;
+  const settings = kept.settings?.precision in data.models[question.model] && kept.settings;
+  const isShown = settings && Object.entries(settings).every(([name, value]) => question[name] === value);
+  place.querySelector("button").hidden = !settings || isShown;
+}
+
+function showAdvice() {
+  const kept = adviceOf(asked());
+  for (const [name, value] of Object.entries(kept.settings)) {
+    const field = form.elements[name];
+    if (field.type === "checkbox") field.checked = value;
+    else field.value = value;
+  }
+  document.getElementById("command-arm").value = kept.arm;
+  changed();
+}
+
+function conditionsOf({ gpus, gpu, precision, optimizer, rows, tokens, passes, recomputes }) {
   const lacks = precision.startsWith("bf16") && !data.gpu_kinds[gpu].has_bf16;
   return [
-    `${gpus} x ${gpu}, ${data.precisions[precision]}, ${rows} x ${tokens} tokens per pass and GPU`,
+    `${gpus} x ${gpu}, ${data.precisions[precision]}, ${data.optimizers[optimizer]}, ${rows} x ${tokens} tokens per pass and GPU`,
     `${passes} ${passes === 1 ? "pass" : "passes"} per step, activations are ${recomputes ? "recomputed" : "kept"}. Predicted.`,
   ].join(", ") + (lacks ? ` ${gpu} has no bf16: fp16 takes as many bytes.` : "");
 }
 
-function commandOf({ model, gpus, gpu, precision, rows, tokens, passes, recomputes }, name) {
+function commandOf({ model, gpus, gpu, precision, optimizer, rows, tokens, passes, recomputes }, name) {
   const training = `--precision ${precision} --micro-batch ${rows} --sequence ${tokens} --accumulation ${passes}`;
   const machine = `--arm ${name} --ranks ${gpus} --gpu ${gpu}`;
-  return `study estimate --model ${model} ${machine} ${training}${recomputes ? " --checkpointing" : ""}`;
+  const buckets = data.arms[name].buckets ? ` --buckets ${data.bucket_elements}` : "";
+  const states = optimizer === "adamw" ? "" : ` --optimizer ${optimizer}`;
+  return `study estimate --model ${model} ${machine} ${training}${buckets}${states}${recomputes ? " --checkpointing" : ""}`;
 }
 
 // --- drawing ----------------------------------------------------------------------------------------------------------
@@ -302,11 +345,12 @@ function drawTable(question, answers) {
 function answer() {
   const question = asked();
   const problem = problemOf(question);
+  drawAdvice(question);
   document.getElementById("problem").textContent = problem;
   document.getElementById("problem").hidden = !problem;
   document.getElementById("answer").hidden = Boolean(problem);
   if (problem) return;
-  const answers = Object.keys(data.arms).map((name) => answerOf(question, name));
+  const answers = armsOf(question).map((name) => answerOf(question, name));
   const places = ["yes", "just", "no"];
   if (form.elements.order.value === "fit")
     answers.sort((a, b) => places.indexOf(a.fits) - places.indexOf(b.fits) || a.peakBytes - b.peakBytes);
@@ -315,8 +359,16 @@ function answer() {
   document.getElementById("conditions").textContent = conditionsOf(question);
   drawBars(answers, data.gpu_kinds[question.gpu]);
   drawTable(question, answers);
-  document.getElementById("command").textContent = commandOf(question, document.getElementById("command-arm").value);
+  document.getElementById("command").textContent = commandOf(question, offeredArm(answers));
   document.getElementById("rest").hidden = false;
+}
+
+// The arm of the command that is shown: one that the optimizer goes with.
+function offeredArm(answers) {
+  const field = document.getElementById("command-arm");
+  for (const option of field.options) option.disabled = !answers.some((each) => each.name === option.value);
+  if (field.selectedOptions[0].disabled) field.value = answers[0].name;
+  return field.value;
 }
 
 // --- the form ---------------------------------------------------------------------------------------------------------
@@ -366,6 +418,7 @@ async function start() {
   commandArm.append(...Object.keys(data.arms).map((name) => element("option", {}, name)));
   commandArm.value = "zero3";
   commandArm.addEventListener("input", answer);
+  document.querySelector("#advice button").addEventListener("click", showAdvice);
   form.addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => setTimeout(changed, 0, event));

@@ -10,6 +10,10 @@ from study.io.words import joined
 from study.spec.arms import ROOT
 
 KEPT = ROOT / "reports" / "conform"
+OWN_TESTS = (
+    "Each test was run with the libraries as they are, and with the fault; only those that pass without it count. "
+    "Tests that need a GPU are not known here."
+)
 STATUSES = ("holds", "fails", "refused", "not applicable")
 
 
@@ -57,6 +61,13 @@ def faults() -> pd.DataFrame:
     """Return the faults that were planted into the installed libraries, and how many properties found each."""
     rows = [row | {"found_by": len(row["caught_by"])} for row in kept("faults")]
     return pd.DataFrame(rows, columns=["sentence", "adapter", "found_by", "tried"])
+
+
+def own_tests() -> pd.DataFrame:
+    """Return what the libraries' own tests say of planted faults, and how many properties found each."""
+    path = KEPT / "known" / "own_tests.csv"
+    columns = ["sentence", "found_by", "tried", "tests", "without", "with"]
+    return faults().merge(pd.read_csv(path))[columns] if path.exists() else pd.DataFrame(columns=columns)
 
 
 def kept(name: str) -> list[dict]:
