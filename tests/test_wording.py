@@ -17,8 +17,8 @@ VERBATIM = ("check ", "evidence ", "elsewhere ", "where ", "quote ", "sentence "
 def test_a_fault_is_seen():
     assert list(wording.miscounted("we find 1 times the bytes, 1 of 1 runs, 41 pairs of 1 sources")) == [
         "find 1 times",
+        "of 1 runs",
         "of 1 sources",
-        "1 of 1 runs",
     ]
     assert list(wording.miscounted("stage 1 holds 1 run, and rank 1 is one of 1.1 times")) == []
     assert wording.names_of_code("with micro_batch 4: component.weights, under zero3_cpu") == [

@@ -11,7 +11,6 @@ from study.records import metrics
 NUMBERED = "stage rank training step pass pages page table figure version document part and or than over from to by in"
 VERBS = "is as has was does holds takes needs keeps gathers reduces partitions saves sends leaves shards matches gives"
 COUNTED = re.compile(r"(\S+) 1 (times|[a-z]+[a-rt-z]s)\b")
-PARTS = re.compile(r"\b(\d+) of 1 \w+s?\b")
 # Keys of libraries that are also names of ours, or words that a document leaves open by this name.
 THEIRS = {"pin_memory", "all_gather", "reduce_scatter", "all_reduce"}
 FUNCTIONS = [function for kind in checks.KINDS.values() for function in kind.functions.values()]
@@ -27,7 +26,6 @@ def miscounted(text: str) -> Iterator[str]:
     for before, things in COUNTED.findall(text):
         if before.lower().strip("(“,;:") not in NUMBERED.split() and things not in VERBS.split():
             yield f"{before} 1 {things}"
-    yield from (match[0] for match in PARTS.finditer(text))
 
 
 def names_of_code(text: str) -> list[str]:

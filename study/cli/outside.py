@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import number_of, size
+from study.io.numbers import number_of
 from study.io.tables import say, say_wrapped, show
 from study.io.words import joined
 from study.predictor.outside import errors, published, ratios, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.stored import percent
-from study.predictor.outside.trainings import Compared, ComparedRow, compare
+from study.predictor.outside.trainings import compare
 from study.spec.options import AsJson
 
 
@@ -20,7 +20,6 @@ def outside(
     against: Literal["ours"] | None = None,
     file: Path | None = None,
     source: str | None = None,
-    verbose: bool = False,
     write: bool = False,
     board: bool = False,
     as_json: AsJson = False,
@@ -31,10 +30,9 @@ def outside(
         against: ours: show how far our stored predictions are from each measurement. --write renews the predictions.
         file: Predict other rows: a CSV file with the columns of reports/outside/measurements.csv.
         source: Take only the sources whose name contains this text.
-        verbose: Print every row as well, and why predictions missed.
         write: Predict all of the project's own rows again, and store the result for the report, advise and estimate.
         board: Score all predictors whose files are in reports/outside/board, on the rows that nothing was fitted to.
-        as_json: Print everything as JSON.
+        as_json: Print everything as JSON, also each row, and why it has no prediction.
     """
     if write:
         if file or source:
@@ -53,12 +51,10 @@ def outside(
         return {"rows": [member.as_json() for member in members], "summary": errors.lines(members)}
     lines = errors.lines(members)
     say_wrapped(_answer(lines) if file or source else stored.accuracy(), "")
-    if verbose:
-        _show_rows(members)
     show(lines)
     predicted = {member.row.source for member in members if member.quantities}
     if without := Counter(member.row.source for member in members if member.row.source not in predicted):
-        say("", "No row has a prediction of (--verbose says why):")
+        say("", "No row has a prediction of (--json says why):")
         say(*(f"- {name}: {number_of(count, 'rows')}" for name, count in without.items()))
     return None
 
@@ -138,27 +134,3 @@ def _list(rows: list[Row]) -> None:
         )
     say(f"Others published {len(rows)} rows, in {len(lines)} sources. study outside --against ours predicts them.", "")
     show(lines)
-
-
-def _show_rows(members: list[ComparedRow]) -> None:
-    """Print every row, and why predictions missed."""
-    lines = []
-    for member in members:
-        row = member.row
-        about = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
-        quantities = [_line(compared) for compared in member.quantities] or [{}]
-        lines += [about | quantity | {"why not": member.reason} for quantity in quantities]
-    show(lines)
-    if missed := errors.misses(members):
-        say("", "Off by more than 10 % (memory) or 30 % (time):")
-        show(missed)
-        say("")
-
-
-def _line(compared: Compared) -> dict:
-    values = {"measured": compared.measured, "predicted": compared.predicted}
-    if compared.quantity == "memory":
-        shown = {name: size(value) for name, value in values.items()}
-    else:
-        shown = {name: f"{value:.3g} s" for name, value in values.items()}
-    return {"quantity": compared.quantity} | shown | {"off": f"{compared.error:+.0%}"}

@@ -5,7 +5,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
@@ -33,6 +33,8 @@ once (consistent, contradictions, open), and premises, which are ours."""
 COVERAGE = """\
 How much of each document is judged: its sentences, list items and rows that could turn out false, and those that a \
 claim judges. Then whether its authors were asked, and what they answered (CONTRIBUTING.md says how to object)."""
+
+Thing = TypeVar("Thing", Claim, Verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +65,10 @@ class Filters:
                 what = f"--{name} must be one of {', '.join(known[name])} (got {wanted!r})"
                 raise Stop(what, nearest(wanted, known[name], otherwise=f"correct --{name}"))
 
-    def of_claims(self, claims: list[Claim]) -> list[Claim]:
-        wanted = (self.document, self.kind)
-        return [each for each in claims if _equal_where_wanted((each.document, each.kind), wanted)]
-
-    def of_verdicts(self, verdicts: list[Verdict]) -> list[Verdict]:
-        wanted = (self.verdict, self.basis)
-        return [each for each in verdicts if _equal_where_wanted((each.verdict, each.rests_on), wanted)]
-
-
-def _equal_where_wanted(values: tuple, wanted: tuple) -> bool:
-    return all(want in (None, value) for value, want in zip(values, wanted, strict=True))
+    def chosen(self, things: list[Thing], **attributes: str) -> list[Thing]:
+        """Return the things whose attributes, given by the names of filters, are as wanted."""
+        wanted = {attribute: getattr(self, name) for name, attribute in attributes.items()}
+        return [each for each in things if all(want in (None, getattr(each, name)) for name, want in wanted.items())]
 
 
 def claims(
@@ -111,7 +106,7 @@ def claims(
         raise Stop(what, "leave out the other options")
     known = files.read_all(file)
     filters.refuse_unknown(known)
-    chosen = filters.of_claims(_named(claim, known))
+    chosen = filters.chosen(_named(claim, known), document="document", kind="kind")
     loaded = load(runs, every_folder_has_runs=True) if runs else load(evidence.default_folders())
     gathered, judged = _judged(chosen, loaded, keep)
     if differences:
@@ -119,7 +114,7 @@ def claims(
         say_wrapped(*committed.differences(judged), f"All of them: {in_full}", indent="    ")
         return None
     notes = _notes(gathered, files.doubts(known) if file == files.FOLDER else [])
-    verdicts = filters.of_verdicts(judged)
+    verdicts = filters.chosen(judged, verdict="verdict", basis="rests_on")
     if as_json or claim:  # otherwise below the summary
         sys.stderr.write("".join(f"{note}\n" for note in notes))
     if as_json:
