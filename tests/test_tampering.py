@@ -232,7 +232,7 @@ def test_outside_a_checkout_commits_are_a_note(records, tmp_path, monkeypatch):
     store.unknown_commits.cache_clear()
     seen = gathered(records)
     assert kept(seen) == ALL
-    assert "the commits of 9 of 9 records could not be checked" in seen.notes
+    assert "9 of 9 records are of a commit that could not be checked" in seen.notes
     store.unknown_commits.cache_clear()
 
 

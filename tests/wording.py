@@ -24,7 +24,8 @@ GLUED = re.compile(r"\d(?:GB|%|params)\S*\d|[a-z](?:Memory|Model Cap|Effective|R
 def miscounted(text: str) -> Iterator[str]:
     """Yield what counts one of something as several."""
     for before, things in COUNTED.findall(text):
-        if before.lower().strip("(“,;:") not in NUMBERED.split() and things not in VERBS.split():
+        is_part = before.endswith((",", "/"))  # of a list, or of a quotient
+        if not is_part and before.lower().strip("(“,;:") not in NUMBERED.split() and things not in VERBS.split():
             yield f"{before} 1 {things}"
 
 

@@ -81,7 +81,7 @@ def quantity(value, unit: str) -> str:
     if number and unit in ("bytes", "bytes/s"):
         return size(value) + unit.removeprefix("bytes")
     if number and unit == "parameters":
-        return f"{count(value)} parameters"
+        return f"{count(value)} {unit if value != 1 else 'parameter'}"
     return number_of(value, unit) if number and unit else f"{short(value)} {unit}".rstrip()
 
 

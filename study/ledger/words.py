@@ -70,6 +70,9 @@ NAMES = {
     "samples_per_s": "rows a second",
     "tokens_per_s": "tokens a second",
     "training_s": "seconds of a training",
+    "tokens_per_sample": "tokens a row",
+    "tracked_peak_bytes": "peak of the tensors",
+    "peak_allocated_bytes": "peak of the allocator",
     "weights_gradients": "weights and gradients",
     "lora_rank": "rank of LoRA",
 }
@@ -267,7 +270,7 @@ def lines(verdict: Verdict) -> list[str]:
     words += _labelled(_about(verdict))
     for other, check in zip(verdict.also, claim.also, strict=True):
         against = f" of {claimed_words(check, other)}" if value_words(other.found, check.unit) else ""
-        also = f"the value{against}, by {check.check}: {other.verdict} ({other.basis})"
+        also = f"the value{against}, by {check.check.replace('_', ' ')}: {other.verdict} ({other.basis})"
         texts = {"also": also, "found": found_words(other, check.unit), "working": other.working}
         words += ["", *_labelled(texts | {"evidence": _evidence(other)})]
     return words
