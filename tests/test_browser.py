@@ -71,7 +71,7 @@ def test_the_audit_can_fail(show):
 
 
 PLANTED = {
-    "white in the dark": "for (const svg of document.querySelectorAll('figure svg')) svg.style.filter = 'none'",
+    "white in the dark": "for (const svg of document.querySelectorAll('figure svg')) svg.style.background = '#fff'",
     "half of its row is empty": "for (const each of document.querySelectorAll('.outputs > figure'))"
     " each.style.cssText = 'grid-column: 1 / -1; max-width: 20rem'",
     "px high": "for (const svg of document.querySelectorAll('figure svg')) svg.style.width = '25rem'",

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from study.report import grouping, notebook
-from study.report.topics import capacity, losses, memory, speed, traffic
+from study.report.topics import losses, memory, speed, traffic
 
 
 def memory_rows(group: str, **bytes_of) -> pd.DataFrame:
@@ -37,14 +37,13 @@ def test_sentences_tell_of_the_groups_that_are_drawn(tell, rows_of, tmp_path, mo
 
 
 def test_sentences(golden):
-    """What notebooks say of rows that are made up: peaks, seconds, bytes sent, capacity and losses."""
+    """What notebooks say of rows that are made up: peaks, seconds, bytes sent and losses."""
     sent = [
         {"group": group, "passes": passes, "line": arm, "arm": arm, "source": source, "times": times}
         for group, passes, factor in (("a", 1, 1), ("b", 1, 0.5), ("c", 4, 3), ("d", 16, 11))
         for arm in ("zero3", "zero2", "ddp", "zero1")
         for source, times in (("counted", 1.5 * factor if arm == "zero2" else 1.0), ("ZeRO paper", 1.0))
     ]
-    row = {"group": "G", "arm": "single", "what": "micro_batch", "largest": 8, "failed": 16}
     about = {"line": "zero1", "against": "ddp", "seeds_differ_by": None}
     of_recipe = {"in fp32 with AdamW": (4e-7, 0.002, 0), "with other optimizers": (0.012,)}
     compared = [
@@ -61,7 +60,6 @@ def test_sentences(golden):
         speed.sentence_of_frontier(frontier_rows("G", a=(0.1, 2e6), b=(0.2, 1e6))),
         speed.sentence_of_frontier(pd.DataFrame()),
         traffic.sentence(pd.DataFrame(sent)),
-        capacity.sentence(pd.DataFrame([row, row | {"failed": None}, row | {"largest": None}])),
         losses.sentence(pd.DataFrame(compared)),
         losses.sentence(pd.DataFrame([lone])),
         losses.sentence(pd.DataFrame()),

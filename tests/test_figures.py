@@ -73,9 +73,6 @@ def made_up(name: str) -> list[dict]:
                 | {"basis": OWN if verdict in (CONSISTENT, CONTRADICTS) else MEASURED}
                 for number, (document, verdict, _) in enumerate(counts)
             ]
-        case "scores":
-            errors = itertools.product((("ours", 0.001), ("deepspeed", -0.4)), FOUR, (1, 2))
-            return [{"arm": arm, "predictor": name, "error": error * n} for (name, error), arm, n in errors]
         case "outside":
             roles = (("fit", 1.0), ("test", 1.4), ("interval", 0.8), (None, 0.5))
             errors = enumerate(itertools.product(("memory", "time"), ("lab/one", "two"), roles), 1)
@@ -102,15 +99,8 @@ def made_up(name: str) -> list[dict]:
                 | {"save_s": size / 50, "seal_s": 0.1 * ranks, "load_s": 0.3 if ranks == 2 else None}
                 for arm, ranks, size in sizes
             ]
-        case "resumed":
-            return [
-                {"group": "imdb, bert-tiny, fp32", "arm": arm, "line": f"{arm}-2 to {arm}-4", "route": route}
-                | {"losses_differ_by": 1e-7 if route == "universal checkpoint" else 0.0}
-                for arm, route in itertools.product(FOUR, checkpoints.MARKS)
-            ]
         case _:
-            places = itertools.product(FOUR, (("A", 1.0), ("B", 1.5)))
-            return [{"arm": arm, "environment": letter, "vs_a": ratio} for arm, (letter, ratio) in places]
+            raise ValueError(name)
 
 
 FIGURES = {
@@ -121,18 +111,11 @@ FIGURES = {
     "frontier": (speed.figure_of_frontier, speed.frontier),
     "script": (documents.figure_of_script, documents.script),
     "memory_000": (memory.figure, documents.memory_000),
-    "capacity": (capacity.figure, capacity.table),
-    "ladder": (speed.figure_of_ladder, speed.ladder),
-    "batches": (speed.figure_of_batches, speed.batches),
     "timeline": (timeline.figure, lambda runs: timeline.table()),
     "claims": (claims.figure, None),
-    "scores": (predictions.figure_of_scores, None),
-    "machines": (speed.figure_of_machines, None),
     "outside": (predictions.figure, None),
-    "outside_by_source": (predictions.figure_by_source, None),
     "network": (network.figure, None),
     "checkpoints": (checkpoints.figure, None),
-    "resumed": (checkpoints.figure_of_resumed, None),
 }
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = tuple(FIGURES)
@@ -145,7 +128,7 @@ def draw(name: str, rows: pd.DataFrame):
 @pytest.fixture(scope="module")
 def drawn(all_runs):
     """Each figure once, laid out, with its rows."""
-    rows = {name: pd.DataFrame(made_up(name.removesuffix("_by_source"))) for name in CASES if not FIGURES[name][1]}
+    rows = {name: pd.DataFrame(made_up(name)) for name in CASES if not FIGURES[name][1]}
     rows |= {name: table(all_runs) for name, (_, table) in FIGURES.items() if table}
     rows |= {name: largest_group(rows[name]) for name in GROUPED}
     pairs = {name: (draw(name, mine), mine) for name, mine in rows.items()}
@@ -167,7 +150,7 @@ def test_no_two_arms_or_variants_look_alike():
     assert style.colour("unknown") == style.FAINT
 
 
-@pytest.mark.parametrize("name", ["losses", "peaks", "capacity", "ladder", "batches", "frontier", "machines", "scores"])
+@pytest.mark.parametrize("name", ["losses", "peaks", "frontier"])
 def test_an_arm_has_its_colour_and_no_other_arm_s(drawn, name):
     figure, rows = drawn[name]
     text, present = style.svg(figure, name), set(rows["arm"])
@@ -259,33 +242,25 @@ def test_peaks_have_lines_and_points(drawn):
         assert_drawn([(row.ranks * aside, row.bytes)], figure.axes[0])
 
 
-def test_capacity(drawn):
-    figure, rows = drawn["capacity"]
-    (row,) = rows.itertuples()
+def test_capacity(all_runs):
+    (row,) = capacity.table(all_runs).itertuples()
     assert (row.largest, row.failed, row.n) == (8, 16, 3)
-    assert bars(figure.axes[0]) == [8]
-    assert (16, 0) in points(figure.axes[0])
 
 
-def test_ladder_batches_and_frontier(drawn):
-    figure, rows = drawn["ladder"]
-    for row in rows.itertuples():
-        assert_drawn([(row.weights_gb, row.median)], figure.axes[row.what == "speed-up"])
-        assert row.what == "step_s" or row.median == pytest.approx(1 / 1.5 - 1, abs=0.01)
-    figure, rows = drawn["batches"]
-    for row in rows.itertuples():  # and document 000's, behind ours
-        assert_drawn([(row.batch, row.median)], figure.axes[0])
-        expected = pytest.approx({"zero2": 1 / 1.2, "zero3": 1 / 2}[row.arm])
-        assert row.source != "measured" or row.median == expected
+def test_frontier(drawn):
     figure, rows = drawn["frontier"]
     assert_drawn([(row.peak_bytes / 1e6, row.median) for row in rows.itertuples()], figure.axes[0])
 
 
-def test_machines_scores_and_verdicts(drawn):
-    figure, rows = drawn["machines"]
-    assert {x for x, _ in points(figure.axes[0])} >= set(rows[rows["environment"] != "A"]["vs_a"])
-    figure, rows = drawn["scores"]
-    assert {x for x, _ in points(figure.axes[0])} >= set(rows["error"])
+def test_scores():
+    cells = [{"ours": 0.01 * n, "deepspeed": -0.4, "accelerate": 0.1 if n else None} for n in (0, 1, 2)]
+    ours, deepspeed, accelerate = predictions.scores(cells).to_dict("records")
+    assert ours == {"predictor": "ours", "cells": 3, "median_error": "1.0%", "largest_error": "2.0%", "not_covered": 0}
+    assert (deepspeed["largest_error"], accelerate["not_covered"]) == ("40%", 1)
+    assert predictions.scores([]).empty
+
+
+def test_verdicts(drawn):
     above, below = drawn["claims"][0].axes
     assert (bars(above), bars(below)) == ([3] * 10, [3] * 4), "five words of two documents; two of their own numbers"
     assert {text.get_text() for axes in (above, below) for text in axes.texts} == {"3"}
@@ -296,24 +271,14 @@ def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
     for axes, (quantity, mine) in zip(figure.axes, parts(rows, "quantity").items(), strict=True):
         scale = {"memory": 1e9, "time": 1}[quantity]
         assert_drawn(list(zip(mine["measured"] / scale, mine["predicted"] / scale, strict=True)), axes)
-    figure, rows = drawn["outside_by_source"]
-    assert {x for axes in figure.axes for x, _ in points(axes)} >= set(rows["error"])
 
 
-def test_checkpoints_and_what_went_on_from_them(drawn):
+def test_checkpoints(drawn):
     figure, rows = drawn["checkpoints"]
-    above, below = figure.axes
-    assert bars(above) == pytest.approx(list(rows["bytes_per_parameter"]))
-    assert bars(below) == pytest.approx(list(rows[["save_s", "seal_s"]].to_numpy().ravel()))
-    assert len(above.lines) == rows["predicted_bytes_per_parameter"].notna().sum()
-    assert len(below.lines) == rows["load_s"].notna().sum()
-    for place, row in enumerate(rows.dropna().itertuples()):
-        assert row.predicted_bytes_per_parameter in {x for x, _ in points(above)}, place
+    (ax,) = figure.axes
+    assert bars(ax) == pytest.approx(list(rows["bytes_per_parameter"]))
+    assert {x for x, _ in points(ax)} == set(rows["predicted_bytes_per_parameter"].dropna())
     assert "12.1 to 16.2 bytes per parameter**, at most 1.0%" in checkpoints.sentence(rows)
-    figure, rows = drawn["resumed"]
-    places = [(max(off, style.EXACT), place) for place, off in enumerate(rows["losses_differ_by"])]
-    assert_drawn(places, figure.axes[0])
-    assert checkpoints.sentence_of_resumed(rows).startswith("**8 of 12 resumed runs have the same losses")
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------
@@ -325,7 +290,7 @@ def test_axes_are_named_n_is_stated_and_texts_have_room(drawn, name):
     assert figure.axes[-1].get_xlabel()
     for axes in figure.axes:
         assert axes.get_ylabel() or any(label.get_text() for label in axes.get_yticklabels())
-    if name not in ("claims", "scores", "machines", "memory_000", "capacity"):
+    if name not in ("claims", "memory_000"):
         assert re.search(r"n = \d|no run|not measured", figure.get_supxlabel())
     assert_texts_have_room(figure)
 
@@ -349,12 +314,11 @@ def assert_texts_have_room(figure) -> None:
         assert across < 2 or down < 3, (text.get_text(), other.get_text())
 
 
-@pytest.mark.parametrize("name", ["ladder", "frontier"])
-def test_intervals_are_drawn_where_there_are_any_and_nowhere_else(drawn, name):
-    figure, rows = drawn[name]
+def test_intervals_are_drawn_where_there_are_any_and_nowhere_else(drawn):
+    figure, rows = drawn["frontier"]
     ends = sum(len(container[2]) for axes in figure.axes for container in axes.containers)
     assert ends == rows["low"].notna().sum() > 0
-    few = draw(name, rows.assign(low=None, high=None, n=1))
+    few = draw("frontier", rows.assign(low=None, high=None, n=1))
     assert sum(len(container[2]) for axes in few.axes for container in axes.containers) == 0
     assert "too few for intervals" in few.get_supxlabel()
 
@@ -367,7 +331,6 @@ def test_what_is_virtual_or_emulated_is_marked(all_runs, drawn):
     rows = memory.table(all_runs.select(arm="zero2", ranks=64))
     assert set(rows["kind"]) == {"virtual"}
     assert memory.figure(rows).axes[0].patches[0].get_hatch()
-    assert all(bar.get_hatch() for bar in drawn["capacity"][0].axes[0].patches), "a device that is emulated"
 
 
 def test_long_names_leave_the_title_and_the_legend_whole(drawn):

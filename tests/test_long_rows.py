@@ -1,6 +1,7 @@
 """What keeps passes over long rows small, compared with DeepSpeed's own tiles and PyTorch's own copies to the host."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from test_tracing import measured
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from study.errors import Stop
+from study.io.numbers import size
+from study.predictor.combinations import LONG, answers
 from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
@@ -53,8 +56,8 @@ def test_tiles_are_deepspeeds(monkeypatch, checkpointing):
 
 
 def test_checkpoints_on_the_host_are_the_inputs_of_the_layers():
-    plain = setup(checkpointing=True)
-    on_host = setup(checkpointing=True, host_checkpoints=True)
+    plain = setup(checkpointing=True, device="cuda")
+    on_host = replace(plain, host_checkpoints=True)
     layers = plain.model.dimensions["num_hidden_layers"]
     inputs = layers * ROWS * TOKENS * plain.model.dimensions["hidden_size"] * 2
     assert profile(plain).kept - profile(on_host).kept == inputs
@@ -64,4 +67,17 @@ def test_checkpoints_on_the_host_are_the_inputs_of_the_layers():
 
 def test_there_are_no_checkpoints_without_recomputation():
     with pytest.raises(Stop, match="without recomputation there are no checkpoints"):
-        profile(setup(host_checkpoints=True))
+        profile(setup(host_checkpoints=True, device="cuda"))
+
+
+def test_long_rows_are_told_what_keeps_them_small():
+    config = config_of("llama", vocab_size=64, max_position_embeddings=LONG)
+    model = Transformer.of(config, "llama")
+    long = Setup(model=model, micro_batch=1, sequence=LONG, precision="bf16_cast", device="cuda")
+    (answer,) = answers(long)
+    assert answer.id == "long_rows"
+    assert f"instead of {size(estimate(long).peak_bytes)}" in answer.sentence
+    small = replace(long, loss="chunked", checkpointing=True, tiled_mlp=True, host_checkpoints=True)
+    assert f"it needs {size(estimate(small).peak_bytes)} at the peak" in answer.sentence
+    assert estimate(small).peak_bytes < estimate(long).peak_bytes / 2
+    assert answers(small) == []

@@ -129,11 +129,8 @@ def test_equality(runs):
 
 
 def test_what_went_on(runs):
-    killed, moved = kept.resumed(runs).to_dict("records")
-    assert [killed[name] for name in ("line", "route")] == ["zero2, ranks: 2", "killed, and resumed"]
-    assert [moved[name] for name in ("line", "arm", "route")] == ["zero2-2 to zero2-4", "zero2", "universal checkpoint"]
-    assert (killed["losses_differ_by"], moved["losses_differ_by"]) == (0, pytest.approx(0.5))
-    assert killed["group"] == moved["group"], "what is refused has no losses"
+    text = kept.sentence_of_resumed(kept.equality(runs), kept.moves(runs))
+    assert text == "**1 of 2 resumed runs have the same losses, bit for bit**; the largest difference is 5e-01."
 
 
 def test_moves(runs):

@@ -50,7 +50,7 @@ def test_nothing_is_no_error(tmp_path):
         assert list(load(folders)) == []
     assert load(tmp_path / "none").set_aside == (f"{tmp_path / 'none'} is not a folder",)
     tables = [topic.table for topic in (capacity, losses, memory, traffic)]
-    tables += [memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
+    tables += [memory.peaks, speed.frontier, speed.saved]
     tables += [documents.memory_003, documents.offload_001, documents.script]
     for table in tables:
         assert table(load(tmp_path)).empty, table
@@ -84,6 +84,7 @@ def test_runs_of_two_machines_are_never_pooled(of):
     cells, places = map(rows, speed.machines(loaded))
     assert [(place["environment"], place["cores"]) for place in places] == [("A", 2), ("B", 64)]
     assert {row["environment"] for row in cells} == {"A", "B"}
+    assert len(speed.in_several(speed.machines(loaded)[0])) == len(cells), "each cell was run in both"
     (group,) = set(memory.table(loaded)["group"])
     assert "environment" not in group, "bytes are the same on any number of cores"
 
@@ -213,14 +214,11 @@ def test_seconds_on_unlike_ranks_are_never_pooled(of):
     speeds = [row for row in rows(documents.throughput_000(loaded)) if row["group"] != "document 000"]
     assert {row["n"] for row in speeds} == {1}
     assert len({row["group"] for row in speeds}) == 4, "two models on 2 and on 8 ranks"
-    rungs = speed.ladder(loaded, "ddp", "zero3")
-    times = set(rungs[rungs["what"] == "step_s"]["median"])
-    assert sorted(times) == pytest.approx([0.2, 0.8])
-    varied = [
-        finished(f"{arm}-{batch}-{ranks}", arm, ranks, micro_batch=batch)
-        for arm, (batch, ranks) in product(ARMS, ((2, 2), (4, 8)))
-    ]
-    assert speed.batches(of(*varied)).empty
+    times = speed.varied(loaded, "model")
+    assert {(row["model"], row["ranks"], row["n"]) for row in rows(times)} == {
+        (model, ranks, 1) for model in ("gpt-tiny", "gpt2") for ranks in (2, 8)
+    }
+    assert sorted(set(times["step_s"])) == pytest.approx([0.2, 0.8])
 
 
 def test_a_table_is_of_the_runs_that_it_is_given(of):
@@ -230,3 +228,4 @@ def test_a_table_is_of_the_runs_that_it_is_given(of):
     cells, places = map(rows, speed.machines(loaded.select(arm="zero2", environment="B")))
     assert [(row["arm"], row["environment"]) for row in cells] == [("zero2", "B")]
     assert [place["environment"] for place in places] == ["B"]
+    assert speed.in_several(speed.machines(loaded.select(environment="B"))[0]).empty

@@ -25,7 +25,7 @@ from study.records.compare import compare
 from study.records.explain import sentences
 from study.records.schema import Error
 from study.watcher.diagnosis import diagnose
-from study.watcher.effective import intended_settings
+from study.watcher.intended import intended_settings
 from study.watcher.results import summary
 
 RUNS = ROOT / "reports/cpu-2core/runs"

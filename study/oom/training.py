@@ -7,7 +7,7 @@ from typing import Any
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
 from study.oom.sizes import BUCKETS, LONGEST, Dimensions
-from study.predictor.advice.advise import usual_precision
+from study.predictor.advice.advise import usual_precision, with_zero
 from study.predictor.advice.question import SEQUENCE, Precision
 from study.predictor.setup import Setup, distribution
 from study.predictor.tracing.transformer import Transformer
@@ -143,6 +143,8 @@ def training(model: Transformer | None, given: Described, zero: dict[str, Any]) 
     if model is None or given.arm is None:
         return None
     arm = arms.load_arm(given.arm)
+    if zero and arm.deepspeed:
+        arm = with_zero(arm, zero)
     alone = arm.distributed_type == "NO"
     longest = model.positions or LONGEST
     defaults: dict[str, Any] = {
@@ -151,16 +153,11 @@ def training(model: Transformer | None, given: Described, zero: dict[str, Any]) 
         "micro_batch": 1,
         "precision": usual_precision(arm),
     }
-    values = defaults | {"accumulation": 1, "checkpointing": False}
-    known = {name: value for name, value in vars(given).items() if name in values and value is not None}
-    values |= known
-    values["sequence"] = min(values["sequence"], longest)
-    if alone:
-        values["ranks"] = 1
+    names = (*defaults, "accumulation", "checkpointing")
+    known = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    values = defaults | known
+    values |= {"ranks": 1 if alone else values["ranks"], "sequence": min(values["sequence"], longest)}
     values |= distribution(arm, values["ranks"])
-    if zero and values.get("deepspeed"):
-        section = values["deepspeed"].get("zero_optimization", {})
-        values["deepspeed"] = values["deepspeed"] | {"zero_optimization": section | zero}
     attention = "sdpa" if model.has_fused_attention else "eager"
     setup = Setup(model=model, attention=attention, frozen="bf16", device="cuda", **values)
     assumed = tuple(f"{flag(name)} {default}" for name, default in defaults.items() if name not in known)

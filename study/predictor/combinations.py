@@ -3,21 +3,35 @@
 Each is a sentence with its numbers and the public threads that ask for it.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor.estimate import estimate
+from study.predictor.estimate import checkpoints_bytes, estimate
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing.steptime import Machine, StepTime, step_time
 from study.spec.arms import OFFLOADS
 
 SEVERAL = 8  # passes in a step, among which its one update is divided
+LONG = 2**14  # tokens of a row on a rank
 HOST = "update on host"  # a part of a step
 PREFIX = "https://github.com/"
+# What reentrant recomputation does with frozen embeddings whose output requires no gradient: if only adapters train,
+# and if the head trains, too. Measured with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23 by
+# tests/test_recompute_frozen.py. All other combinations have the losses of a training without recomputation.
+NO_GRADIENT = "stops at the first backward pass (the loss has no grad_fn)"
+SILENT = "leaves the adapters as they are and says nothing"
+REENTRANT = {
+    "one process": (NO_GRADIENT, SILENT),
+    "DDP": (NO_GRADIENT, "stops in the second step (a reduction has not finished)"),
+    "ZeRO": ("stops at the first backward pass (loss must be a scalar tensor)", SILENT),
+    "FSDP2": (NO_GRADIENT, SILENT),
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ def answers(setup: Setup, gpu: str | None = None, beside: float = 0.0) -> list[A
         *_frozen_gathered(setup),
         *_quantized(setup),
         *_recomputed(setup),
+        *_long_rows(setup),
         *_beside(setup, gpu, beside),
         *_offloaded(setup, gpu),
         *_compiled(setup),
@@ -102,13 +117,45 @@ def _quantized(setup: Setup) -> Found:
 def _recomputed(setup: Setup) -> Found:
     if not (setup.model.is_partly_frozen and setup.checkpointing):
         return
-    kept = estimate(replace(setup, checkpointing=False)).peak_bytes - estimate(setup).peak_bytes
+    without = replace(setup, checkpointing=False, host_checkpoints=False)
+    kept = estimate(without).peak_bytes - estimate(setup).peak_bytes
+    engine = _engine(setup)
     yield (
         "recomputed_frozen",
-        f"Recomputation saves {size(kept)} at the peak. With frozen embeddings its reentrant kind gives adapters no "
-        "gradient: pass use_reentrant=False, or call model.enable_input_require_grads()",
+        f"Recomputation saves {size(kept)} at the peak. With frozen embeddings, both of its kinds train adapters as "
+        "without it, in each stage, if transformers 5.23 switches it on: it lets the embeddings' output require a "
+        f"gradient. Elsewhere the reentrant kind gives adapters none: under {engine} it {REENTRANT[engine][0]}; if the "
+        f"head trains as well, it {REENTRANT[engine][1]}. Pass use_reentrant=False, or call "
+        "model.enable_input_require_grads()",
         ("deepspeedai/DeepSpeed/pull/7780", "deepspeedai/DeepSpeed/pull/8214", "verl-project/verl/issues/3380"),
     )
+
+
+def _long_rows(setup: Setup) -> Found:
+    """Name what keeps the passes over long rows small, if the setup does not have all of it."""
+    if setup.row_tokens < LONG or setup.model.look.kind != "decoder" or setup.layout or not setup.on_gpu:
+        return
+    less: dict[str, Any] = {"loss": "chunked", "tiled_mlp": True, "host_checkpoints": True}
+    small = replace(setup, checkpointing=setup.checkpointing or True, **less)
+    with contextlib.suppress(Stop):  # it has to be traced, and cannot be
+        if small != setup:
+            yield (
+                "long_rows",
+                f"A rank has {setup.row_tokens:,} tokens of each row. With --loss chunked --checkpointing --tiled-mlp "
+                f"--host-checkpoints it needs {size(estimate(small).peak_bytes)} at the peak instead of "
+                f"{size(estimate(setup).peak_bytes)}, and {size(checkpoints_bytes(small))} of the host's memory. The "
+                "feed-forward layers are then computed three times, and copies to the host take time that is not "
+                "predicted",
+                ("huggingface/trl/pull/7003", "verl-project/verl/pull/4649", "pytorch/torchtitan/issues/678"),
+            )
+
+
+def _engine(setup: Setup) -> str:
+    if setup.stage:
+        return "ZeRO"
+    if setup.fsdp:
+        return "FSDP2"
+    return "DDP" if setup.ranks > 1 else "one process"
 
 
 def _beside(setup: Setup, gpu: str | None, beside: float) -> Found:

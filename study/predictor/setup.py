@@ -8,7 +8,7 @@ from typing import Literal
 from study.errors import Stop
 from study.predictor.memory.profile import Tensor
 from study.predictor.parallel.layout import Layout
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, LONG_ROWS, TraceOptions, Transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, LONG_ROWS, TILED_MLP, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 
@@ -49,7 +49,7 @@ class Setup:
     loss: Loss = "whole"
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     tiled_mlp: bool = False  # feed-forward layers compute some tokens at a time, as in DeepSpeed's TiledMLP
-    host_checkpoints: bool = False  # with checkpointing: what it keeps of each layer is on the host
+    host_checkpoints: bool = False  # on a GPU, with checkpointing: what it keeps of each layer is on the host
     keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
@@ -159,7 +159,7 @@ class Setup:
             *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
             logits=self.logits,
             frozen=self.frozen if self.autocast and self.model.is_partly_frozen else "as_weights",
-            long_rows=tuple(name for name in LONG_ROWS if getattr(self, name)),
+            long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
         )
 
     @property

@@ -139,7 +139,7 @@ def of_memory(runs: Runs) -> Answer:
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """Return the protocol's runs on eight virtual ranks, by model: first the one with most arms, then from the largest.
+    """Return the protocol's runs on eight virtual ranks of two models: the one with the most arms, and the smallest.
 
     If a model has runs that recompute activations, only those.
     """
@@ -151,7 +151,7 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
             of_model[model] = mine
     by_size = sorted(of_model, key=lambda model: -(of_model[model][0].parameters or 0))
     by_size.sort(key=lambda model: len(of_model[model]) < max(map(len, of_model.values())))
-    return {model: of_model[model] for model in by_size}
+    return {model: of_model[model] for model in (*by_size[:1], *by_size[1:][-1:])}
 
 
 def trained_here(runs: Runs) -> list[Run]:
@@ -239,7 +239,7 @@ def memory_in_words(rows: pd.DataFrame) -> str:
             saving[min(stages) < peaks[BASELINE]].append(text)
     yes, no = saving[True], saving[False]
     texts = [f"**Yes, where the model states are large:** {text}" for text in yes[:1]]
-    texts += [f"At the small end, {text}" for text in yes[1:][-1:]]
+    texts += [f"At the small end, {text}" for text in yes[1:]]
     costs = "**On a tiny model it costs memory,** because buckets are larger than the states that are divided:"
     texts += [f"{costs} {text}" for text in no[-1:]]
     return " ".join(texts) or "DDP or the stages of ZeRO are missing, so nothing is compared."

@@ -84,7 +84,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
         ("verdict", "Verdict", {word: word for word in VERDICTS}),
         ("basis", "Rests on", {basis: basis for basis in (*BASES, NOTHING)}),
     ]
-    about = {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": choices, "here": "claim-list"}
+    about = {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": choices, "here": "claims/index"}
     rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
     page_of_all = out / "claims" / "index.html"
     write_page(page_of_all, "claims.html", **common, rows=rows, documents=list(of_id.values()), **about)

@@ -22,12 +22,16 @@ from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import memory, speed
 from study.spec.settings import Flags
-from study.watcher import diagnosis
+from study.watcher import diagnosis, facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
 RENAMED = ("precision", "attention", "optimizer", "data")  # settings whose observed value has other names
+ABOVE = {  # what is observed, in the table of settings
+    *("arm", "ranks", "stage", "offload_optimizer", "offload_param", "accumulation", "checkpointing"),
+    *("clipping", "steps", "attention", "optimizer", "data_source"),
+}
 PREDICTED = "predicted"  # the bar of what was predicted
 
 
@@ -95,7 +99,7 @@ def page(run: Run) -> dict:
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
         "settings": [line for line in _lines(record["requested"]) if line not in _defaults()],
-        "observed": [*_lines(record["observed"])],
+        "observed": [*_lines({name: value for name, value in record["observed"].items() if name not in ABOVE})],
     }
 
 
@@ -143,7 +147,7 @@ def _of_script(trainings: list[ScriptTraining], every: int) -> tuple[dict, str, 
 def _seconds(run: Run) -> dict | None:
     seconds = run.record.time.step_s
     first = (run.record.requested.warmup_steps or 0) + 1
-    if len(seconds) < 2 or run.virtual:
+    if len(seconds) < 2 or run.virtual or run.device != "cuda":  # seconds of a CPU say little, and others share it
         return None
     title = f"A step takes from {min(seconds):.3g} to {max(seconds):.3g} s"  # a resumed run has no median
     drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds")
@@ -165,12 +169,14 @@ def _memory(run: Run) -> dict | None:
     when, parts = next(iter(stacks.items()))
     largest = max(parts, key=lambda part: (part != "other") * parts[part])
     share = parts[largest] / sum(parts.values())
-    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
+    components = {when: parts for when, parts in held.items() if parts}
+    names = sorted({name for parts in components.values() for name in parts}, key=lambda name: -at_peak.get(name, 0))
     return {
         "title": f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}",
         "bars": charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", PREDICTED),
         "has_prediction": PREDICTED in stacks,
-        "components": [{"name": name, "peak": at_peak.get(name), "after": after.get(name)} for name in names],
+        "components": {name: [parts.get(name) for parts in components.values()] for name in names},
+        "columns": list(components),
         "peaks": sorted(rank.tracked_peak_bytes for rank in ranks if rank.tracked_peak_bytes),
     }
 
@@ -196,7 +202,7 @@ def _traffic(run: Run) -> dict | None:
 
 def _asked(record: Record) -> Iterator[dict]:
     """Yield each requested setting beside the one read back from the prepared objects, if one of the two is known."""
-    promised = diagnosis.promised(record)
+    promised = facts.promised(record)
     wanted = record.requested
     seen = record.observed
     weights = seen.dtypes.get("weights")

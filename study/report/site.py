@@ -55,6 +55,7 @@ NOTEBOOKS = (
     "predictions",
     "killed",
 )
+UNLISTED = ("kind", "peak_of", "task", "eval_loss", "accumulation", "seed")  # a run's page has them, and a desk no room
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 
@@ -239,7 +240,7 @@ def write_index(
         "failed": failed,
         "runs": pages,
         "checks": list(dict.fromkeys(check for page in pages for check in page["checks"])),
-        "columns": [name for name in pages[0]["row"] if name not in ("kind", "peak_of")] if pages else [],
+        "columns": [name for name in pages[0]["row"] if name not in UNLISTED] if pages else [],
         "built_utc": store.now_utc(),
     }
     titles = titles_of([site / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS])

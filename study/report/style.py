@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -26,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from study.io.numbers import short
@@ -36,11 +36,13 @@ from study.spec.arms import NAMES, all_paths
 UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a source names no parts
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
-LETTERS_PER_INCH = 12.3  # of titles and legends; a browser sets the same font up to 5 % wider than matplotlib
-LETTERS_OF_NOTE = 76  # the longest line of the smaller text below a figure
+WIDER = 1.12  # a screen with few dots sets the same font up to so many times as wide
+SHORTEST = 8  # letters of a line
+NOTE_SIZE = 8.5  # points, of the text below a figure
 LINE = 0.16  # inches: the height of a line of text
 Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
-INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
+INK, FAINT, CARD, GRID = "#1d1d1f", "#5c5c63", "#ffffff", "#e6e6ea"  # as in figures.mplstyle
+ON_DARK, ON_BRIGHT = "#fefefe", "#111111"  # text on a bar: it keeps its colour in the dark
 SHADE = "#f3d3ad"  # a light orange, behind the points
 OPEN: Look = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated
 
@@ -183,17 +185,6 @@ def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any
         set_tooltip(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
 
 
-def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: float, **look: Any) -> None:
-    """Draw one strip of points for each group of rows; the points of a strip are shifted so that all are visible."""
-    for place, mine in enumerate(rows_of.values()):
-        offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
-        for offset, arm, number in zip(offsets, mine["arm"], mine[value], strict=True):
-            (mark,) = axes.plot(number, place + offset, marker(arm), color=colour(arm), **look)
-            set_tooltip(mark, arm, f"{arm}: {number:.3g}")
-    axes.set_yticks(range(len(rows_of)), list(rows_of))
-    axes.set_ylim(len(rows_of) - 0.5, -0.5)
-
-
 def keys(arms: Iterable[str], marks: Mapping[str, Look] | None = None) -> list[Line2D]:
     """Return legend entries: arms in their order, and then other marks by their label."""
     entries = [Line2D([], [], label=arm, color=colour(arm), marker=marker(arm)) for arm in ordered(arms)]
@@ -206,34 +197,49 @@ def patches(colours: dict[str, str]) -> list[Patch]:
 
 def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -> Figure:
     """The figure with a legend above its panels and a note below them: how many runs, and what to beware of."""
-    note = textwrap.wrap(text, LETTERS_OF_NOTE)
-    height = drawing.get_figheight() + LINE * len(note)  # the panels keep their height
+    note = wrapped(text, WIDTH - 0.1, NOTE_SIZE)
+    height = drawing.get_figheight() + LINE * note.count("\n") + LINE * bool(note)  # the panels keep their height
     if entries:
-        letters = max(len(str(entry.get_label())) for entry in entries) + 6  # of a column with its mark
-        columns = max(1, min(columns, int(LETTERS_PER_INCH * WIDTH) // letters))
+        column = max(width(str(entry.get_label())) for entry in entries) + 0.6  # with its mark
+        columns = max(1, min(columns, int(WIDTH / column)))
         height += 0.1 + 0.19 * math.ceil(len(entries) / columns)
         look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
         for name in drawing.legend(handles=entries, loc="outside upper left", **look).get_texts():
             if name.get_text() in all_paths():
                 set_legend_id(name, name.get_text())
     if note:
-        drawing.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8.5, color=FAINT)
+        drawing.supxlabel(note, x=0.01, ha="left", fontsize=NOTE_SIZE, color=FAINT)
     drawing.set_figheight(height + LINE * _wrap_titles(drawing))
     return drawing
+
+
+def width(text: str, size: float | None = None) -> float:
+    """Return the width of a line in a browser, in inches."""
+    return WIDER * TextPath((0, 0), text, size or matplotlib.rcParams["axes.titlesize"]).get_extents().width / 72
+
+
+def wrapped(text: str, room: float, size: float | None = None) -> str:
+    """Return a text with line breaks, so that no line is wider than some inches."""
+    if not text.strip() or width(text, size) <= room:
+        return text
+    letters = int(len(text) * room / width(text, size))
+    while max(width(line, size) for line in textwrap.wrap(text, letters)) > room and letters > SHORTEST:
+        letters -= 1
+    return textwrap.fill(text, letters)
 
 
 def _wrap_titles(drawing: Figure) -> int:
     """Wrap titles at the edge of the figure: they begin where the panels do. Return the number of lines added."""
     beside = 0.0  # inches, of labels
     for axes in drawing.axes:
-        letters = max(len(label.get_text()) for label in axes.get_yticklabels())
-        beside = max(beside, letters / LETTERS_PER_INCH + (0.4 if axes.get_ylabel() else 0.15))
+        labels = max(width(label.get_text() or "0", 9) for label in axes.get_yticklabels())
+        beside = max(beside, labels + (0.5 if axes.get_ylabel() else 0.25))
     added = 0
     for axes in drawing.axes:
         lines = axes.get_title("left").splitlines()
-        wrapped = [textwrap.fill(line, int(LETTERS_PER_INCH * (WIDTH - beside))) for line in lines]
-        axes.set_title("\n".join(wrapped))
-        added += sum(line.count("\n") for line in wrapped)
+        broken = [wrapped(line, WIDTH - beside) for line in lines]
+        axes.set_title("\n".join(broken))
+        added += sum(line.count("\n") for line in broken)
     return added
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from study.io.numbers import quantity, short, size
 from study.records.runs import Run
 from study.report.grouping import records
-from study.report.style import conditions
+from study.report.style import BLACK, CARD, FAINT, GRID, INDIGO, INK, WINE, conditions
 
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
@@ -26,6 +26,8 @@ OPTIONAL = re.compile(  # end tags that HTML does not need
     r"|</li>\s*(?=<li\b|</[uo]l>)|</d[dt]>\s*(?=<d[dt]\b|</d(?:l|iv)>)|</p>\s*(?=<(?:p|h[1-6]|[uod]l|div|table|pre|details)\b)"
 )
 BETWEEN = re.compile(r"(</(?:[uod]l|div|h[1-6]|figure|table|details|figcaption|svg|pre|nav|section)>)\s*\n\s*")
+# What is dark on a white card is light on a dark one. Elsewhere, as in a file of its own, a figure keeps its colours.
+THEMED = {INK: "ink", FAINT: "faint", CARD: "card", GRID: "line", BLACK: "ink", WINE: "wine", INDIGO: "indigo"}
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
@@ -63,8 +65,15 @@ def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
     templates.filters |= {"short": short, "size": size, "prose": prose, "inline": inline, "conditions": conditions}
-    templates.filters |= {"to_claims": to_claims, "heading": heading, "cell": cell}
+    templates.filters |= {"to_claims": to_claims, "heading": heading, "cell": cell, "themed": themed}
     return templates
+
+
+def themed(image: str) -> str:
+    """Return a figure whose text and card have the colours of the page, in the light and in the dark."""
+    for colour, name in THEMED.items():
+        image = image.replace(f":{colour}", f":var(--{name},{colour})")
+    return image
 
 
 def to_claims(table: str, claims: set[str]) -> str:
@@ -91,6 +100,7 @@ def prose(text: str) -> str:
 
     page = MarkdownWithMath(renderer=Renderer(escape=True, anchor_link_text="")).render(text)
     page = re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest
+    page = page.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     return re.sub(r"(?<![\w.-])(\d[\d.]*e-\d+)(?![\w.-])", r'<span class="whole">\1</span>', page)
 
 
@@ -121,7 +131,7 @@ def heading(name: str) -> str:
 
 def cell(value: object, name: str) -> str:
     """Return a value as a table shows it: four significant digits, sizes with a unit, a dash for what is not known."""
-    if value is None:
+    if value is None or value == "":
         return short(None)
     if name == "group":
         return conditions(str(value))

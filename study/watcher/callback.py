@@ -36,21 +36,14 @@ class WatchCallback(transformers.TrainerCallback):
         self.watch = Watch(training, self.run_dir, self.after).__enter__()
         atexit.register(self._end_at_exit)
 
-    def on_evaluate(self, args, state, control, **kwargs):
-        self._leave_out()
-
-    def on_predict(self, args, state, control, metrics, **kwargs):
-        self._leave_out()
-
-    def on_save(self, args, state, control, **kwargs):
-        self._leave_out()
-
     def on_train_end(self, args, state, control, **kwargs):
         self._end(None)
 
-    def _leave_out(self) -> None:
+    def _leave_out(self, *_, **__) -> None:
         if self.watch is not None:
             self.watch.leave_out()
+
+    on_evaluate = on_predict = on_save = _leave_out
 
     def _end(self, error: BaseException | None) -> None:
         atexit.unregister(self._end_at_exit)

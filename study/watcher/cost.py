@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from study.measure import hardware
+from study.records.stats import median_with_interval
 from study.watcher.watch import AFTER, watch
 
 PAIRS = 1000
@@ -28,7 +29,6 @@ TIMED = 2  # steps of a block, after one that is not timed: setting or removing 
 WIDTH = 384
 LAYERS = 6
 ROWS = 512  # of a step: it takes 30 ms or longer on one thread
-RESAMPLES = 4000
 SEED = 32
 
 Seconds = tuple[float, float]  # of the clock, of the CPU
@@ -71,10 +71,8 @@ def pairs(folder: Path) -> NDArray[np.float64]:
 
 def interval(values: NDArray[np.float64]) -> dict[str, float]:
     """Return the median, and the interval that holds it in 95 % of resamples."""
-    chosen = np.random.default_rng(SEED)
-    medians = [np.median(chosen.choice(values, len(values))) for _ in range(RESAMPLES)]
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return {name: float(f"{each:.3g}") for name, each in (("median", np.median(values)), ("low", low), ("high", high))}
+    found = median_with_interval(values.tolist(), np.random.default_rng(SEED))
+    return {name: float(f"{each:.3g}") for name, each in zip(("median", "low", "high"), found, strict=True)}
 
 
 def main(path: Path) -> None:

@@ -5,20 +5,16 @@ sizes, and `memory_bytes` and `traffic_bytes` are what the finding costs. A rule
 value that it needs.
 """
 
-import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from study.errors import Stop
 from study.io.numbers import count, short, size
 from study.machine.disk import LEAST_SWAPPED_BYTES
-from study.records import explain
 from study.records.hangs import Finding
-from study.records.metrics import ELEMENT_BYTES
-from study.records.schema import Collective, Promised, Record
-from study.spec import arms
+from study.records.schema import Record
 from study.spec.arms import OFFLOADS
 from study.spec.settings import AUTOCAST
+from study.watcher.facts import Facts, Unknown, required
 from study.watcher.findings import finding, ordered
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -33,121 +29,7 @@ WHOLE = 0.9  # of the weights
 NOTICEABLE_BYTES = 500e6  # of weights: a process frees less in its imports
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 
-T = TypeVar("T")
 Results = Iterator[tuple[str, dict[str, Any]]]
-
-
-class Unknown(Exception):
-    """The record lacks a value that a rule needs. Nothing is guessed."""
-
-
-def required(value: T | None) -> T:
-    """Return the value. Raise Unknown if it is None."""
-    if value is None:
-        raise Unknown
-    return value
-
-
-def promised(record: Record) -> Promised:
-    """Return what a user's script and files asked for, or in a run of this study its arm and settings."""
-    wanted = record.requested
-    if record.promised or record.is_script or wanted.arm not in arms.all_paths():
-        return record.promised
-    arm = arms.load_arm(wanted.arm)
-    zero = arm.deepspeed is not None
-    precision: Literal["bf16", "fp16"] | None = None
-    if wanted.precision == "bf16" or wanted.precision == "fp16":
-        precision = wanted.precision
-    return Promised(
-        source=f"{wanted.arm}.yaml",
-        deepspeed=zero,
-        stage=arm.stage,
-        offload_optimizer=arm.offload_optimizer if zero else None,
-        offload_param=arm.offload_param if zero else None,
-        clipping=arm.clipping,
-        accumulation=wanted.accumulation,
-        precision=precision,
-        optimizer="AdamW",
-        checkpointing=wanted.checkpointing,
-    )
-
-
-class Facts:
-    """A record and values derived from it. A property raises Unknown if the record does not hold its value."""
-
-    def __init__(self, record: Record):
-        self.record = record
-        self.observed = record.observed
-        self.promised = promised(record)
-
-    @property
-    def stage(self) -> int:
-        """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
-        if self.observed.stage is None:
-            required(self.observed.wrapper)
-        return self.observed.stage or 0
-
-    @property
-    def sharded(self) -> bool:
-        names = f"{self.observed.wrapper} {self.observed.distributed_type}"
-        return bool(self.observed.stage) or "FSDP" in names
-
-    @property
-    def ranks(self) -> int:
-        return required(self.observed.ranks)
-
-    @property
-    def parameters(self) -> int:
-        return required(self.observed.parameters)
-
-    @property
-    def weights(self) -> str:
-        """The dtype of the weights; several are separated by spaces."""
-        return required(self.observed.dtypes.get("weights"))
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an element of the weights, and of the reduced gradients."""
-        return required(max((ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()), default=0) or None)
-
-    @property
-    def weights_bytes(self) -> int:
-        return self.parameters * self.element_bytes
-
-    @functools.cached_property
-    def components(self) -> dict[str, int] | None:
-        """Bytes by component at the peak of the rank that holds most. None if they were not measured."""
-        try:
-            return explain.peak(self.record).components
-        except Stop:
-            return None
-
-    @property
-    def peak(self) -> dict[str, int]:
-        return required(self.components)
-
-    @property
-    def peak_bytes(self) -> int:
-        return sum(self.peak.values())
-
-    @property
-    def traffic(self) -> dict[str, Collective]:
-        """The collectives of the first rank in a step."""
-        counted = self.record.traffic.per_rank
-        return required(counted[0] if counted else None)
-
-    def moved_bytes(self, *kinds: str) -> int:
-        return sum(self.traffic[kind].bytes for kind in kinds if kind in self.traffic)
-
-    def asked_home(self, part: str) -> str:
-        """Return where the optimizer states or the weights should be offloaded to."""
-        return getattr(self.promised, part) or self.zero(part).get("device") or "none"
-
-    def zero(self, name: str) -> dict[str, Any]:
-        """Return a section of `zero_optimization` in the config that the engine resolved."""
-        zero = (self.observed.deepspeed or {}).get("zero_optimization") or {}
-        section = zero.get(name)
-        return section if isinstance(section, dict) else {}
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
@@ -459,30 +341,30 @@ def diagnose(record: Record) -> list[Finding]:
 
     If the list is empty, the rules of the topics that `looked_at` names found nothing.
     """
-    facts = Facts(record)
-    findings = []
-    for _, rule in RULES:
-        try:
-            for id, values in rule(facts):
-                findings.append(_finding(id, values, facts))
-        except Unknown:
-            continue
-    return ordered(findings)
+    return ordered(finding for _, findings, _ in _judged(record) for finding in findings)
 
 
 def looked_at(record: Record) -> tuple[list[str], list[str]]:
     """Return the topics for which the record has the values that at least one rule needs, and the other topics."""
+    judged = _judged(record)
+    known = {topic for topic, _, is_known in judged if is_known}
+    topics = dict.fromkeys(topic for topic, *_ in judged)
+    return [topic for topic in topics if topic in known], [topic for topic in topics if topic not in known]
+
+
+def _judged(record: Record) -> list[tuple[str, list[Finding], bool]]:
+    """Return for each rule its topic, its findings, and whether the record has all that the rule needs."""
     facts = Facts(record)
-    judged = dict.fromkeys([topic for topic, _ in RULES], False)
+    about = {"promised": facts.promised, "seen": facts.observed, "watched": record.watched}
+    source = facts.promised.source or "the script"
+    judged = []
     for topic, rule in RULES:
+        found: list[Finding] = []
+        is_known = True
         try:
-            list(rule(facts))
-            judged[topic] = True
+            for id, values in rule(facts):
+                found.append(finding(id, **values, source=source, **about))
         except Unknown:
-            continue
-    return [topic for topic in judged if judged[topic]], [topic for topic in judged if not judged[topic]]
-
-
-def _finding(id: str, values: dict[str, Any], facts: Facts) -> Finding:
-    about = {"promised": facts.promised, "seen": facts.observed, "watched": facts.record.watched}
-    return finding(id, **values, source=facts.promised.source or "the script", **about)
+            is_known = False
+        judged.append((topic, found, is_known))
+    return judged

@@ -1,13 +1,10 @@
 """Find the effective settings of a config or a record, with the same names for all kinds of files.
 
 `settings.toml` says where a kind of file has a setting. Here is what the libraries make of it: DeepSpeed 0.19.8,
-Accelerate 1.15.0, Transformers 5.23.0. Settings that a file leaves to the script are not included. At the end: what a
-script, its config files and its launcher ask for before anything is prepared.
+Accelerate 1.15.0, Transformers 5.23.0. Settings that a file leaves to the script are not included.
 """
 
-import contextlib
 import functools
-import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +12,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from study.io import files, parsing
-from study.machine import launcher
-from study.records.schema import Promised, Record
+from study.records.schema import Record
 from study.spec.arms import OFFLOADS
 from study.spec.library_defaults import Library, sections
 from study.spec.settings import AUTOCAST
-from study.watcher.sources import ACCELERATE, DEEPSPEED, MAX_BYTES, TRAINER, Source
+from study.watcher.sources import ACCELERATE, DEEPSPEED, TRAINER, Source
 
 FILE = Path(__file__).with_name("settings.toml")
 AUTO = "auto"
@@ -147,10 +142,10 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
         filled = "auto: Accelerate fills in 1.0, the Trainer its max_grad_norm"
         unwritten = "not written: DeepSpeed's default is 1.0 since June 2026 (PR 8068), and was 0"
         settings["clipping"] = Setting(settings["clipping"].value, filled if clipping else unwritten)
-    return settings | {"precision": _cast(config)} | _loss_scale(config) | _adam(config)
+    return settings | {"precision": cast_of(config)} | _loss_scale(config) | _adam(config)
 
 
-def _cast(config: dict) -> Setting:
+def cast_of(config: dict) -> Setting:
     """Return the precision. Its value is None if the script fills it in."""
     for name, dtype in reversed(AUTOCAST.items()):
         if _section(config, name).get("enabled") is True:
@@ -328,98 +323,3 @@ def _precision_of_record(record: Record) -> Setting:
     if weights is None:
         return Setting(None)
     return Setting("fp32" if weights == "float32" else f"cast to {weights}")
-
-
-# --- a script that is about to train -------------------------------------------------------------------------------
-
-
-def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
-    """Return what was asked for, by the most explicit source: a Trainer, the script's own config, or the launcher.
-
-    `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
-    """
-    ranks = _number(os.environ.get("WORLD_SIZE"), int)
-    if engine_config is not None:
-        own = {"source": "the script's DeepSpeed config", "deepspeed": True}
-        return Promised.model_validate({"ranks": ranks} | own | _asked_by_json(engine_config))
-    launched = _asked_by_launcher()
-    wanted = launched
-    if arguments is not None:
-        wanted = launched | _asked_by_arguments(arguments)
-        if launched.get("deepspeed") and not arguments.deepspeed:  # the Trainer then takes the launcher's config
-            wanted |= {name: value for name, value in launched.items() if value is not None and name != "precision"}
-    return Promised.model_validate({"ranks": ranks} | wanted)
-
-
-def _asked_by_launcher() -> dict[str, Any]:
-    """Return what the environment of `accelerate launch` asks for; nothing without it."""
-    seen = os.environ
-    if "ACCELERATE_MIXED_PRECISION" not in seen:
-        return {}
-    file = launcher.config_file()
-    precision = seen["ACCELERATE_MIXED_PRECISION"]
-    wanted: dict[str, Any] = {
-        "source": file.name if file else "Accelerate's environment",
-        "deepspeed": seen.get("ACCELERATE_USE_DEEPSPEED") == "true",
-        "fsdp": seen.get("ACCELERATE_USE_FSDP") == "true",
-        "precision": precision if precision in ("no", "bf16", "fp16", "fp8") else None,
-    }
-    if not wanted["deepspeed"]:
-        return wanted
-    if path := seen.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        return wanted | {"source": Path(path).name} | _asked_by_json(_json_file(Path(path)))
-    # `accelerate launch` also sets its own defaults. This list names the keys that the yaml has.
-    written = seen.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",")
-    wanted["stage"] = _number(seen.get("ACCELERATE_DEEPSPEED_ZERO_STAGE"), int)
-    if "gradient_clipping" in written:
-        wanted["clipping"] = _number(seen.get("ACCELERATE_GRADIENT_CLIPPING"), float)
-    if "gradient_accumulation_steps" in written:
-        wanted["accumulation"] = _number(seen.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), int)
-    homes = {part: seen.get(f"ACCELERATE_DEEPSPEED_{part.upper()}_DEVICE") for part in OFFLOADS}
-    return wanted | homes
-
-
-def _asked_by_arguments(arguments) -> dict[str, Any]:
-    """Return what TrainingArguments ask for. Numbers in their DeepSpeed config take precedence."""
-    names = ("activation_checkpointing", "gradient_checkpointing")  # the second is the old name
-    wanted = {
-        "source": "TrainingArguments",
-        "clipping": float(arguments.max_grad_norm or 0),
-        "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
-        "accumulation": arguments.gradient_accumulation_steps,
-        "checkpointing": any(getattr(arguments, name, False) for name in names),
-    }
-    if config := arguments.deepspeed:
-        asked = _asked_by_json(config if isinstance(config, dict) else _json_file(Path(config)))
-        wanted |= {"deepspeed": True} | {name: value for name, value in asked.items() if value is not None}
-    return wanted
-
-
-def _asked_by_json(config: dict) -> dict[str, Any]:
-    """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
-    zero = zero_section(config)
-    wanted: dict[str, Any] = {
-        "stage": _number(zero.get("stage", 0), int),
-        "clipping": _number(config.get("gradient_clipping"), float),
-        "accumulation": _number(config.get("gradient_accumulation_steps"), int),
-    }
-    wanted |= {part: str((zero.get(part) or {}).get("device", "none")) for part in OFFLOADS}
-    cast = _cast(config).value
-    names = {dtype: name for name, dtype in AUTOCAST.items()}
-    if cast and cast != "fp32":
-        wanted["precision"] = names.get(cast.rpartition(" ")[2])
-    return wanted
-
-
-def _json_file(path: Path) -> dict:
-    with contextlib.suppress(OSError, ValueError):
-        if isinstance(config := parsing.from_json(files.read(path, MAX_BYTES)), dict):
-            return config
-    return {}
-
-
-def _number(value, kind: type) -> int | float | None:
-    try:
-        return kind(value)
-    except (TypeError, ValueError):  # "auto", "none", or nothing
-        return None

@@ -37,15 +37,18 @@ def look(path: Path) -> Evidence:
     content = _read(path)
     if content.startswith(COMPRESSED):
         raise Stop(f"{str(path)!r:.300} is compressed", "gunzip it, and name the file that comes out")
-    if content[:1] != PICKLE and not JSON.match(content):
-        return logs.look(content.decode(errors="replace"), path)
-    if content[:1] != PICKLE and traces.INSPECTOR in content[: traces.BEGINNING]:
-        return traces.inspector(content.decode(errors="replace"), path)
+    if not content.startswith(PICKLE):
+        text = content.decode(errors="replace")
+        if not JSON.match(content):
+            return logs.look(text, path)
+        if traces.INSPECTOR in content[: traces.BEGINNING]:
+            return traces.inspector(text, path)
     value = _parsed(path, content)
+    keys = value.keys() if isinstance(value, dict) else ()
     with in_form(path):
-        if isinstance(value, dict) and "segments" in value:
+        if "segments" in keys:
             return Evidence("PyTorch's memory snapshot", list(snapshots.look(value)))
-        if isinstance(value, dict) and "entries" in value:
+        if "entries" in keys:
             return _recorded([path])
         if traces.is_trace(value):
             return Evidence("a Chrome trace", list(traces.look(value)))

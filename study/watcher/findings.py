@@ -1,4 +1,6 @@
-"""Findings by their ids: of records in findings.toml, of steps and of other tools' files in evidence.toml."""
+"""Findings by their ids: of records in findings.toml, of steps and of other tools' files in evidence.toml, of hangs in
+hangs.toml.
+"""
 
 import contextlib
 import functools
@@ -15,6 +17,7 @@ from study.records.hangs import Finding
 
 OF_RECORDS = "findings.toml"
 OF_EVIDENCE = "evidence.toml"
+OF_HANGS = "hangs.toml"
 KNOWN = (
     "name a run, a memory snapshot, Flight Recorder dumps, a Chrome trace, NCCL Inspector's JSON, or a log of Slurm "
     "or torchrun"
@@ -32,14 +35,14 @@ class Evidence:
 
 
 @functools.cache
-def texts(file: str) -> dict[str, dict[str, str]]:
-    """Return the sentence, remedy and evidence of each finding, by its id."""
+def texts(file: str) -> dict[str, dict[str, Any]]:
+    """Return the sentence, remedy and evidence of each finding, by its id. Hangs have patterns as well."""
     return tomllib.loads(Path(__file__).with_name(file).read_text())
 
 
 def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
-    text = (texts(OF_RECORDS) | texts(OF_EVIDENCE))[id]
+    text = (texts(OF_RECORDS) | texts(OF_EVIDENCE) | texts(OF_HANGS))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
     memory = [values[name] for name in ("memory_bytes", "unused_bytes", "held_bytes", "grown_bytes") if name in values]
     return Finding(

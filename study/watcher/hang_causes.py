@@ -1,34 +1,12 @@
-"""Name the cause of a hang by the functions in which the ranks are. The causes are in hangs.toml."""
+"""Name the cause of a hang by the functions in which the ranks are. The causes are in hangs.toml, the surest first."""
 
-import functools
 import re
-import tomllib
-from pathlib import Path
-from typing import TypedDict
 
 from study.records.collectives import RankLog
 from study.records.hangs import Finding, hangs
+from study.watcher.findings import OF_HANGS, finding, texts
 
-FILE = Path(__file__).with_name("hangs.toml")
 ENDED = re.compile("ended with (?!KeyboardInterrupt)")  # Ctrl-C ends what already hangs
-
-
-class Cause(TypedDict, total=False):
-    """A cause, and what has to be true of the functions in which the ranks are. The patterns are searched there."""
-
-    ways: list[str]
-    sentence: str
-    remedy: str
-    evidence: str
-    one: str
-    both: str
-    ended: bool
-
-
-@functools.cache
-def texts() -> dict[str, Cause]:
-    """Return the causes by id, the surest first."""
-    return tomllib.loads(FILE.read_text())
 
 
 def causes(logs: list[RankLog]) -> list[Finding]:
@@ -37,14 +15,13 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     if len(stacks) < 2 or not hangs(logs):
         return []
     has_ended = any(ENDED.match(log.place or "") for log in logs)
-    for id, cause in texts().items():
+    for id, cause in texts(OF_HANGS).items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause.get("one", ""), stack)]
         others = [rank for rank in stacks if rank not in ranks]
         is_one = "one" not in cause or bool(ranks and others)
         is_both = all(re.search(cause.get("both", ""), stack) for stack in stacks.values())
         if is_one and is_both and cause.get("ended", has_ended) == has_ended:
-            named = {"ranks": _listed(ranks), "others": _listed(others)}
-            return [Finding(cause["sentence"].format(**named), cause["remedy"], cause.get("evidence"), id=id)]
+            return [finding(id, ranks=_listed(ranks), others=_listed(others))]
     return []
 
 

@@ -1,11 +1,9 @@
 """The record of a user's loop while it runs: begun after `prepare`, filled step by step, completed at the end."""
 
 import contextlib
-import datetime
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -17,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from study.errors import Stop
 from study.measure import hardware, readback, roles
@@ -28,64 +24,17 @@ from study.records import store
 from study.records.schema import Record, Watched
 from study.spec.settings import AUTOCAST
 from study.watcher import monitor, results, trends
-from study.watcher.effective import intended_settings
 from study.watcher.instruments import Instruments
+from study.watcher.intended import intended_settings
 from study.watcher.live import Live
 from study.watcher.loop import Loop
+from study.watcher.ranks import Ranks
 from study.watcher.results import RankMeasurements
 from study.watcher.steps import Step, StepLog
 
-FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder
 MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
 SUMMARY = "summary.json"
 TRACE = "trace.json"  # for Perfetto
-
-_count = itertools.count()  # numbers the watches of this process, in the same way on every rank
-
-
-class Ranks:
-    """This rank and the others of its process group. They exchange texts through the store of the group.
-
-    A collective could hang, because all ranks would have to call it.
-    """
-
-    def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", 0))
-        self.count = 1
-        if dist.is_initialized():
-            self.rank = dist.get_rank()
-            self.count = dist.get_world_size()
-        self._store = distributed_c10d._get_default_store() if self.count > 1 else None
-        self._prefix = f"study.watch/{next(_count)}"
-
-    def send(self, name: str, text: str) -> None:
-        if self._store is not None:
-            self._store.set(f"{self._prefix}/{name}", text)
-
-    def receive(self, name: str, timeout_s: float) -> str | None:
-        """Return the text that another rank sent under this name; None if it does not arrive in time."""
-        if self._store is None:
-            return None
-        key = f"{self._prefix}/{name}"
-        try:
-            self._store.wait([key], datetime.timedelta(seconds=timeout_s))
-            return self._store.get(key).decode()
-        except RuntimeError:  # it is late, or gone
-            return None
-
-    def agree_on_folder(self, run_dir: Path) -> Path | None:
-        """Return the folder without a run that the first rank has made. None on a rank that cannot reach the first."""
-        if self.rank != 0:
-            name = self.receive("folder", FOLDER_WITHIN_S)
-            return Path(name) if name else None
-        folder = run_dir.resolve()
-        number = 1
-        while (folder / store.RECORD).exists() or (folder.exists() and not folder.is_dir()):
-            number += 1
-            folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
-        folder.mkdir(parents=True, exist_ok=True)
-        self.send("folder", str(folder))
-        return folder
 
 
 @dataclass(frozen=True)

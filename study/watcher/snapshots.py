@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -51,8 +51,7 @@ def _owners(blocks: list[dict]) -> Iterator[Finding]:
             about = {"count": f"{len(sizes):,}", "place": place, "largest_bytes": max(sizes)}
             yield finding("largest_owner", held_bytes=sum(sizes), share=sum(sizes) / total, **about)
     for place, sizes in by_place.items():
-        usual = max(set(sizes), key=sizes.count)
-        count = sizes.count(usual)
+        ((usual, count),) = Counter(sizes).most_common(1)
         if count >= ALIKE and usual >= ALIKE_BYTES:
             yield finding("many_alike", count=count, size_bytes=usual, place=place, held_bytes=count * usual)
 

@@ -5,12 +5,11 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from study.errors import Stop
 from study.io import parsing
 from study.records.hangs import Finding
-from study.watcher.findings import Evidence, finding
+from study.watcher.findings import Evidence, finding, in_form
 
 INSPECTOR = b"coll_perf"  # a key of NCCL Inspector's lines
 BEGINNING = 4096  # bytes of a file in which it is
@@ -26,6 +25,14 @@ NAMED = 3
 LONGEST_NAME = 60
 
 Span = tuple[float, float]
+
+
+class Call(NamedTuple):
+    """A collective of a rank, by NCCL Inspector."""
+
+    rank: int
+    seconds: float
+    bus: float  # GB/s
 
 
 def is_trace(value: Any) -> bool:
@@ -118,34 +125,29 @@ def _beginning(path: Path) -> bytes:
 
 def inspector(text: str, path: Path) -> Evidence:
     """Return findings in NCCL Inspector's lines, as published with NCCL 2.28: none was made here."""
-    times: defaultdict[tuple[str, int], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    speeds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    try:
-        for line in text.splitlines():
-            if not line.strip():
-                continue
+    calls: defaultdict[tuple[str, int], list[Call]] = defaultdict(list)
+    with in_form(path):
+        for line in filter(str.strip, text.splitlines()):
             value = parsing.from_json(line)
             each = value["coll_perf"]
-            rank = int(value["header"]["rank"])
             key = str(each["coll"]), int(each["coll_msg_size_bytes"])
-            times[key][rank].append(float(each["coll_exec_time_us"]) / 1e6)
-            speeds[key].append(float(each["coll_busbw_gbs"]))
-    except (ValueError, KeyError, TypeError) as error:
-        what = f"{str(path)!r:.300} has not the form of NCCL Inspector's lines ({type(error).__name__})"
-        raise Stop(what, "name its dump folder, or a .log file of it") from None
-    findings = [finding for key in times for finding in _slow_ranks(key, times[key])]
-    largest = sorted(speeds, key=lambda key: -key[1] * len(speeds[key]))[:NAMED]
-    for kind, message in largest:
-        speed = statistics.median(speeds[kind, message])
-        counts = {"bus": speed, "count": f"{len(speeds[kind, message]):,}"}
-        findings.append(finding("bandwidth", kind=kind, message_bytes=message, **counts))
+            rank = int(value["header"]["rank"])
+            calls[key].append(Call(rank, float(each["coll_exec_time_us"]) / 1e6, float(each["coll_busbw_gbs"])))
+    findings = [finding for key in calls for finding in _slow_ranks(key, calls[key])]
+    for kind, message in sorted(calls, key=lambda key: -key[1] * len(calls[key]))[:NAMED]:
+        speeds = [call.bus for call in calls[kind, message]]
+        about = {"bus": statistics.median(speeds), "count": f"{len(speeds):,}"}
+        findings.append(finding("bandwidth", kind=kind, message_bytes=message, **about))
     return Evidence("NCCL Inspector's lines", findings)
 
 
-def _slow_ranks(key: tuple[str, int], by_rank: dict[int, list[float]]) -> Iterator[Finding]:
-    medians = {rank: statistics.median(seconds) for rank, seconds in by_rank.items()}
+def _slow_ranks(key: tuple[str, int], calls: list[Call]) -> Iterator[Finding]:
+    by_rank: defaultdict[int, list[float]] = defaultdict(list)
+    for call in calls:
+        by_rank[call.rank].append(call.seconds)
+    medians = {rank: statistics.median(seconds) for rank, seconds in sorted(by_rank.items())}
     usual = statistics.median(medians.values())
-    for rank, seconds in sorted(medians.items()):
-        if len(medians) > 1 and usual > 0 and seconds / usual - 1 >= SLOWER:
+    for rank, seconds in medians.items():
+        if usual > 0 and seconds / usual - 1 >= SLOWER:
             about = {"ranks": len(medians), "slow_s": seconds, "median_s": usual, "more": seconds / usual - 1}
             yield finding("slow_rank", rank=rank, kind=key[0], message_bytes=key[1], **about)

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from study.errors import Stop
-from study.watcher.recording import Ranks, Recording, Training
+from study.watcher.ranks import Ranks
+from study.watcher.recording import Recording, Training
 from study.watcher.steps import Step
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets

@@ -146,7 +146,8 @@ for (const line of document.querySelectorAll(".chart polyline")) {
 for (const button of document.querySelectorAll("[data-save]")) {
   button.hidden = false;
   button.addEventListener("click", () => {
-    const text = new XMLSerializer().serializeToString(button.closest("figure").querySelector("svg"));
+    const drawn = new XMLSerializer().serializeToString(button.closest("figure").querySelector("svg"));
+    const text = drawn.replace(/var\(--\w+, ?(#\w+)\)/g, "$1"); // the colours of the page stay with the page
     const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
     Object.assign(document.createElement("a"), { href: address, download: `${button.dataset.save}.svg` }).click();
   });

@@ -5,8 +5,6 @@ from typing import Any
 
 import pandas as pd
 import psutil
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from study.errors import Stop
 from study.io.numbers import size
@@ -18,9 +16,8 @@ from study.predictor.room import HOST_PROCESS_BYTES, PROCESS_BYTES
 from study.predictor.setup import Setup
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
-from study.report import style
-from study.report.grouping import SETTINGS, parts
-from study.report.style import CARD, INK, colour, conditions
+from study.report.grouping import SETTINGS
+from study.report.templating import heading
 from study.report.topics import memory
 from study.spec.shapes import shape_of
 from study.sweeps import protocol
@@ -43,8 +40,8 @@ def table(runs: Runs) -> pd.DataFrame:
             sizes = _sizes(members, what)
             tried = [run for run in members if run.value(what) in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
-                row: dict[str, Any] = {"group": group, "line": line, "arm": mine[0].arm, "what": what}
-                row |= {"cap_gib": mine[0].requested.memory_cap_gib}
+                row: dict[str, Any] = {"group": group, "line": line, "arm": mine[0].arm}
+                row |= {"what": heading(what), "cap_gib": mine[0].requested.memory_cap_gib}
                 done = [run.value(what) for run in mine if run.done]
                 failed = [run.value(what) for run in mine if not run.done]
                 row["largest"] = max(done, key=lambda value: sizes[value], default=None)
@@ -63,57 +60,6 @@ def _sizes(members: list[Run], what: str) -> dict:
         with contextlib.suppress(Stop):  # no built-in shape has this name
             observed[model] = named(shape_of(model)).parameters
     return observed
-
-
-def sentence(rows: pd.DataFrame) -> str:
-    """Return the largest that fits and the smallest that does not, arm by arm."""
-    items = []
-    for row in rows.to_dict("records"):
-        unit = "" if row["what"] == "model" else " rows per pass"
-        fits, fails = (
-            f"{row[name]}{unit}".replace(".0 ", " ") if pd.notna(row[name]) else "none"
-            for name in ("largest", "failed")
-        )
-        items.append(
-            f"- {conditions(row['group'])}, {row['arm']}: largest that fits {fits}, smallest that fails {fails}"
-        )
-    return "\n".join(items)
-
-
-@style.figure
-def figure(rows: pd.DataFrame) -> Figure:
-    """The largest model or batch that each arm trains under a memory cap, and the smallest that runs out of memory."""
-    searches = list(parts(rows, "group", "what").values())
-    drawing, axes = style.panels([0.95 + 0.36 * len(mine) for mine in searches])
-    for ax, mine in zip(axes, searches, strict=True):
-        _draw(ax, mine)
-    text = "Bar or ring: the largest that fits. Cross: the smallest that runs out of memory. One search for each arm."
-    return style.finished(drawing, [], f"{text} The smaller device is emulated.")
-
-
-def _draw(ax: Axes, mine: pd.DataFrame) -> None:
-    is_model = mine["what"].iloc[0] == "model"
-    names = []
-    for place, row in enumerate(mine.to_dict("records")):
-        arm = row["arm"]
-        fits = row["size"] if pd.notna(row["size"]) else 0
-        words = f"{arm}: {row['largest']} fits, {row.get('failed')} does not"
-        if is_model and fits:  # a bar on a logarithmic axis would begin anywhere
-            (mark,) = ax.plot(fits, place, "o", markersize=9, markerfacecolor=CARD, color=colour(arm))
-            style.set_tooltip(mark, arm, words)
-        else:
-            style.stack(ax, place, arm, [(fits, colour(arm), words)], hatch="////")
-        if pd.notna(row["failed_size"]):
-            ax.plot(row["failed_size"], place, "x", color=INK, markersize=7, markeredgewidth=1.6)
-        names.append(f"{arm}: {row['largest'] if fits else 'none'}")
-    ax.set_ylim(-0.5, len(mine) - 0.5)
-    style.name_bars(ax, names)
-    if is_model:
-        ax.set_xscale("log")
-        style.plain(ax.xaxis)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
-    ax.set_xlabel("million parameters" if is_model else "rows per pass")
-    style.headed(ax, mine["group"].iloc[0])
 
 
 # --- before anything is launched -----------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.errors import Stop
+from study.io.numbers import number_of
 from study.predictor.architecture import named
 from study.predictor.memory.checkpoints import CheckpointBytes, checkpoint_bytes
 from study.predictor.setup import Setup
@@ -16,15 +16,12 @@ from study.records.runs import Run, Runs
 from study.records.schema import RankMemory, Resume
 from study.report import grouping, style
 from study.report.grouping import each
-from study.report.style import EXACT, INK, Look, colour
+from study.report.style import INK, Look, colour
 
 PROTOCOL = "resume"
 ROUTES = {"load_state": "loaded directly", "universal": "universal checkpoint"}
 TRIED = {"moved": "load_state", "moved_universal": "universal"}  # if no record says which route was taken
-MARKS = {"killed, and resumed": "o", "loaded directly": "D", "universal checkpoint": "^"}  # by route
 PREDICTED: Look = {"color": INK, "marker": "|", "markersize": 11, "markeredgewidth": 1.6, "linestyle": ""}
-LOAD: Look = {"color": INK, "marker": "D", "markersize": 4.5, "linestyle": ""}
-PARTS = {"save_s": style.SKY, "seal_s": style.YELLOW}  # of the seconds that saving takes
 
 
 def of_protocol(runs: Runs, *parts: str) -> list[Run]:
@@ -94,45 +91,32 @@ def _more(before: list[RankMemory], peak: list[RankMemory]) -> int | None:
 
 
 def sentence(rows: pd.DataFrame) -> str:
-    """Return the size of a checkpoint, how well it is predicted, and how long saving and loading take."""
+    """Return the size of a checkpoint, and how well it is predicted."""
     if rows.empty:
         return ""
-    spans = rows[["bytes_per_parameter", "save_s", "load_s"]].astype(float).agg(["min", "max"])
-    size, save, load = (f"{spans[name]['min']:.3g} to {spans[name]['max']:.3g}" for name in spans)
+    sizes = rows["bytes_per_parameter"]
     off = (rows["bytes_per_parameter"] / rows["predicted_bytes_per_parameter"] - 1).abs().max()
-    text = f"**A checkpoint takes {size} bytes per parameter**, at most {off:.1%} off the prediction."
-    return f"{text} Saving takes {save} s, loading {load} s."
+    text = f"**A checkpoint takes {sizes.min():.3g} to {sizes.max():.3g} bytes per parameter**"
+    return f"{text}, at most {off:.1%} off the prediction."
 
 
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
-    """Size of a checkpoint per parameter, measured and predicted, and the seconds to save and to load it."""
-    drawing, (above, below) = style.panels([0.8 + 0.2 * len(rows)] * 2)
-    names = [f"{row.arm}, {row.ranks} ranks" for row in each(rows)]
-    for place, (name, row) in enumerate(zip(names, rows.to_dict("records"), strict=True)):
-        size, predicted = row["bytes_per_parameter"], row["predicted_bytes_per_parameter"]
-        style.stack(above, place, row["arm"], [(size, colour(row["arm"]), f"{name}: {size:.4g} bytes per parameter")])
-        _mark(above, place, row["arm"], predicted, PREDICTED, f"{name}, predicted: {predicted} bytes per parameter")
-        seconds = [(row[part], tone, f"{name}: {row[part]:.2g} s, {part[:4]}") for part, tone in PARTS.items()]
-        style.stack(below, place, row["arm"], seconds)
-        _mark(below, place, row["arm"], row["load_s"], LOAD, f"{name}: {row['load_s']} s to load")
-    for ax in (above, below):
-        style.name_bars(ax, names)
-        ax.margins(x=0.1, y=0.02)
-    style.headed(above, rows["group"].iloc[0])
-    above.set_xlabel("size of a checkpoint (bytes per parameter)")
-    below.set_xlabel("seconds of the slowest rank")
-    entries = style.keys([], {"predicted": PREDICTED, "load": LOAD})
-    patches = style.patches({name.removesuffix("_s"): tone for name, tone in PARTS.items()})
-    text = "n = 1 checkpoint for each bar, the last of its run. Seal: checksums of all files, and waiting for the disk."
-    text += " No load is drawn where no run resumed from the checkpoint."
-    return style.finished(drawing, [*entries, *patches], text, 4)
-
-
-def _mark(ax: Axes, place: int, arm: str, value: float | None, look: Look, words: str) -> None:
-    if value is not None and not math.isnan(value):
-        (mark,) = ax.plot([value], [place], **look)
-        style.set_tooltip(mark, arm, words)
+    """Size of a checkpoint per parameter, measured and predicted."""
+    drawing, (ax,) = style.panels([0.8 + 0.2 * len(rows)])
+    names = [f"{row.arm}, {number_of(row.ranks, 'ranks')}" for row in each(rows)]
+    for place, (name, row) in enumerate(zip(names, each(rows), strict=True)):
+        size, predicted = row.bytes_per_parameter, row.predicted_bytes_per_parameter
+        style.stack(ax, place, row.arm, [(size, colour(row.arm), f"{name}: {size:.4g} bytes per parameter")])
+        if not pd.isna(predicted):
+            (mark,) = ax.plot([predicted], [place], **PREDICTED)
+            style.set_tooltip(mark, row.arm, f"{name}, predicted: {predicted} bytes per parameter")
+    style.name_bars(ax, names)
+    ax.margins(x=0.1, y=0.02)
+    style.headed(ax, rows["group"].iloc[0])
+    ax.set_xlabel("size of a checkpoint (bytes per parameter)")
+    text = "n = 1 checkpoint for each bar, the last of its run."
+    return style.finished(drawing, style.keys([], {"predicted": PREDICTED}), text)
 
 
 # --- resumed runs --------------------------------------------------------------------------------------------------
@@ -178,20 +162,6 @@ def moves(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def resumed(runs: Runs) -> pd.DataFrame:
-    """Return for every resumed run how far its losses are from those of the run it is compared with."""
-    killed = equality(runs)
-    moved = moves(runs)
-    if len(killed):
-        lines = killed["arm"] + ", ranks: " + killed["ranks"].astype(str)
-        killed = killed.assign(line=lines, route="killed, and resumed")
-    if len(moved):
-        moved = moved.assign(line=moved["from"] + " to " + moved["to"], arm=moved["to"].str.rpartition("-")[0])
-    group = " and ".join(dict.fromkeys(what_is_saved(run)[0] for run in finished(runs, "killed", *TRIED)))
-    rows = pd.concat([killed, moved], ignore_index=True).reindex(columns=["arm", "line", "route", "losses_differ_by"])
-    return rows[rows["losses_differ_by"].notna()].assign(group=group)
-
-
 def furthest(losses: Iterable[float], others: Iterable[float]) -> float | None:
     """Return the largest relative difference of two curves; None if their lengths differ."""
     ours, theirs = np.array([*losses], float), np.array([*others], float)
@@ -200,31 +170,10 @@ def furthest(losses: Iterable[float], others: Iterable[float]) -> float | None:
     return float((np.abs(ours - theirs) / np.where(theirs, np.abs(theirs), 1)).max())
 
 
-def sentence_of_resumed(rows: pd.DataFrame) -> str:
+def sentence_of_resumed(killed: pd.DataFrame, moved: pd.DataFrame) -> str:
     """Return how many resumed runs have the losses of the run that they are compared with."""
-    if rows.empty:
+    off = pd.Series([value for rows in (killed, moved) for value in rows.get("losses_differ_by", ())]).dropna()
+    if off.empty:
         return ""
-    off = rows["losses_differ_by"]
-    text = f"{(off == 0).sum()} of {len(rows)} resumed runs have the same losses, bit for bit"
+    text = f"{(off == 0).sum()} of {len(off)} resumed runs have the same losses, bit for bit"
     return f"**{text}**; the largest difference is {off.max():.0e}."
-
-
-@style.figure
-def figure_of_resumed(rows: pd.DataFrame) -> Figure:
-    """Largest difference between the losses of a resumed run and of the run it is compared with."""
-    drawing, (ax,) = style.panels([0.8 + 0.19 * len(rows)])
-    for place, row in enumerate(each(rows)):
-        off = row.losses_differ_by
-        (mark,) = ax.plot([max(off, EXACT)], [place], MARKS[row.route], color=colour(row.arm), markersize=6)
-        style.set_tooltip(mark, row.arm, f"{row.line}, {row.route}: {off:.1e} off")
-    style.name_bars(ax, rows["line"])
-    ax.set(xscale="log", xlabel="largest relative difference of a loss")
-    ax.set_xlim(EXACT / 1.8, 3 * max(1e-6, rows["losses_differ_by"].max()))
-    ax.margins(y=0.02)
-    style.from_zero(ax.xaxis)
-    style.headed(ax, rows["group"].iloc[0])
-    present = [route for route in MARKS if (rows["route"] == route).any()]
-    marks: dict[str, Look] = {route: {"color": INK, "marker": MARKS[route], "linestyle": ""} for route in present}
-    text = "n = 1 run for each point. Killed runs use dropout; they are compared with the same run without the kill."
-    text += " Moves use no dropout; they are compared with the run that saved. The number after an arm is its ranks."
-    return style.finished(drawing, style.keys([], marks), text)

@@ -22,7 +22,6 @@ from study.records.runs import Runs
 from study.report import style
 from study.report.claim_pages import label
 from study.report.grouping import parts, records
-from study.report.style import INK
 
 COUNTED = ("claim", "document", "verdict", "basis", "premise", "by_construction", "contradiction")
 MOST_CENTRAL = 7  # rows of a table that a reader takes in at a glance
@@ -109,7 +108,9 @@ def answer(verdicts: pd.DataFrame) -> str:
     counts = {"supported": holding, "refuted": failing, "open": len(table) - holding - failing}
     words = joined([f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in counts.items() if count])
     answer_in_short = outcome.get((failing > 0, holding > 0), "Nothing could be decided here")
-    return f"**{answer_in_short}: of {number_of(len(table), 'claims')} that this text stands for, {words}.**"
+    text = f"**{answer_in_short}: of {number_of(len(table), 'claims')} that this text stands for, {words}.**"
+    refuted = joined([f"“{claimed}”" for claimed in table[table["finding"].isin(FAILS)]["claimed"]])
+    return text + f" Refuted: {refuted}." * (failing > 0)
 
 
 def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -189,24 +190,25 @@ def figure(verdicts: pd.DataFrame) -> Figure:
     """Claims of each document by verdict: those about the world, and comparisons of its own numbers with each other."""
     mine = pd.DataFrame(counted(records(verdicts)))
     documents = parts(mine, "document")
-    height = 0.6 + 0.36 * len(documents)
-    drawing, (above, below) = style.panels([height, height], sharex=True)
+    titles = {False: "Claims about the world", True: "The document's own numbers compared with each other"}
+    panels = {title: parts(mine[(mine["basis"] == OWN) == is_own], "document") for is_own, title in titles.items()}
+    panels = {title: of_panel for title, of_panel in panels.items() if of_panel}
+    drawing, axes = style.panels([0.6 + 0.36 * len(of_panel) for of_panel in panels.values()], sharex=True)
     least_named = 0.03 * max(map(len, documents.values()))
-    for ax, is_own in ((above, False), (below, True)):
-        for place, of_document in enumerate(documents.values()):
-            counts = Counter(of_document[(of_document["basis"] == OWN) == is_own]["verdict"])
+    for ax, (title, of_panel) in zip(axes, panels.items(), strict=True):
+        ax.set_title(title)
+        for place, of_document in enumerate(of_panel.values()):
+            counts = Counter(of_document["verdict"])
             known = [(verdict, tone) for verdict, tone in style.VERDICTS.items() if counts[verdict]]
             pieces = [(counts[verdict], tone, f"{verdict}: {counts[verdict]}") for verdict, tone in known]
             style.stack(ax, place, "", pieces)
             middle = 0.0
             for count, tone, _ in pieces:
                 if count >= least_named:
-                    ink = "white" if tone == style.VERDICTS[SUPPORTED] else INK  # on each the one with more contrast
+                    ink = style.ON_DARK if tone == style.VERDICTS[SUPPORTED] else style.ON_BRIGHT
                     ax.text(middle + count / 2, place, str(count), va="center", ha="center", color=ink)
                 middle += count
-        style.name_bars(ax, [label(document) for document in documents])
-    above.set_title("Claims about the world")
-    below.set_title("The document's own numbers compared with each other")
-    below.set_xlabel("number of claims")
+        style.name_bars(ax, [label(document) for document in of_panel])
+    axes[-1].set_xlabel("number of claims")
     text = "A contradiction counts once, even if several claims contain it. Our own premises do not count."
     return style.finished(drawing, style.patches(style.VERDICTS), text)

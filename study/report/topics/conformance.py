@@ -34,12 +34,12 @@ def counts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def differing(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the properties that some adapter fails or refuses, with the status under each adapter."""
+    """Return the properties that do not hold everywhere, with the adapters that fail or refuse each."""
     if rows.empty:
         return rows
     known = rows[rows["adapter"].isin(counts(rows)["adapter"])]
-    wide = known.pivot(index="property", columns="adapter", values="status")
-    return wide[wide.isin(["fails", "refused"]).any(axis=1)].reset_index()
+    table = known.pivot_table(index="property", columns="status", values="adapter", aggfunc=", ".join)
+    return table.reindex(columns=["fails", "refused"]).dropna(how="all").reset_index()
 
 
 def over_releases() -> dict:
@@ -64,10 +64,11 @@ def faults() -> pd.DataFrame:
 
 
 def own_tests() -> pd.DataFrame:
-    """Return what the libraries' own tests say of planted faults, and how many properties found each."""
+    """Return which of the libraries' own tests fail with a planted fault, and how many properties found it."""
     path = KEPT / "known" / "own_tests.csv"
-    columns = ["sentence", "found_by", "tried", "tests", "without", "with"]
-    return faults().merge(pd.read_csv(path))[columns] if path.exists() else pd.DataFrame(columns=columns)
+    columns = ["sentence", "found_by", "tried", "tests", "failing"]
+    every = faults().merge(pd.read_csv(path)) if path.exists() else pd.DataFrame(columns=columns)
+    return every[columns].rename(columns={"tests": "their tests that pass without it", "failing": "fail with it"})
 
 
 def kept(name: str) -> list[dict]:

@@ -12,6 +12,7 @@ from study.records.collectives import RankLog
 from study.records.runs import Runs
 from study.spec.arms import ROOT
 from study.watcher import hang_causes
+from study.watcher.findings import OF_HANGS, texts
 
 HANGS = ROOT / "reports" / "cpu-2core" / "hangs.jsonl"
 LOADING = ROOT / "reports" / "cpu-2core" / "loading.jsonl"
@@ -44,7 +45,7 @@ def hangs(path: Path = HANGS) -> pd.DataFrame:
 def _diagnosed(row: dict) -> dict:
     logs = [RankLog.model_validate(log) for log in row["logs"]]
     causes = hang_causes.causes(logs)
-    explained = [hang_causes.texts()[cause.id or ""]["ways"] for cause in causes]
+    explained = [texts(OF_HANGS)[cause.id or ""]["ways"] for cause in causes]
     findings = [finding.sentence for finding in waits.hangs(logs)]
     return {"findings": findings, "causes": causes, "named": any(row["way"] in ways for ways in explained)}
 

@@ -1,26 +1,18 @@
 """Predictions beside what others measured and published, and beside what other predictors of memory say."""
 
-from textwrap import shorten
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from study.bench import board as boards
 from study.bench import gpu_scores
-from study.bench.prediction import predicted
 from study.predictor.outside import errors as outside_errors
 from study.predictor.outside import published, stored
-from study.records import stats
-from study.records.groups import by
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 from study.report import style
 from study.report.grouping import parts
 from study.report.style import CARD, FAINT, INK, SHADE, Look
 
-# What a model of time needs and no record of this machine has: `study peaks` has not been run beside them.
-NO_TIME_ON_CPU = "no prediction: the speed of this CPU was not measured"
 ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (style.GREEN, "v"), "": (FAINT, "s")}
 MEANINGS = {"test": "not used to build the model", "fit": "used to fit times", "": "not used for times"}
 MEANINGS["interval"] = "used for the interval's width"
@@ -43,7 +35,7 @@ def table() -> pd.DataFrame:
 
 def errors() -> pd.DataFrame:
     """Return errors of the predictions, by source and over all, beside those of simpler methods."""
-    return pd.DataFrame(outside_errors.lines(stored.predictions()))
+    return pd.DataFrame(outside_errors.lines(stored.predictions())).rename(columns={"median": "median error"})
 
 
 def misses() -> pd.DataFrame:
@@ -80,21 +72,6 @@ def sources() -> pd.DataFrame:
         for source in published.sources().values()
         if source.name in of_source.index
     )
-
-
-def here(runs: Runs) -> pd.DataFrame:
-    """Return our own runs on a CPU, by arm: errors of predicted memory, and why time has no prediction."""
-    chosen = [run for run in runs.done if run.components and run.ranks == 2 and run.record.observed.device == "cpu"]
-    return pd.DataFrame([_here(arm, kind, mine) for (arm, kind), mine in sorted(by(chosen, "arm", "kind").items())])
-
-
-def _here(arm: str, kind: str, mine: list[Run]) -> dict:
-    estimates = [(predicted(run.record), sum(run.components.values())) for run in mine]
-    off = [ours.peak_bytes / held - 1 for ours, held in estimates if ours]
-    row = {"arm": arm, "two_ranks": kind, "n": len(mine), "with_a_prediction": len(off)}
-    row["memory_off_by"] = stored.percent(stats.median(list(map(abs, off)))) if off else None
-    row["worst"] = stored.percent(max(off, key=abs)) if off else None
-    return row | {"time": NO_TIME_ON_CPU}
 
 
 def sentence() -> str:
@@ -135,31 +112,6 @@ def _draw(ax: Axes, quantity: str, mine: pd.DataFrame) -> None:
     style.plain(ax.yaxis)
 
 
-@style.figure
-def figure_by_source(rows: pd.DataFrame) -> Figure:
-    """Errors of the predictions, source by source: one point for each published number, a bar at the median."""
-    quantities = parts(rows, "quantity")
-    drawing, axes = style.panels([0.3 + 0.3 * mine["source"].nunique() for mine in quantities.values()])
-    for ax, (quantity, mine) in zip(axes, quantities.items(), strict=True):
-        medians = mine.groupby("source", sort=False)["error"].median().sort_values(kind="stable")
-        names = []
-        for place, source in enumerate(medians.index):
-            off = mine[mine["source"] == source]["error"]
-            ax.plot(off.clip(-1, 1), [place] * len(off), "o", color=style.BLUE, markersize=3.5, markerfacecolor="none")
-            ax.plot(medians[source], place, "|", color=INK, markersize=13)
-            short_name = shorten(str(source).rsplit("/", 1)[-1], 28, placeholder=" ...")
-            names.append(f"{short_name} ({len(off)})")
-        style.name_bars(ax, names)
-        ax.axvline(0, color=INK, linewidth=0.8)
-        ax.set_xlim(-1.05, 1.05)
-        ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
-        near = int((medians.abs() <= 0.1).sum())
-        ax.set_title(f"{quantity.capitalize()}: median error within 10 % for {near} of {len(medians)} sources")
-    axes[-1].set_xlabel("error: predicted / measured - 1")
-    text = f"n = {len(rows)} published numbers; in brackets, how many of each source."
-    return style.finished(drawing, [], f"{text} Errors above 100 % are at the edge.")
-
-
 def on_gpu(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return our own runs on a GPU with their predictions, and the errors of these."""
     cells = gpu_scores.scored(runs)
@@ -170,43 +122,12 @@ def on_gpu(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def scores(cells: list[dict]) -> pd.DataFrame:
-    """Return each predictor's error on each measured peak, from the cells of `study scoreboard`."""
+    """Return how far each predictor is off the measured peaks, from the cells of `study scoreboard`."""
     rows = []
-    for cell in cells:
-        name = f"{cell['cell']}, {cell['ranks']} ranks, {cell['precision']}"
-        about = {"cell": name, "arm": cell["arm"], "held_out": cell["held out"]}
-        rows += [about | {"predictor": each, "error": cell[each]} for each in PREDICTORS if cell[each] is not None]
+    for name in PREDICTORS if cells else ():
+        off = pd.Series([abs(cell[name]) for cell in cells if cell[name] is not None])
+        if len(off):
+            row = {"predictor": name, "cells": len(off), "median_error": stored.percent(off.median())}
+            row |= {"largest_error": stored.percent(off.max()), "not_covered": len(cells) - len(off)}
+            rows.append(row)
     return pd.DataFrame(rows)
-
-
-def sentence_of_scores(rows: pd.DataFrame) -> str:
-    """Return the median and worst error of each predictor."""
-    items = []
-    for name, mine in parts(rows, "predictor").items():
-        off = mine["error"].abs()
-        items.append(f"{name} {off.median():.2%} in the median, {off.max():.0%} at worst ({len(mine)} cells)")
-    return f"Errors: {'; '.join(items)}." if items else ""
-
-
-@style.figure
-def figure_of_scores(rows: pd.DataFrame) -> Figure:
-    """Error of each memory predictor: one point for each measured peak, a bar at the median."""
-    predictors = {f"{name} ({len(mine)})": mine for name, mine in parts(rows, "predictor").items()}
-    drawing, (ax,) = style.panels([1.2 + 0.55 * len(predictors)])
-    style.strips(ax, predictors, "error", 0.25, markersize=4.5, alpha=0.8)
-    for place, mine in enumerate(predictors.values()):
-        ax.plot([mine["error"].median()] * 2, [place - 0.38, place + 0.38], color=INK, linewidth=2)
-    ax.axvline(0, color=FAINT, linewidth=0.8)
-    ax.set_xscale("symlog", linthresh=0.01)
-    ax.set_xticks([-1, -0.1, -0.01, 0, 0.01, 0.1, 1])
-    off = rows["error"].abs()
-    furthest = 1.6 * max(1, off.max())  # no point lies on the frame
-    ax.set_xlim(-furthest, furthest)
-    ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
-    ax.set_xlabel("error: predicted / measured - 1 (logarithmic beyond 1 %)", loc="right")
-    medians = off.groupby(rows["predictor"], sort=False).median()
-    title = f"Median error: {medians.idxmin()} {medians.min():.2%}, the others up to {medians.max():.0%}"
-    style.headed(ax, title, "predictions of the same measured peaks")
-    text = "Each point is one measured cell; the number of cells is in brackets. The bar is the median."
-    text += " A predictor that does not cover an arm has no point for it."
-    return style.finished(drawing, style.keys(rows["arm"]), text, 4)

@@ -21,7 +21,7 @@ def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame
         matching = [run for run in runs.select(arm=arm, **wanted).done if _trains_all(run)]
         for run in matching[:1]:
             sizes = _after_step(run) | run.traffic
-            in_bytes = {part: sizes.get(part, 0) / (run.parameters or 1) for part in parts}
+            in_bytes = {part: round(sizes.get(part, 0) / (run.parameters or 1), 3) for part in parts}
             rows.append({"arm": arm} | in_bytes | {"parameters": run.parameters, "run": run.name})
     return pd.DataFrame(rows)
 
@@ -37,5 +37,5 @@ def _after_step(run: Run) -> dict[str, int]:
 
 
 def figure_to_drag() -> str:
-    """Return a figure as HTML with its own script: model states of a rank by stage, ranks and model."""
+    """Return a figure as HTML with its own script: what each rank holds, by stage, ranks and model."""
     return (TEMPLATES / "stages.html").read_text()
