@@ -152,7 +152,8 @@ def test_a_text_is_answered_by_its_central_claims(findings, answer):
         {"claim": f"A-{n}", "central": "x", "summary": {"claimed": "It is so", "finding": each, "rests on": READ}}
         for n, each in enumerate(findings)
     ]
-    assert claims.answer(pd.DataFrame(rows)) == f"**{answer}**"
+    refuted = " Refuted: “It is so”." if v.REFUTED in findings else ""
+    assert claims.answer(pd.DataFrame(rows)) == f"**{answer}**{refuted}"
 
 
 def test_a_finding_is_divided_by_the_claimed_value_but_not_by_a_limit():
