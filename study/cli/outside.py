@@ -7,7 +7,7 @@ from typing import Literal
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
-from study.predictor.outside import errors, published, ratios, side_by_side, stored
+from study.predictor.outside import errors, published, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.stored import percent
 from study.predictor.outside.trainings import Compared, ComparedRow, compare
@@ -41,7 +41,6 @@ def outside(
         errors.write()
         stored.read.cache_clear()
         stored.predictions.cache_clear()
-        ratios.write()
         side_by_side.write()
         from study.bench import board as boards  # it needs pandas
 

@@ -11,9 +11,9 @@ from study.spec.arms import ROOT
 
 KEPT = ROOT / "reports" / "conform"
 OWN_TESTS = (
-    "10 of the 40 faults: tests that pass here on CPU ranks without the fault, run with it up to the first that fails, or "
-    "for 100 s. DeepSpeed's are of its repository (edaa722), tried with 0.19.8; its tests of checkpoints and those that "
-    "compare with DDP do not pass here. What other tests find, on GPUs as well, and PyTorch's of FSDP2, is not known."
+    "10 of the 40 faults: tests that pass here on CPU ranks without the fault, run with it up to the first that fails, "
+    "or for 100 s. DeepSpeed's are of its repository (edaa722), tried with 0.19.8; its tests of checkpoints and those "
+    "that compare with DDP do not pass here. What other tests find, on GPUs as well, is not known."
 )
 STATUSES = ("holds", "fails", "refused", "not applicable")
 
