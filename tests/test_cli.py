@@ -235,6 +235,7 @@ WRONG = {
     ADVISE + NUMBERS + "--layers -24": "--layers must be a finite number above 0 (got -24)",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
     ADVISE + "--model gpt2 --batch 80000000000": "--batch 80000000000 is more than",
+    "estimate --model gpt2 --recompute-every 1": "must be at least 2 (got 1). What to do: give --checkpointing for 1",
     ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
     "timeline --model gpt2 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
     "timeline --model gpt2 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",

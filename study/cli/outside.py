@@ -8,7 +8,7 @@ from study.errors import Stop
 from study.io.numbers import number_of
 from study.io.tables import say, say_wrapped, show
 from study.io.words import joined
-from study.predictor.outside import errors, published, ratios, side_by_side, stored
+from study.predictor.outside import errors, published, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.stored import percent
 from study.predictor.outside.trainings import compare
@@ -66,7 +66,6 @@ def _write() -> None:
     errors.write()
     stored.read.cache_clear()
     stored.predictions.cache_clear()
-    ratios.write()
     side_by_side.write()
     boards.write()
 
