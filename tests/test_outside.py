@@ -347,7 +347,7 @@ def test_any_file_is_compared_with_predictions_as_json(tmp_path):
 def test_the_commands_words(tmp_path, capsys, golden):
     rows = file(tmp_path / "rows.csv", {"step_time_s": "0.2"}, {"source": "another", "config": "", "step_time_s": "1"})
     outside()
-    outside(against="ours", source="torchtune", verbose=True)
+    outside(against="ours", source="torchtune")
     outside(against="ours")
     outside(file=rows)
     golden("command_outside.txt", capsys.readouterr().out)

@@ -388,7 +388,7 @@ def test_the_commands_take_watched_records_and_claims_do_not(mine):
     assert predicted(run.record) is None
     gathered = evidence.gather(loaded)
     assert gathered.runs == ()
-    assert gathered.notes[0] == "1 records are of other people's scripts and decide nothing"
+    assert gathered.notes[0] == "1 record of other people's scripts: no evidence"
 
 
 @pytest.mark.parametrize(("compiled", "kept"), [(True, True), (False, False)])

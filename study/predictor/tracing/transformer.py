@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from study.errors import Stop
-from study.io import numbers
+from study.io import numbers, progress
 from study.machine import cache, hub
 from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
@@ -243,7 +243,8 @@ def _cached(key: list, look, committed_answer=lambda: None) -> Any:
 def _kept(name: str, look) -> Any:
     looks = cache_home().expanduser() / "looks"
     if (known := cache.answer(looks, name)) is None:
-        known = json.loads(json.dumps(look(_tracing())))
+        with progress.during("tracing the model; this takes seconds, once"):
+            known = json.loads(json.dumps(look(_tracing())))
         cache.keep(looks, name, known)
     return known
 
