@@ -112,7 +112,7 @@ class Source:
         buffers, limit, vocabulary = (
             self._sum(tuple(getattr(look, name) for look in looks)) for name in ("buffers_bytes", "limit", "vocabulary")
         )
-        return [*first._replace(tensors=tensors, buffers_bytes=buffers, limit=limit, vocabulary=vocabulary)]
+        return [*first[:2], tensors, buffers, first.has_fused_attention, limit, first.limited_by, vocabulary]
 
     def _pass(self, options: TraceOptions, rows: int) -> dict:
         """Return a pass over some rows: each of its numbers is fitted to all samples."""
