@@ -253,7 +253,7 @@ def test_the_page_gives_the_answer_of_advise(asked, page, monkeypatch, capsys):
     if kept and len(given) == 3:
         assert kept["words"] == advice["in_words"], REMEDY
         assert [line for line in kept["words"] if line not in text(page, "advice")] == []
-    if choice is None or choice["arm"] not in ARMS:
+    if choice is None or choice["arm"] not in ARMS or choice["checkpointing"] > 1:  # of some layers: no table has it
         return
     type_in(page, precision=choice["precision"], tokens=machine["sequence"], recomputes=choice["checkpointing"])
     type_in(page, rows=choice["micro_batch"], passes=choice["accumulation"], optimizer="adamw")

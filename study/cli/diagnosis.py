@@ -53,16 +53,12 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
 def _answer(path: Path) -> dict:
     """Return everything that is known about a run: by the logs of its ranks' collectives, and by its record."""
     if config := sources.read_config(path):
-        about = {"run": path.name, "how": config.words, "status": None, "error": None, "ranks": None}
-        found = [dataclasses.asdict(finding) for finding in _mistakes(contradictions(config))]
-        return about | {"findings": found, "looked_at": ["keys", "values that contradict"], "not_known": []}
+        return _of_file(path, config.words, _mistakes(contradictions(config)), "keys, and values that contradict")
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
     if not logs and _is_evidence(path):
-        outside = evidence.look(path)
-        about = {"run": path.name, "how": outside.kind, "status": None, "error": None, "ranks": outside.state}
-        found = [dataclasses.asdict(finding) for finding in outside.findings]
-        return about | {"findings": found, "looked_at": [outside.kind], "not_known": []}
+        left = evidence.look(path)
+        return _of_file(path, left.kind, left.findings, left.kind) | {"ranks": left.state}
     tables = trends.load(folder) if folder.is_dir() else {}
     judged_steps = ["steps"] if tables else []
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
@@ -71,24 +67,29 @@ def _answer(path: Path) -> dict:
     record = store.read(path) if path.is_file() else store.load(folder)
     seen = record.observed
     judged, unknown = diagnosis.looked_at(record)
-    ranks = f" on {seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}" if seen.ranks else ""
+    ranks = f" on {number_of(seen.ranks, 'ranks')}" if seen.ranks else ""
     virtual = ", virtual" if record.is_virtual else ""
     waiting = _waiting(logs if record.status != "done" else [])
     ignored = _mistakes(differences.ignored_keys(record))
-    findings = [
-        *_out_of_memory(record, path),
-        *ordered([*ignored, *trends.findings(tables), *diagnosis.diagnose(record)]),
-    ]
+    findings = ordered([*ignored, *trends.findings(tables), *diagnosis.diagnose(record)])
+    first, others = (list(map(dataclasses.asdict, some)) for some in (_out_of_memory(record, path), findings))
     return {
         "run": record.run_id,
         "how": f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}",
         "status": record.status,
         "error": record.error.model_dump() if record.error else None,
         "ranks": waiting["ranks"],
-        "findings": waiting["findings"] + [dataclasses.asdict(finding) for finding in findings],
+        "findings": first + waiting["findings"] + others,
         "looked_at": waiting["looked_at"] + judged_steps + judged,
         "not_known": unknown,
     }
+
+
+def _of_file(path: Path, kind: str, findings: list[Finding], topic: str) -> dict:
+    """Return what is known by a file that is neither a run nor a record."""
+    unknown = dict.fromkeys(("status", "error", "ranks"))
+    about = {"run": path.name, "how": kind, "findings": list(map(dataclasses.asdict, findings))}
+    return unknown | about | {"looked_at": [topic], "not_known": []}
 
 
 def _mistakes(texts: list[str]) -> list[Finding]:

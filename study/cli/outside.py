@@ -11,7 +11,7 @@ from study.io.words import joined
 from study.predictor.outside import errors, published, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.stored import percent
-from study.predictor.outside.trainings import compare
+from study.predictor.outside.trainings import ComparedRow, compare
 from study.spec.options import AsJson
 
 
@@ -49,14 +49,19 @@ def outside(
     members = [compare(row) for row in rows] if file else [member for member in kept if member.row in rows]
     if as_json:
         return {"rows": [member.as_json() for member in members], "summary": errors.lines(members)}
+    _show(members, is_whole=not (file or source))
+    return None
+
+
+def _show(members: list[ComparedRow], *, is_whole: bool) -> None:
+    """Print how far off the predictions are, over all rows and source by source."""
     lines = errors.lines(members)
-    say_wrapped(_answer(lines) if file or source else stored.accuracy(), "")
+    say_wrapped(stored.accuracy() if is_whole else _answer(lines), "")
     show(lines)
     predicted = {member.row.source for member in members if member.quantities}
     if without := Counter(member.row.source for member in members if member.row.source not in predicted):
         say("", "No row has a prediction of (--json says why):")
         say(*(f"- {name}: {number_of(count, 'rows')}" for name, count in without.items()))
-    return None
 
 
 def _write() -> None:

@@ -247,9 +247,9 @@ function drawAdvice(question) {
   const [answer, ...others] = kept.words;
   place.querySelector(".sentence").textContent = answer;
   place.querySelector(".alternative").textContent = [...others, `So says ${adviseCommand(question)}.`].join(" ");
-  const settings = kept.settings?.precision in data.models[question.model] && kept.settings;
-  const isShown = settings && Object.entries(settings).every(([name, value]) => question[name] === value);
-  place.querySelector("button").hidden = !settings || isShown;
+  const isHere = kept.settings?.recomputes < 2 && kept.settings.precision in data.models[question.model]; // of all layers
+  const isShown = isHere && Object.entries(kept.settings).every(([name, value]) => question[name] == value); // true == 1
+  place.querySelector("button").hidden = !isHere || isShown;
 }
 
 function showAdvice() {
