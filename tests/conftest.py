@@ -38,7 +38,7 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 
 
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
-# predictions that claims rest on (a process makes them once, in 12 s), or the process that forks conformance's ranks.
+# predictions that claims rest on (a process makes them once), or the process that forks conformance's ranks.
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_audit", "test_ledger"), "pages")
 SHARING |= dict.fromkeys(("test_conform", "test_conform_releases"), "conform")
