@@ -280,17 +280,24 @@ def compare(row: Row) -> ComparedRow:
 
 
 def _memory(training: Training) -> list[Compared]:
-    """Compare the bytes that a GPU holds at the peak. A row without a kind: allocated, as most programs print."""
+    """Compare the bytes that a GPU holds at the peak. A row without a kind: allocated, up to the driver's."""
     row = training.row
     if row.memory_bytes is None:
         return []
     if row.products and "torchao" not in (row.versions or ""):  # torchao keeps what 16-bit products keep
         raise NotPredicted("what is kept of 8-bit products depends on the library")
-    predicted: float = estimate(training.setup).peak_bytes
-    if row.kind in ("reserved", "driver"):
-        held = memory_kinds(training.setup, training.machine.gpu if training.machine else None)
-        predicted = getattr(held, row.kind)
-    return [Compared("memory", _short(predicted), _short(row.memory_bytes))]
+    measured = _short(row.memory_bytes)
+    if row.kind == "allocated":
+        return [Compared("memory", _short(estimate(training.setup).peak_bytes), measured)]
+    gpu = training.machine.gpu if training.machine else None
+    held = memory_kinds(training.setup, gpu)
+    predicted = getattr(held, row.kind or "allocated")
+    if predicted is None:
+        raise NotPredicted(f"{row.kind} memory is not known for ranks that divide a model")
+    interval = None
+    if row.kind is None and (most := held.driver or (gpu and GPUS[gpu].memory_bytes)):
+        interval = (_short(held.allocated), _short(most))  # the source may have read any of the three
+    return [Compared("memory", _short(predicted), measured, interval)]
 
 
 def _time(training: Training) -> list[Compared]:
