@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or for a Python other than 3.11
 RUNS ?= runs/smoke
+WORKERS ?= 3  # of pytest, on two cores
 # pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Where this is set, no bytecode is kept, and every process compiles all that it imports: six seconds for a rank.
@@ -46,13 +47,13 @@ report: setup  ## what `make study` found, as pages to open in a browser: report
 	study report --runs $(RUNS) --out reports/build
 
 test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the slow ones
-	pytest -n 3 --dist loadgroup -m "not slow and not gpu"
+	pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
 style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
 	ruff check && ruff format --check && lint-imports && mypy
 
 check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
-	pytest -n 3 --dist loadgroup -m "not gpu"
+	pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
 
 parity: setup $(VENV)/.ready-to-test  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,13 +32,16 @@ software.put_programs_on_path()  # ninja, if nobody has activated the environmen
 # Threads that wait for work sleep. Otherwise they spin, and where cores are shared a pass of a small model takes up to
 # sixteen times the processor time. It holds for processes that are started from here as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; in the background it starts ignored
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
 
-# One worker takes a whole file, since the tests of a file share fixtures. PAGES share the report's pages. APART share
-# only trained runs, which the workers share too (`trained`), and take longest.
-PAGES = ("test_browser", "test_report", "test_notebooks")
+# One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
+# predictions that claims rest on (a process makes them once), or the process that forks conformance's ranks.
+# APART share only trained runs, which the workers share too (`trained`), and take longest.
+SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_audit", "test_ledger"), "pages")
+SHARING |= dict.fromkeys(("test_conform", "test_conform_releases"), "conform")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
@@ -83,12 +87,14 @@ def pytest_collection_modifyitems(config, items) -> None:
     items.sort(key=lambda item: item.path.stem not in FIRST)
     for item in items:
         if (name := item.path.stem) not in APART:
-            item.add_marker(pytest.mark.xdist_group("pages" if name in PAGES else name))
+            item.add_marker(pytest.mark.xdist_group(SHARING.get(name, name)))
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        fork_server()  # it imports while the first tests run
 
 
 def pytest_sessionfinish() -> None:
@@ -299,6 +305,15 @@ def shaped_machine_is_this_one(monkeypatch):
 
 def _is_shaped(hardware) -> bool:
     return hardware.cpu == "Some CPU" and not hardware.devices
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    """The process that forks the ranks of conformance's properties."""
+    from study.conform import suite
+
+    with suite.Ranks(None, tmp_path_factory.mktemp("ranks") / "log.txt") as process:
+        yield process
 
 
 # --- what the report and the notebooks are tested with -------------------------------------------------------------

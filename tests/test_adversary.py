@@ -99,7 +99,7 @@ def notices(root: Path, original: Path) -> set[str]:
     for path in sorted(claims_of(root).glob("*.toml")):
         if path.read_bytes() != (claims_of(original) / path.name).read_bytes():
             words |= {*_wrong_claims(path)}
-    return {sentence for sentence in words if "commits of" not in sentence}
+    return {sentence for sentence in words if "of a commit that" not in sentence}
 
 
 def _wrong_claims(path: Path) -> Iterator[str]:

@@ -21,11 +21,12 @@ from study.predictor.advice.advise import (
     advise,
     best_of,
     machine_of,
+    row_of,
     step_of,
 )
-from study.predictor.advice.answer import assumptions, seconds
+from study.predictor.advice.answer import assumptions, flags, seconds
 from study.predictor.advice.purchase import fewest, remedies
-from study.predictor.advice.question import Given, Question, bytes_of, counts_of
+from study.predictor.advice.question import HALF, Given, Question, bytes_of, counts_of
 from study.predictor.architecture import describe
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.memory_kinds import (
@@ -230,6 +231,20 @@ def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(memory_bytes)))
         row = advised(question)["zero2"]
         assert (row.fits, row.bucket_elements) == (True, elements)
+
+
+def test_half_of_the_layers_where_nothing_fits_without_recomputation(monkeypatch):
+    """On one GPU that holds the peak with every second layer recomputed, and not the peak with none."""
+    few = {"precision": "bf16_pure", "host_pace": 0.0}
+    question = Question(describe("gpt2-medium"), 1, "L4", None, 64e9, 1024, 1, **few)
+    single = arms.load_arm("single")
+    none, half, every = (row_of(replace(question, checkpointing=n), single, 1).peak_bytes for n in (False, HALF, True))
+    assert every < (1 + MISS) * half < none
+    for peak, chosen in ((half, HALF), (every, True), (none, False)):
+        enough = (1.01 * (1 + MISS) * peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION)
+        monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(enough)))
+        assert advise(question).choice.checkpointing == chosen
+    assert flags(replace(advise(question).choice, checkpointing=HALF), question)[-2:] == ["--recompute-every", "2"]
 
 
 def test_seconds_have_two_digits_and_a_unit(gemma):

@@ -235,7 +235,7 @@ def test_the_arm_by_memory_alone_and_the_order_by_fit(page):
     fits = page.execute_script(cells)
     assert fits == sorted(fits, key=["yes", "just", "no"].index)
     assert len(set(fits)) > 1
-    assert text(page, "choice").startswith("With the rows below and by memory alone, ")
+    assert text(page, "choice").startswith("With these rows and by memory alone, ")
     type_in(page, order="arms")
 
 
@@ -252,8 +252,8 @@ def test_the_page_gives_the_answer_of_advise(asked, page, monkeypatch, capsys):
     kept = page.execute_script("return adviceOf(asked())")
     if kept and len(given) == 3:
         assert kept["words"] == advice["in_words"], REMEDY
-        assert " ".join(kept["words"]) in text(page, "advice")
-    if choice is None or choice["arm"] not in ARMS:
+        assert [line for line in kept["words"] if line not in text(page, "advice")] == []
+    if choice is None or choice["arm"] not in ARMS or choice["checkpointing"] > 1:  # of some layers: no table has it
         return
     type_in(page, precision=choice["precision"], tokens=machine["sequence"], recomputes=choice["checkpointing"])
     type_in(page, rows=choice["micro_batch"], passes=choice["accumulation"], optimizer="adamw")

@@ -30,7 +30,7 @@ document = "none"
 replicates = "nothing"
 [[part]]
 name = "p"
-arm = "zero2"
+arm = "{arm}"
 data = "embedded"
 train_rows = 96
 eval_rows = 8
@@ -163,13 +163,14 @@ def test_what_a_crash_leaves_is_healed_and_what_runs_inside_ends(own):
 
 
 @emulates
-def test_a_training_over_two_hosts_is_one_record_with_its_bytes_counted_on_the_links(tmp_path, monkeypatch):
-    (tmp_path / "mini.toml").write_text(textwrap.dedent(TRAINING))
+@pytest.mark.parametrize("arm", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
+def test_a_training_over_two_hosts_is_one_record_with_its_bytes_counted_on_the_links(arm, tmp_path, monkeypatch):
+    (tmp_path / "mini.toml").write_text(textwrap.dedent(TRAINING.format(arm=arm)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "state"))
     words = [sys.executable, "-m", "study.cli", "sweep", str(tmp_path / "mini.toml"), "--cluster"]
     ran = subprocess.run([*words, "--runs", str(tmp_path / "runs")], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    (folder,) = (tmp_path / "runs").glob("p-zero2-*")
+    (folder,) = (tmp_path / "runs").glob(f"p-{arm}-*")
     record = store.load(folder)
     assert record.observed.ranks == record.observed.ranks_counted == 2
     wanted = {"hosts": 2, "interfaces": ["zshost0", "zshost1"], "bandwidth_mbit": 400.0, "limited_by": "tbf"}

@@ -14,7 +14,7 @@ from conftest import DECODERS_ALONE
 from study.errors import Stop
 from study.predictor.advice.advise import BUCKETS, Advice, advise, best_of_arm
 from study.predictor.advice.answer import use
-from study.predictor.advice.configure import config, write
+from study.predictor.advice.configure import config, torchtitan, write
 from study.predictor.advice.question import Question
 from study.predictor.architecture import describe, named
 from study.spec import arms
@@ -151,6 +151,8 @@ def test_torchtitan_gets_its_config(tmp_path):
     assert config["training"]["local_batch_size"] == row.micro_batch
     assert config["parallelism"]["data_parallel_shard_degree"] == 2
     assert config["activation_checkpoint"]["mode"] == "none"
+    half = tomllib.loads("\n".join(torchtitan(replace(row, checkpointing=2), advised().question)))
+    assert half["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "2"}
 
 
 def test_what_cannot_be_written(tmp_path):

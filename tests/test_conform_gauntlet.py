@@ -4,6 +4,7 @@ import ast
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from packaging.version import Version
 
@@ -86,6 +87,12 @@ def test_the_pages_have_a_row_for_what_differs():
     assert "Nothing fails with" in conformance.sentence(rows)
     assert len(conformance.bugs()) == len(gauntlet.bugs())
     assert str(sum(row["caught"] for row in json.loads((KNOWN / "bugs.json").read_text()))) in conformance.power()
+
+
+def test_the_libraries_own_tests_are_shown_for_faults_of_ours():
+    kept = pd.read_csv(KNOWN / "own_tests.csv")
+    assert len(kept) == len(conformance.own_tests()) >= 6, "a sentence is not that of a fault"
+    assert set(kept["failing"].isna()) == {True, False}, "some find their fault, and some do not"
 
 
 @pytest.mark.slow

@@ -302,12 +302,6 @@ def test_a_script_has_an_answer_or_a_reason(text, answer, ranks, tmp_path):
     assert ranks.answer(suite.ADAPTERS["ddp"], request) == answer
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with suite.Ranks(None, tmp_path_factory.mktemp("ranks") / "log.txt") as process:
-        yield process
-
-
 def test_a_script_of_the_user_is_halved(pip, monkeypatch, tmp_path, capsys):
     (tmp_path / "mine.py").write_text("")
     run = releases.subprocess.run

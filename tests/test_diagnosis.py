@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from conftest import forked
+from everyday import CUDA_ERROR
+from shaped import changed, finished, put
 
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
@@ -269,3 +271,14 @@ def test_findings_are_ordered_by_size():
     ]  # fmt: skip
     ids = [each.id for each in ordered([Finding("", id=str(place), **size) for place, size in enumerate(sizes)])]
     assert ids == ["4", "5", "2", "3", "1", "0"]
+
+
+def test_full_memory_comes_first_and_a_key_that_deepspeed_ignored_is_named(tmp_path):
+    config = {"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2}}
+    error = {"kind": "OutOfMemoryError", "message": CUDA_ERROR, "what_to_do": "take fewer rows"}
+    put(tmp_path, changed(finished("full", "zero2"), status="oom", error=error, observed__deepspeed=config))
+    (answer,) = command.diagnose((tmp_path / "full",), as_json=True)
+    first, second, *_ = answer["findings"]
+    assert (first["id"], second["id"]) == ("memory_full", "config")
+    assert second["sentence"] == "DeepSpeed has no key gradient_acumulation_steps and ignores it"
+    assert second["remedy"] == "write gradient_accumulation_steps"

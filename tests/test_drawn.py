@@ -33,10 +33,8 @@ def off(cell: dict, folder, cache) -> float | None:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_memory_of_drawn_cells_is_predicted(tmp_path, cache):
-    tried = [(cell, off(cell, tmp_path / str(place), cache)) for place, cell in enumerate(cells())]
-    errors = [(cell, abs(error)) for cell, error in tried if error is not None]
+    tried = [off(cell, tmp_path / str(place), cache) for place, cell in enumerate(cells())]
+    errors = [abs(error) for error in tried if error is not None]
     assert len(errors) >= 41
-    assert median(error for _, error in errors) < 0.001
-    far = [tuple(cell[name] for name in ("arm", "precision")) for cell, error in errors if error >= 0.03]
-    families = [cell["config"]["model_type"] for cell, error in errors if error >= 0.03]
-    assert (families, far) == (["qwen2_moe"], [("zero3", "bf16_pure")]), "the one open miss: 5.2 % too low"
+    assert median(errors) < 0.001
+    assert max(errors) < 0.03

@@ -7,6 +7,7 @@ with a GPU, with NCCL or with Slurm made it.
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,16 @@ def test_memory_snapshots_name_the_owners(tmp_path, frames, write):
     assert "1.07 GB of it (25%) hold no tensor, in 2 pieces of at most 537 MB" in said
     assert "2.15 GB (87% of all tensors) are 1 tensors made at train.py:30 in step" in said
     assert "300 tensors of 1.05 MB each, made at linear.py:5 in forward" in said
+
+
+def test_a_snapshot_of_many_sizes_takes_seconds(tmp_path):
+    """Counting each size among all of a line would take minutes."""
+    blocks = [{"size": size, "state": "active_allocated", "frames": []} for size in range(1, 40_000)]
+    segment = {"total_size": GIB, "blocks": blocks}
+    (tmp_path / "memory.json").write_text(json.dumps({"segments": [segment]}))
+    begin_s = time.process_time()
+    assert ids(tmp_path / "memory.json") == ["largest_owner"]
+    assert time.process_time() - begin_s < 5
 
 
 class Hostile:

@@ -1,6 +1,7 @@
 """Six doors answer one question alike: README, the index, the calculator, `advise`, `estimate` and `timeline`.
 
 The question: which arm for my model on my GPUs, with which memory, in how many seconds?
+The calculator is asked the same questions in tests/test_calculator.py, which has a browser.
 """
 
 import json

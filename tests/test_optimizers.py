@@ -10,7 +10,8 @@ from shaped import rows as rows_of
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.measure import readback, roles
-from study.predictor.memory.moments import Piece, held_bytes
+from study.predictor.memory.moments import Piece, held_bytes, multiplied_bytes
+from study.predictor.memory.profile import Tensor
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of
@@ -114,6 +115,12 @@ def test_an_optimizer_that_works_by_matrices_keeps_more_of_a_vector():
     assert held_bytes("adafactor", [matrix], 4) == 4 * (512 + 256)
     assert held_bytes("adafactor", [vector], 4) == 4 * 512 * 256  # what DeepSpeed's stages give it
     assert held_bytes("fused", [matrix], 4) == held_bytes("fused", [vector], 4) == 8 * 512 * 256
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 256), (256, 64)])
+def test_muon_updates_the_experts_of_a_layer_together(shape):
+    one, eight = (multiplied_bytes(Tensor("w", each, "layer.0"), on_gpu=True) for each in (shape, (8, *shape)))
+    assert eight == 8 * one
 
 
 def test_moments_of_eight_bits_have_scales_and_small_tensors_have_none():

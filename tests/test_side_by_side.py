@@ -6,11 +6,11 @@ import pytest
 from shaped import failed, finished, put
 from test_cli import in_this_process
 
-from study.cli import runs as commands
 from study.io.numbers import nats
 from study.records import runs as records
 from study.report import grouping
 from study.report.topics import losses
+from study.report.topics.arms import by_task
 from study.spec.arms import NAMES, ROOT
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
@@ -18,7 +18,7 @@ SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 
 def test_each_task_has_a_table_in_the_order_of_arms_and_sentences_with_its_numbers():
     kept = records.load(SMOKE)
-    compared = [each for each in commands.by_task(kept) if len(each["rows"]) > 5]
+    compared = [each for each in by_task(kept) if len(each["rows"]) > 5]
     assert {each["group"].split(",")[0] for each in compared} == {"imdb", "wikitext"}
     for each in compared:
         arms = [row["arm"] for row in each["rows"]]
@@ -36,7 +36,7 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_sentences_with_its_numbe
 
 def test_other_rows_are_not_compared_and_what_could_not_run_is_named(tmp_path):
     folder = put(tmp_path, finished("a", "ddp"), finished("b", "zero2", seed=7), failed("c", arm="zero3", seed=42))
-    (group,) = commands.by_task(records.load(folder))
+    (group,) = by_task(records.load(folder))
     assert [row["furthest nats"] for row in group["rows"]] == [None, None, None], "another seed, and a run that failed"
     assert any(line.startswith("zero3 did not run: ") for line in group["in_words"])
     assert not any(line.startswith("Losses") for line in group["in_words"])
@@ -58,7 +58,7 @@ def test_runs_that_draw_their_weights_in_place_are_not_compared(tmp_path):
     put(tmp_path, finished("a", "ddp"), finished("b", "zero3", loss=3.0, requested__init="in_place"))
     put(tmp_path, finished("c", "zero2", loss=2.5))
     loaded = records.load(tmp_path)
-    (group,) = commands.by_task(loaded)
+    (group,) = by_task(loaded)
     assert {row["arm"]: row["furthest nats"] for row in group["rows"]} == {
         "ddp": None,
         "zero2": pytest.approx(0.625),

@@ -246,6 +246,16 @@ def test_rows_of_the_test_are_not_fitted():
     assert all(row.role for row in published.rows() if row.step_s)
 
 
+def test_ceilings_that_are_fitted_have_rows_of_their_own_and_hold_for_another_model():
+    (gpu,) = pace.fitted_ceilings()
+    mine, others = ([each for each in timed(role) if each[1].gpu == gpu] for role in ("fit", "test"))
+    known = {kind: value for kind, (value, _) in pace.ceilings(gpu).items()}
+    assert fit.ceilings(gpu, mine) == pytest.approx(known, rel=0.01)
+    off = [step_time(training.setup, machine).seconds / training.row.step_s - 1 for training, machine in others]
+    assert np.median(np.abs(off)) < 0.1
+    assert not {training.row.model for training, _ in mine} & {training.row.model for training, _ in others}
+
+
 class Traffic(TorchDispatchMode):
     """Counts the bytes that kernels read and write; numbers of one element are left out."""
 
@@ -378,6 +388,7 @@ def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
 
     assert attention_s("gpt2", "fa2") == pytest.approx(attention_s("gpt2", None) / 2)
     assert attention_s("gpt2", "fa3") < attention_s("gpt2", "fa2")
+    assert attention_s("gpt2", Machine(gpu="H100-80GB").attention_kernel) == attention_s("gpt2", "fa2")
     assert attention_s("bert-base", "fa2") == attention_s("bert-base", None), "it has no mask"
     assert attention_s("gpt2", "fa2", A100.gpu) == attention_s("gpt2", None, A100.gpu), "as nine sources have it"
 
@@ -428,7 +439,7 @@ def test_each_source_weighs_the_same_in_the_interval():
 
 
 def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_the_fit_are_left_out():
-    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
+    fitted, others = fit.deciding(), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
     without = []
 
     def never_again(rest):
@@ -491,7 +502,7 @@ def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
     for name in ("large", "small"):
         assert kept.pop(name) == pytest.approx(pace._read()["interval"][name], abs=0.003)
     refused = {name: pace.origins()[name]["refused"] for name in kept}
-    refit = fit.fit(timed("fit"), list(refused), pace.pace())
+    refit = fit.fit(fit.deciding(), list(refused), pace.pace())
     assert {name: getattr(refit, name) for name in refused} == pytest.approx(refused, rel=0.01)
 
 

@@ -68,6 +68,13 @@ class Listener:
         return lambda *_: None
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """What sleeps here is ended soon: no step is timed, and no rank needs seconds to write where it is."""
+    monkeypatch.setattr(launches, "POLL_S", 0.1)
+    monkeypatch.setattr(launches, "ANSWERS_WITHIN_S", 0.2)
+
+
 @pytest.fixture
 def launching(monkeypatch):
     """A function that replaces the launch of a cell by another command, in which {} is the run folder."""
@@ -379,7 +386,7 @@ def test_ctrl_c_while_a_launch_is_being_ended_ends_it_now(tmp_path, launching):
     runs, listener = tmp_path / "runs", Listener()
 
     def interrupt(*_):
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()  # while it waits for the launch to end
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # while it waits for the launch to end
         raise KeyboardInterrupt
 
     listener.step = interrupt

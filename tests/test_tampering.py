@@ -217,7 +217,7 @@ def test_a_gpu_that_was_never_there_decides_nothing(tmp_path):
     chosen = choose(seen, claim, {"arm": "zero2"})
     assert [run.name for run in chosen.runs] == ["zero2-1"]
     assert [run.name for run in chosen.others] == ["forged"]
-    assert "1 of 2 records are not sealed and not of this machine, so they decide nothing" in " ".join(seen.notes)
+    assert "1 of 2 records is neither sealed nor of this machine: no evidence" in " ".join(seen.notes)
     keep.keep([tmp_path / "runs"], tmp_path / "machine")
     chosen = choose(gathered(tmp_path / "machine"), claim, {"arm": "zero2"})
     assert len(chosen.runs) == 2
@@ -232,7 +232,7 @@ def test_outside_a_checkout_commits_are_a_note(records, tmp_path, monkeypatch):
     store.unknown_commits.cache_clear()
     seen = gathered(records)
     assert kept(seen) == ALL
-    assert "the commits of 9 of 9 records could not be checked" in seen.notes
+    assert "9 of 9 records are of a commit that could not be checked" in seen.notes
     store.unknown_commits.cache_clear()
 
 

@@ -7,7 +7,7 @@ from study.errors import Stop
 from study.predictor import papers
 from study.predictor.architecture import describe, generic
 from study.predictor.estimate import Estimate, estimate, memory, profile
-from study.predictor.memory.deepspeed_memory import gathered, last_fetches
+from study.predictor.memory.deepspeed_memory import gathered
 from study.predictor.memory.engine import Engine, first_part, padded, second_copy
 from study.predictor.setup import Setup
 from study.spec import arms
@@ -80,9 +80,22 @@ def test_what_stage_3_keeps_gathered():
     assert gathered(engine("zero3", 8)) == 4 * everything
     assert gathered(engine("zero3_textbook", 8)) < everything
     assert 0.4e9 < gathered(engine("zero3", 8, "gemma2-9b")) / 4 < 1.2e9
-    assert last_fetches(engine("zero3", 1)) == []
-    ((last, elements),) = last_fetches(engine("zero3", 8))
-    assert (last.block, elements) == ("layer.11", 12 * 768**2), "the pooler after it is alone"
+    visits = engine("zero3", 8).fetches.forward
+    last = "bert.encoder.layer.11.output.dense.weight"
+    assert visits[last].waiting.flat == 12 * 768**2, "the buffer from which the last layers were made"
+    assert visits["bert.pooler.dense.weight"].waiting.flat == 0, "it is alone"
+
+
+def test_stage_3_waits_for_a_whole_mixture_of_experts():
+    """DeepSpeed's leaf modules."""
+    fetches = engine("zero3", 8, "mixtral-micro").fetches
+    gate, up, down = (
+        f"model.layers.3.mlp.{name}" for name in ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
+    )
+    assert fetches.forward[gate] is fetches.forward[up] is fetches.forward[down]
+    whole = sum(tensor.elements for tensor in describe("mixtral-micro").tensors if tensor.elements > 10**5)
+    assert fetches.forward[up].waiting.flat == whole, "all of it is one fetch of the model itself"
+    assert fetches.forward["lm_head.weight"].running.flat == 0
 
 
 def test_nvme_in_stage_2_is_the_host():
@@ -208,7 +221,7 @@ def test_small_weights_that_stay_whole_have_no_second_copy():
     """Seen in virtual ranks of Jais-2 and GLM-4, whose tensors all stay whole."""
     values = {"precision": "bf16", "micro_batch": 2, "sequence": 48}
     both = [Setup.of_arm(describe("bert-tiny"), "zero3_hpz", ranks=8, accumulation=count, **values) for count in (1, 2)]
-    large = [tensor.elements for tensor in Engine(both[1]).all_tensors if tensor not in Engine(both[1]).persistent]
+    large = [tensor.elements for tensor in both[1].tensors if tensor not in Engine(both[1]).persistent]
     once, twice = (second_copy(Engine(setup), 0)["weights"] for setup in both)
     assert (once, twice) == (0, 4 * sum(large) // 2)
 

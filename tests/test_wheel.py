@@ -21,9 +21,9 @@ from study.ledger.files import NO_REPORTS
 NOTES = [  # of two records that nobody has sealed
     "judging the claims (1) by the runs (2)",
     "NO MANIFEST seals the 2 records in ",
-    "2 of 2 records are not sealed and not of this machine, so they decide nothing. study keep RUNS --into "
+    "2 of 2 records are neither sealed nor of this machine: no evidence. study keep RUNS --into "
     "reports/YOUR-MACHINE seals them",
-    "the commits of 2 of 2 records could not be checked",
+    "2 of 2 records are of a commit that could not be checked",
     NO_REPORTS,
 ]
 LIGHT = {

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from shaped import record as shaped
-from test_sweep import MINI, Listener, mini, statuses
+from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
 
 from study.errors import Stop
 from study.io import numbers
@@ -75,7 +75,7 @@ def test_what_cannot_end_in_time_is_left(tmp_path, monkeypatch):
 def test_what_runs_when_the_window_ends_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(launches, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     turns, started = sweep.plan(cells(tmp_path), 1), time.monotonic()
-    outcomes = sweep.sweep(turns, tmp_path / "runs", 60, None, Listener(), minutes=2 / 60)
+    outcomes = sweep.sweep(turns, tmp_path / "runs", 60, None, Listener(), minutes=0.5 / 60)
     assert time.monotonic() - started < 15
     assert [outcome.status for outcome in outcomes] == ["interrupted", "left", "left"]
     assert "the window ended" in outcomes[0].reason

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
-from study.cli import catalogue, results
-from study.io.numbers import number_of, quantity
-from study.ledger import files, ledger, words
+from study.cli import results
+from study.io.numbers import number_of, part_of, quantity, size, times
+from study.ledger import catalogue, files, ledger, words
 from study.ledger import verdict as v
 from study.ledger.judging import Verdict
 from study.ledger.model import Claim
@@ -135,15 +135,15 @@ def test_the_headline_has_the_most_certain_central_claim_of_each_text():
     [
         (
             [v.SUPPORTED, v.REFUTED],
-            "In part: of the 2 claims that this text stands for, 1 is supported and 1 is refuted.",
+            "In part: of 2 claims that this text stands for, 1 is supported and 1 is refuted.",
         ),
         (
             [v.REFUTED, "too uncertain to say"],
-            "No: of the 2 claims that this text stands for, 1 is refuted and 1 is open.",
+            "No: of 2 claims that this text stands for, 1 is refuted and 1 is open.",
         ),
         (
             ["too uncertain to say"],
-            "Nothing could be decided here: of the 1 claims that this text stands for, 1 is open.",
+            "Nothing could be decided here: of 1 claim that this text stands for, 1 is open.",
         ),
     ],
 )
@@ -152,7 +152,8 @@ def test_a_text_is_answered_by_its_central_claims(findings, answer):
         {"claim": f"A-{n}", "central": "x", "summary": {"claimed": "It is so", "finding": each, "rests on": READ}}
         for n, each in enumerate(findings)
     ]
-    assert claims.answer(pd.DataFrame(rows)) == f"**{answer}**"
+    refuted = " Refuted: “It is so”." if v.REFUTED in findings else ""
+    assert claims.answer(pd.DataFrame(rows)) == f"**{answer}**{refuted}"
 
 
 def test_a_finding_is_divided_by_the_claimed_value_but_not_by_a_limit():
@@ -194,5 +195,11 @@ def test_the_report_says_how_to_object():
 def test_one_of_a_thing_has_no_plural():
     assert [number_of(n, "passes") for n in (0, 1, 2)] == ["0 passes", "1 pass", "2 passes"]
     assert quantity(1, "calls of deepspeed.initialize") == "1 call of deepspeed.initialize"
-    assert quantity(1, "times DDP's bytes") == "1 times DDP's bytes", "a ratio"
+    assert quantity(1, "times DDP's bytes") == "1.0 times DDP's bytes", "a ratio"
     assert quantity("yes", "") == "yes"
+    assert (size(1), quantity(1, "GB/s"), quantity(1, "s"), times(0.999)) == ("1 byte", "1 GB/s", "1 s", "1.0 times")
+    assert [part_of(*n, "runs") for n in ((1, 1), (1, 2), (2, 2))] == [
+        "the only run is",
+        "1 of 2 runs is",
+        "2 of 2 runs are",
+    ]

@@ -114,9 +114,11 @@ def start(words: list[str]) -> None:
         # current folder (-P).
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
+    from study.io import progress
     from study.spec.options import parsed
 
-    with contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext(), _every_package():
+    stdout = contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext()
+    with stdout, progress.shown(), _every_package():
         command = getattr(importlib.import_module(module), function)
         answer = parsed(command, prog=f"study {name}", args=rest)
     if answer is not None:

@@ -7,7 +7,8 @@ import tyro
 
 from study.errors import Stop
 from study.io.files import safe_join
-from study.io.tables import say, wrapped
+from study.io.numbers import number_of
+from study.io.tables import say, say_wrapped, wrapped
 from study.oom.explain import explain
 from study.oom.training import Described
 from study.predictor.wanted import Wanted
@@ -36,7 +37,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     a folder), Kineto and Chrome traces, the JSON lines of NCCL Inspector, and logs of Slurm and torchrun.
 
     Args:
-        runs: Folders of runs, record.json files, or files of other tools.
+        runs: Folders of runs, record.json files, files of other tools, or configs, whose mistakes are named.
         as_json: Print everything as JSON.
     """
     if not runs:
@@ -51,13 +52,13 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
 
 def _answer(path: Path) -> dict:
     """Return everything that is known about a run: by the logs of its ranks' collectives, and by its record."""
+    if config := sources.read_config(path):
+        return _of_file(path, config.words, _mistakes(contradictions(config)), "keys, and values that contradict")
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
     if not logs and _is_evidence(path):
-        outside = evidence.look(path)
-        about = {"run": path.name, "how": outside.kind, "status": None, "error": None, "ranks": outside.state}
-        found = [dataclasses.asdict(finding) for finding in outside.findings]
-        return about | {"findings": found, "looked_at": [outside.kind], "not_known": []}
+        left = evidence.look(path)
+        return _of_file(path, left.kind, left.findings, left.kind) | {"ranks": left.state}
     tables = trends.load(folder) if folder.is_dir() else {}
     judged_steps = ["steps"] if tables else []
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
@@ -66,20 +67,35 @@ def _answer(path: Path) -> dict:
     record = store.read(path) if path.is_file() else store.load(folder)
     seen = record.observed
     judged, unknown = diagnosis.looked_at(record)
-    ranks = f" on {seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}" if seen.ranks else ""
+    ranks = f" on {number_of(seen.ranks, 'ranks')}" if seen.ranks else ""
     virtual = ", virtual" if record.is_virtual else ""
     waiting = _waiting(logs if record.status != "done" else [])
-    findings = ordered([*trends.findings(tables), *diagnosis.diagnose(record), *_out_of_memory(record, path)])
+    ignored = _mistakes(differences.ignored_keys(record))
+    findings = ordered([*ignored, *trends.findings(tables), *diagnosis.diagnose(record)])
+    first, others = (list(map(dataclasses.asdict, some)) for some in (_out_of_memory(record, path), findings))
     return {
         "run": record.run_id,
         "how": f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}",
         "status": record.status,
         "error": record.error.model_dump() if record.error else None,
         "ranks": waiting["ranks"],
-        "findings": waiting["findings"] + [dataclasses.asdict(finding) for finding in findings],
+        "findings": first + waiting["findings"] + others,
         "looked_at": waiting["looked_at"] + judged_steps + judged,
         "not_known": unknown,
     }
+
+
+def _of_file(path: Path, kind: str, findings: list[Finding], topic: str) -> dict:
+    """Return what is known by a file that is neither a run nor a record."""
+    unknown = dict.fromkeys(("status", "error", "ranks"))
+    about = {"run": path.name, "how": kind, "findings": list(map(dataclasses.asdict, findings))}
+    return unknown | about | {"looked_at": [topic], "not_known": []}
+
+
+def _mistakes(texts: list[str]) -> list[Finding]:
+    """Return the mistakes of a config, each with its remedy."""
+    parts = [text.rpartition(": ") for text in texts]
+    return [Finding(sentence, remedy, id="config") for sentence, _, remedy in parts]
 
 
 def _out_of_memory(record: Record, path: Path) -> list[Finding]:
@@ -118,9 +134,11 @@ def _waiting(logs: list[RankLog]) -> dict:
 
 
 def _lines(answer: dict) -> list[str]:
-    lines = wrapped(f"{answer['run']}: {answer['how']}")
+    found = number_of(len(answer["findings"]), "findings") if answer["findings"] else "nothing was found"
+    lines = wrapped(f"{answer['run']}: {answer['how']}: {found}.")
     if error := answer["error"]:
-        lines += _indented(f"{answer['status']}: {error['message']}. What to do: {error['what_to_do']}.", 2)
+        status = "" if answer["status"] == error["message"] else f"{answer['status']}: "
+        lines += _indented(f"{status}{error['message']}. What to do: {error['what_to_do']}.", 2)
     if answer["ranks"]:
         lines += _indented(f"{answer['ranks']}.", 2)
     for number, finding in enumerate(answer["findings"], 1):
@@ -129,8 +147,6 @@ def _lines(answer: dict) -> list[str]:
             lines += _indented(f"What to do: {finding['remedy']}.", 4)
         if evidence := finding["evidence"]:
             lines.append(f"    Shown by: {_shown_by(evidence)}")
-    if not answer["findings"]:
-        lines.append("  Nothing was found.")
     lines += ["", *_indented(f"Looked at: {', '.join(answer['looked_at'])}.", 2)]
     if answer["not_known"]:
         lines += _indented(f"Not in this record: {', '.join(answer['not_known'])}.", 2)
@@ -170,6 +186,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         found_in = {"found_in_a": only_a, "found_in_b": only_b}
         names |= {name: [each.sentence for each in findings] for name, findings in found_in.items()}
         return rows | names | {f"{name}_contradictions": texts for name, texts in found.items()}
+    say_wrapped(_in_short(compared, found), "")
     for name, source in sides.items():
         say(*wrapped(f"{name.upper()}: {source.path} ({source.words})", "   "))
         say(*(_indented(f"{source.unread}.", 3) if source.unread else []))
@@ -181,10 +198,18 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     return None
 
 
+def _in_short(compared: Comparison, mistaken: dict[str, list[str]]) -> str:
+    """Return what differs, and which side has mistakes."""
+    names = ", ".join(printable(difference.name) for difference in compared.known)
+    text = "No setting differs that is known to change losses or memory."
+    if names:
+        text = f"What changes losses or memory: {names}."
+    counts = [f"{side.upper()} has {number_of(len(texts), 'mistakes')}" for side, texts in mistaken.items() if texts]
+    return " ".join([text, *(f"{count} of its own." for count in counts)])
+
+
 def _causes(compared: Comparison) -> list[str]:
-    if not compared.known:
-        return ["No setting differs that is known to change losses or memory."]
-    lines = ["What makes them differ:"]
+    lines = ["What makes them differ:"] if compared.known else []
     for number, difference in enumerate(compared.known, 1):
         lines += ["", *wrapped(f"{number:>2}. {_values(difference)}", "    ")]
         for letter, setting in (("A", difference.a), ("B", difference.b)):

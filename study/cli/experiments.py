@@ -19,7 +19,8 @@ from study.errors import Stop
 from study.extras.cluster import cluster as emulated
 from study.extras.cluster import over_hosts
 from study.extras.slurm import jobs, queue, slurm
-from study.io.tables import show
+from study.io.numbers import part_of
+from study.io.tables import say, show
 from study.machine.gpus import num_gpus
 from study.predictor import room
 from study.spec import arms
@@ -182,4 +183,5 @@ def _show_plan(cells: list[Cell]) -> None:
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}
         rows.append({"cell": cell.name, "ranks": ranks, **values, "here": f"no: {stop.what}" if stop else "yes"})
+    say(f"{part_of(sum(row['here'] == 'yes' for row in rows), len(rows), 'cells')} possible on this machine.", "")
     show(rows)

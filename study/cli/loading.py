@@ -1,6 +1,6 @@
 """`study estimate --loading`: the host memory that a node needs until its ranks have loaded a model."""
 
-from study.io.numbers import size
+from study.io.numbers import number_of, size
 from study.io.tables import say_wrapped, show
 from study.machine.gpus import GPUS
 from study.predictor.memory.loading import WAYS, Load, Way, peaks, process_bytes
@@ -41,9 +41,11 @@ def tell(setup: Setup, gpu: str | None) -> None:
     """Print what a node needs in each way, and what the numbers mean."""
     one = loads(setup, gpu)["plain"]["files in that type"]
     dtype = "fp32" if one.weight_bytes == 4 else "16 bits"
-    node = "one rank" if one.ranks == 1 else f"a node with {one.ranks} ranks"
-    say_wrapped(f"Host memory that {node} needs to load {one.model.name} in {dtype}, predicted:", "")
+    node = f"A node with {number_of(one.ranks, 'ranks')}"
     rows = needed_bytes(setup, gpu).items()
+    needs = [needed for _, row in rows for needed in row.values()]
+    span = f"{size(min(needs))} to {size(max(needs))}" if min(needs) < max(needs) else size(needs[0])
+    say_wrapped(f"{node} needs {span} of host memory to load {one.model.name} in {dtype}, predicted.", "")
     show([{"way": WAYS[way]} | {kind: size(needed) for kind, needed in row.items()} for way, row in rows])
     each = f"{size(HOST_PROCESS_BYTES)} each, assumed" if setup.on_gpu else "counted on a CPU"
     say_wrapped(

@@ -7,6 +7,7 @@ import tyro
 
 from study.errors import Stop
 from study.extras.hosts import hosts
+from study.io.numbers import number_of
 from study.io.tables import say, say_wrapped, show
 from study.io.validation import nearest
 from study.machine import doctor as examination
@@ -14,6 +15,8 @@ from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, Arm, all_paths, read
 from study.spec.options import AsJson
+from study.watcher import sources
+from study.watcher.differences import contradictions
 
 MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
@@ -60,6 +63,7 @@ def _here(arm: Arm, gpus: int) -> str:
 def doctor(
     *,
     nvme_dir: Path = Path("runs"),
+    config: Path | None = None,
     cluster: Path | None = None,
     reach: str = hosts.SSH,
     python: str = sys.executable,
@@ -69,6 +73,7 @@ def doctor(
 
     Args:
         nvme_dir: The folder for arms that offload to disk. The speed of its disk is measured.
+        config: Look also for mistakes in this config: an Accelerate yaml, a DeepSpeed json or arguments of the Trainer.
         cluster: Compare several hosts instead: a file with the name of a host on each line. If the other hosts reach it
             by another address, that follows the name.
         reach: With --cluster: the command that runs a command on {host}, such as 'srun --nodelist {host} --nodes 1'.
@@ -82,20 +87,31 @@ def doctor(
             about = {"hosts": hosts.rows(comparison), "links_bytes_per_s": links}
             return {"fine": not comparison.problems} | about | {"problems": comparison.problems}
         _compare(comparison)
-    findings = examination.examine(nvme_dir)
+    mistakes = _mistakes(config)
+    examined = examination.examine(nvme_dir)
+    findings = [*mistakes, *examined]
+    fine = all(each.fine for each in findings)
     if as_json:
         rows = [{"what": each.what, "found": each.found, "fine": each.fine, "remedy": each.remedy} for each in findings]
-        return {"fine": all(each.fine for each in findings), "findings": rows}
-    lacking = [finding.what for finding in findings if not finding.fine]
-    say(
-        f"This machine lacks: {', '.join(lacking)}."
-        if lacking
-        else "This machine has everything that the study needs.",
-        "",
-    )
+        return {"fine": fine, "findings": rows}
+    lacking = ", ".join(each.what for each in examined if not each.fine)
+    answer = f"This machine lacks: {lacking}." if lacking else "This machine has everything that the study needs."
+    if config and (wrong := sum(not each.fine for each in mistakes)):
+        answer = f"{config.name} has {number_of(wrong, 'mistakes')}. {answer}"
+    say_wrapped(answer, "")
     show([{"": "ok" if finding.fine else "NO", "what": finding.what, "found": finding.found} for finding in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in findings if not finding.fine])
-    sys.exit(1 if lacking else 0)
+    sys.exit(0 if fine else 1)
+
+
+def _mistakes(config: Path | None) -> list[examination.Finding]:
+    """Return the mistakes in a config; a finding without a remedy if there is none."""
+    if config is None:
+        return []
+    source = sources.read(config)
+    parts = [text.rpartition(": ") for text in contradictions(source)]
+    found = [examination.Finding(config.name, problem, remedy) for problem, _, remedy in parts]
+    return found or [examination.Finding(config.name, source.words)]
 
 
 def _compare(comparison: hosts.Comparison) -> None:

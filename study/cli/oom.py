@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from study.io.numbers import short, size
+from study.io.numbers import number_of, short, size
 from study.io.tables import say, say_wrapped, show, wrapped
 from study.machine.gpus import GPUS
 from study.oom import reading
@@ -43,10 +43,10 @@ def oom(
         changes = proposals(seen.training, seen.gpu)
     if as_json:
         return _as_dict(seen, changes)
-    say_wrapped(_message(seen.error), "")
-    if seen.read:
-        say_wrapped(f"Read in the log: {', '.join(seen.read)}.", "")
     _show_causes(seen.causes, has_sizes=seen.error.asked is not None)
+    say_wrapped("", _message(seen.error))
+    if seen.read:
+        say_wrapped(f"Read in the log: {', '.join(seen.read)}.")
     _show_changes(changes, seen)
     if seen.training is None and seen.error.where == "GPU":
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
@@ -66,8 +66,9 @@ def _message(seen: OomError) -> str:
 
 def _show_causes(ranked: list[Cause], *, has_sizes: bool) -> None:
     if not ranked or not ranked[0].is_likely:
-        sizes = "" if has_sizes else " and it has no sizes: nvidia-smi shows whose memory it is;"
-        say_wrapped(f"No candidate is sure;{sizes} a snapshot tells (`study diagnose SNAPSHOT`).", *[""] * bool(ranked))
+        fit = f": {number_of(len(ranked), 'causes')} possible, the likeliest first" if len(ranked) > 1 else ""
+        sizes = "" if has_sizes else " It has no sizes: nvidia-smi shows whose memory it is."
+        say_wrapped(f"No cause is sure{fit}; a snapshot tells (`study diagnose SNAPSHOT`).{sizes}", "")
     for number, cause in enumerate(ranked, 1):
         sure = "likely" if cause.is_likely else "possible"
         what = cause.what[0].upper() + cause.what[1:]

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import size
-from study.io.tables import say, show
-from study.predictor.outside import errors, published, ratios, side_by_side, stored
+from study.io.numbers import number_of
+from study.io.tables import say, say_wrapped, show
+from study.io.words import joined
+from study.predictor.outside import errors, published, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.stored import percent
-from study.predictor.outside.trainings import Compared, ComparedRow, compare
+from study.predictor.outside.trainings import ComparedRow, compare
 from study.spec.options import AsJson
 
 
@@ -19,7 +20,6 @@ def outside(
     against: Literal["ours"] | None = None,
     file: Path | None = None,
     source: str | None = None,
-    verbose: bool = False,
     write: bool = False,
     board: bool = False,
     as_json: AsJson = False,
@@ -30,22 +30,14 @@ def outside(
         against: ours: show how far our stored predictions are from each measurement. --write renews the predictions.
         file: Predict other rows: a CSV file with the columns of reports/outside/measurements.csv.
         source: Take only the sources whose name contains this text.
-        verbose: Print every row as well, and why predictions missed.
         write: Predict all of the project's own rows again, and store the result for the report, advise and estimate.
         board: Score all predictors whose files are in reports/outside/board, on the rows that nothing was fitted to.
-        as_json: Print everything as JSON.
+        as_json: Print everything as JSON, also each row, and why it has no prediction.
     """
     if write:
         if file or source:
             raise Stop("--write renews all of the project's own rows", "leave out --file and --source")
-        errors.write()
-        stored.read.cache_clear()
-        stored.predictions.cache_clear()
-        ratios.write()
-        side_by_side.write()
-        from study.bench import board as boards  # it needs pandas
-
-        boards.write()
+        _write()
         return None
     if board:
         return _board(as_json)
@@ -53,22 +45,44 @@ def outside(
     if file is None and not (against or as_json):
         _list(rows)
         return None
-    if file is None:
-        members = [member for member in stored.predictions() if member.row in rows]
-    else:
-        members = [compare(row) for row in rows]
+    kept = [] if file else stored.predictions()
+    members = [compare(row) for row in rows] if file else [member for member in kept if member.row in rows]
     if as_json:
         return {"rows": [member.as_json() for member in members], "summary": errors.lines(members)}
-    if verbose:
-        _show_rows(members)
-    show(errors.lines(members))
+    _show(members, is_whole=not (file or source))
+    return None
+
+
+def _show(members: list[ComparedRow], *, is_whole: bool) -> None:
+    """Print how far off the predictions are, over all rows and source by source."""
+    lines = errors.lines(members)
+    say_wrapped(stored.accuracy() if is_whole else _answer(lines), "")
+    show(lines)
     predicted = {member.row.source for member in members if member.quantities}
     if without := Counter(member.row.source for member in members if member.row.source not in predicted):
-        say("", "No row has a prediction of (--verbose says why):")
-        say(*(f"- {name}: {count} rows" for name, count in without.items()))
-    if file is None and source is None:
-        say("", stored.accuracy())
-    return None
+        say("", "No row has a prediction of (--json says why):")
+        say(*(f"- {name}: {number_of(count, 'rows')}" for name, count in without.items()))
+
+
+def _write() -> None:
+    """Predict all rows again, and store what others read."""
+    from study.bench import board as boards  # it needs pandas
+
+    errors.write()
+    stored.read.cache_clear()
+    stored.predictions.cache_clear()
+    side_by_side.write()
+    boards.write()
+
+
+def _answer(lines: list[dict]) -> str:
+    """Return how far off the predictions of all these rows are."""
+    every = [line for line in lines if line["source"] == "all"]
+    off = [
+        f"{line['quantity']} is {line['off by']} off in the median of {number_of(line['rows'], 'rows')}"
+        for line in every
+    ]
+    return f"Compared with these measurements, {joined(off)}." if off else "None of these rows can be predicted."
 
 
 def _board(as_json: bool) -> dict | None:
@@ -78,12 +92,22 @@ def _board(as_json: bool) -> dict | None:
     scores, own = boards.scores(), boards.on_their_rows()
     if as_json:
         return {"scores": scores, "on_their_rows": own}
-    for title, lines in (("", scores), ("Medians on the rows that a simulator published, beside ours there:", own)):
-        say(*([title] if title else []))
+    apart = "Medians on the rows that a simulator published, beside ours there:"
+    for title, lines in ((_nearest(scores), scores), (apart, own)):
+        say_wrapped(title, "")
         show(
             [{name: percent(each) if isinstance(each, float) else each for name, each in row.items()} for row in lines]
         )
     return None
+
+
+def _nearest(scores: list[dict]) -> str:
+    """Return the predictor with the least error of each quantity. The scores have the nearest of a quantity first."""
+    nearest: dict[str, dict] = {}
+    for score in scores:
+        nearest.setdefault(score["quantity"], score)
+    texts = [f"{each['predictor']} for {name}, off by {percent(each['error'])}" for name, each in nearest.items()]
+    return f"The nearest: {joined(texts)}, where no answer counts as 100 % off."
 
 
 def _chosen(file: Path | None, source: str) -> list[Row]:
@@ -114,27 +138,3 @@ def _list(rows: list[Row]) -> None:
         )
     say(f"Others published {len(rows)} rows, in {len(lines)} sources. study outside --against ours predicts them.", "")
     show(lines)
-
-
-def _show_rows(members: list[ComparedRow]) -> None:
-    """Print every row, and why predictions missed."""
-    lines = []
-    for member in members:
-        row = member.row
-        about = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
-        quantities = [_line(compared) for compared in member.quantities] or [{}]
-        lines += [about | quantity | {"why not": member.reason} for quantity in quantities]
-    show(lines)
-    if missed := errors.misses(members):
-        say("", "Off by more than 10 % (memory) or 30 % (time):")
-        show(missed)
-        say("")
-
-
-def _line(compared: Compared) -> dict:
-    values = {"measured": compared.measured, "predicted": compared.predicted}
-    if compared.quantity == "memory":
-        shown = {name: size(value) for name, value in values.items()}
-    else:
-        shown = {name: f"{value:.3g} s" for name, value in values.items()}
-    return {"quantity": compared.quantity} | shown | {"off": f"{compared.error:+.0%}"}

@@ -89,44 +89,44 @@ def estimate(
         as_json: Print the prediction as JSON.
     """
     arm = training.arm or divided.arm
-    chosen = arms.load_arm(arm)
-    if fsdp is None and (stop := refusal(chosen, trainers_name(kernels.optimizer), training.precision)):
-        raise stop
+    is_number = _is_only_a_number(wanted)
+    _refuse(arm, fsdp, training, kernels, links, is_number)
     if (explain or beside) and links.gpu is None:
         raise Stop("--explain needs a predicted time, and --beside the memory of a GPU", "give --gpu")
     combinations.check_share(beside)
     prediction = None
-    if _is_only_a_number(wanted):
-        if links.gpu is not None:
-            what = "the time of a step depends on the model's layers"
-            raise Stop(what, "give --layers and --hidden, or leave out --gpu")
-        parameters = count_of(wanted.params or 0)
-    else:
-        model = asked_for(wanted, training.sequence or 1)
-        known = steps.asked(model, training, kernels, divided, links, ranks)
+    if not is_number:
+        known = steps.asked(asked_for(wanted, training.sequence or 1), training, kernels, divided, links, ranks)
         prediction = _predicted(known if fsdp is None else steps.with_fsdp(known, fsdp), beside)
-        parameters = prediction.whole.parameters
     if loading:
         return _loading(prediction, as_json)
-    stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
+    parameters = prediction.whole.parameters if prediction else count_of(wanted.params or 0)
+    stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", arms.load_arm(arm).stage or 0)
     parts = divided.tp * divided.pp
     used = recipe or recipe_of(training.precision, kernels.optimizer)
     states = states_bytes(parameters / parts, stage, ranks // parts, used)
     if as_json:
-        answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": parameters}
-        return answer | {"published_states_bytes": states} | _as_dict(prediction)
+        answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": parameters, "published_states_bytes": states}
+        return answer | _as_dict(prediction)
     if prediction:
         _show(prediction)
+    else:
+        total = size(sum(states.values()))
+        say_wrapped(f"Model states alone take {total} on each of {ranks} ranks, by the ZeRO paper.", "")
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        local = GPUS[prediction.gpu].per_node if prediction.gpu else loads.LOCAL
-        say_wrapped("", accuracy(), accuracy_of(prediction.setup, local), *prediction.setup.model.remarks())
-    if explain and prediction and prediction.step and prediction.gpu:
-        say("")
-        show(steps.parts(prediction.step))
-        say("")
-        show(steps.explained(prediction.step, prediction.gpu))
+        _show_basis(prediction, explain)
     return None
+
+
+def _refuse(arm: str, fsdp: Fsdp | None, training: Training, kernels: Kernels, links: Links, is_number: bool) -> None:
+    """Raise Stop for a training that is impossible, and for a time without the model's layers."""
+    stop = refusal(arms.load_arm(arm), trainers_name(kernels.optimizer), training.precision)
+    if fsdp is None and stop:
+        raise stop
+    if is_number and links.gpu is not None:
+        what = "the time of a step depends on the model's layers"
+        raise Stop(what, "give --layers and --hidden, or leave out --gpu")
 
 
 def _is_only_a_number(wanted: Wanted) -> bool:
@@ -180,6 +180,17 @@ def _show(prediction: Prediction) -> None:
     if prediction.step:
         say(f"time, predicted: {steps.in_words(prediction.step)}")
     say("")
+
+
+def _show_basis(prediction: Prediction, explain: bool) -> None:
+    """Show how far off such predictions are, and with `explain` every constant behind the time."""
+    local = GPUS[prediction.gpu].per_node if prediction.gpu else loads.LOCAL
+    say_wrapped("", accuracy(), accuracy_of(prediction.setup, local), *prediction.setup.model.remarks())
+    if explain and prediction.step and prediction.gpu:
+        say("")
+        show(steps.parts(prediction.step))
+        say("")
+        show(steps.explained(prediction.step, prediction.gpu))
 
 
 def _answer(prediction: Prediction) -> str:

@@ -3,23 +3,27 @@
 import re
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import tyro
 
-from study.cli import catalogue
 from study.errors import Stop
+from study.io.numbers import number_of
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
-from study.ledger import committed, files, ledger, words
+from study.io.words import joined
+from study.ledger import catalogue, committed, files, ledger, words
 from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.probes import answers
 from study.records import evidence, seal
-from study.records.runs import load
+from study.records.runs import Runs, load
 from study.spec.options import AsJson
 
+OF_WORLD = [name for name in VERDICTS if name not in (CONSISTENT, CONTRADICTS)]  # not of a document's own numbers
 CENTRAL = "What each document stands for, and what we find (study claims ID has the rest):"
 ALL = "All claims about the world:"
 APART = """\
@@ -30,16 +34,49 @@ COVERAGE = """\
 How much of each document is judged: its sentences, list items and rows that could turn out false, and those that a \
 claim judges. Then whether its authors were asked, and what they answered (CONTRIBUTING.md says how to object)."""
 
+Thing = TypeVar("Thing", Claim, Verdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """Which claims are shown."""
+
+    document: str | None = None
+    """Only claims of this document: 000 to 003, P1 to P5, O, pages or libraries."""
+    verdict: str | None = None
+    """Only claims with this verdict: supported, refuted, understated, inconclusive, "not tested here", consistent or
+    "contradicts itself"."""
+    basis: str | None = None
+    """Only verdicts with this evidence: measured, virtual, tried, predicted, "own numbers" or read. A claim that is not
+    tested here has none."""
+    kind: str | None = None
+    """Only claims of this kind: memory, bytes, time, capacity, convergence or configuration."""
+
+    @property
+    def given(self) -> dict[str, str]:
+        return {name: wanted for name, wanted in vars(self).items() if wanted is not None}
+
+    def refuse_unknown(self, claims: list[Claim]) -> None:
+        """Raise Stop for a filter that no claim can pass."""
+        documents = tuple(dict.fromkeys(claim.document for claim in claims))
+        known = {"verdict": VERDICTS, "basis": BASES, "kind": SORTS, "document": documents}
+        for name, wanted in self.given.items():
+            if wanted not in known[name]:
+                what = f"--{name} must be one of {', '.join(known[name])} (got {wanted!r})"
+                raise Stop(what, nearest(wanted, known[name], otherwise=f"correct --{name}"))
+
+    def chosen(self, things: list[Thing], **attributes: str) -> list[Thing]:
+        """Return the things whose attributes, given by the names of filters, are as wanted."""
+        wanted = {attribute: getattr(self, name) for name, attribute in attributes.items()}
+        return [each for each in things if all(want in (None, getattr(each, name)) for name, want in wanted.items())]
+
 
 def claims(
     claim: tyro.conf.Positional[tuple[str, ...]] = (),
     /,
     *,
+    filters: Annotated[Filters, tyro.conf.arg(name="")] = Filters(),
     runs: tuple[Path, ...] = (),
-    document: str | None = None,
-    verdict: str | None = None,
-    basis: str | None = None,
-    kind: str | None = None,
     file: Path = files.FOLDER,
     verbose: bool = False,
     checks: bool = False,
@@ -52,13 +89,8 @@ def claims(
     Args:
         claim: Ids of claims, such as S000-13 (case does not matter), or words that a claim contains, such as 60 GB.
             With --checks: names of checks.
+        filters: Which claims.
         runs: Folders that contain runs, at any depth. Default: runs/, and the runs/ of every folder in reports/.
-        document: Only claims of this document: 000 to 003, P1 to P5, O, pages or libraries.
-        verdict: Only claims with this verdict: supported, refuted, understated, inconclusive, "not tested here",
-            consistent or "contradicts itself".
-        basis: Only verdicts with this evidence: measured, virtual, tried, predicted, "own numbers" or read. A claim
-            that is not tested here has none.
-        kind: Only claims of this kind: memory, bytes, time, capacity, convergence or configuration.
         file: A claims file, or a folder of claims files.
         verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and claims that use it.
@@ -66,54 +98,68 @@ def claims(
         differences: Only say how the counts differ from the committed ones, and why.
         as_json: Print everything as JSON.
     """
-    _refuse_part(keep and bool(claim or runs or file != files.FOLDER or any((document, verdict, basis, kind))))
     if checks:
         say(*_checks(claim))
         return None
+    if keep and (claim or runs or file != files.FOLDER or filters.given):
+        what = "--keep is for all claims of the study, and for the runs of its reports"
+        raise Stop(what, "leave out the other options")
     known = files.read_all(file)
-    filters = _known_filters(known, document=document, verdict=verdict, basis=basis, kind=kind)
+    filters.refuse_unknown(known)
+    chosen = filters.chosen(_named(claim, known), document="document", kind="kind")
     loaded = load(runs, every_folder_has_runs=True) if runs else load(evidence.default_folders())
-    chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
-    sys.stderr.write(f"judging the claims ({len(chosen)}) by the runs ({len(loaded)})\n")  # it takes seconds
-    gathered = evidence.gather(loaded)
-    verdicts = ledger.judge_all(chosen, gathered, anew=keep)
-    if keep:
-        committed.write(verdicts)
-        sys.stderr.write("".join(f"sealed again, because it has changed: {name}\n" for name in seal.add_inputs()))
+    gathered, judged = _judged(chosen, loaded, keep)
     if differences:
-        in_full = f"All of them: study claims{' --runs' * bool(runs)} {' '.join(map(str, runs))}"
-        say_wrapped(*committed.differences(verdicts), in_full.rstrip(), indent="    ")
+        in_full = " ".join(["study claims", *["--runs"][: len(runs)], *map(str, runs)])
+        say_wrapped(*committed.differences(judged), f"All of them: {in_full}", indent="    ")
         return None
-    verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
-    notes = [*(f"set aside: {reason}" for reason in (*gathered.set_aside, *answers.set_aside())), *gathered.notes]
-    notes += files.doubts(known) if file == files.FOLDER else []
+    notes = _notes(gathered, files.doubts(known) if file == files.FOLDER else [])
+    verdicts = filters.chosen(judged, verdict="verdict", basis="rests_on")
     if as_json or claim:  # otherwise below the summary
         sys.stderr.write("".join(f"{note}\n" for note in notes))
     if as_json:
         return [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
-    if not verdicts:
-        given = [*claim, *(f"--{name} {wanted!r}" for name, wanted in filters.items())]
-        say(f"No claim is left by {' '.join(given)}.")
-        return None
-    if claim:
+    if claim and verdicts:
         _say_chosen(verdicts, claim)
         return None
-    if filters or verbose:
-        passed = " ".join(f"--{name} {wanted!r}" for name, wanted in filters.items())
-        say(f"{'Pass ' + passed if passed else 'Listed'}: {len(verdicts)} of {len(known)} claims.", "")
-        _say_plainly(verdicts)
-    _summary(verdicts)
-    if file.is_dir() and not filters:
-        _coverage(file)
-    read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
-    say_wrapped("", read, *notes, *committed.changes(verdicts), indent="    ")
+    _say_answer(verdicts, known, filters)
+    if verdicts:
+        _say_plainly(verdicts if filters.given or verbose else [])
+        _summary(verdicts)
+        _coverage(file, filters)
+        read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
+        say_wrapped("", read, *notes, *committed.changes(verdicts), indent="    ")
     return None
 
 
-def _refuse_part(is_part: bool) -> None:
-    if is_part:
-        what = "--keep is for all claims of the study, and for the runs of its reports"
-        raise Stop(what, "leave out the other options")
+def _judged(claims: list[Claim], runs: Runs, keep: bool) -> tuple[evidence.Evidence, list[Verdict]]:
+    """Judge claims by runs. With `keep`, the verdicts are the committed ones from now on."""
+    sys.stderr.write(f"judging the claims ({len(claims)}) by the runs ({len(runs)})\n")  # it takes seconds
+    gathered = evidence.gather(runs)
+    verdicts = ledger.judge_all(claims, gathered, anew=keep)
+    if keep:
+        committed.write(verdicts)
+        sys.stderr.write("".join(f"sealed again, because it has changed: {name}\n" for name in seal.add_inputs()))
+    return gathered, verdicts
+
+
+def _notes(gathered: evidence.Evidence, doubts: list[str]) -> list[str]:
+    """Return what to know of the runs, of the kept answers and of the claims."""
+    reasons = (*gathered.set_aside, *answers.set_aside())
+    return [*(f"set aside: {reason}" for reason in reasons), *gathered.notes, *doubts]
+
+
+def _say_answer(verdicts: list[Verdict], known: list[Claim], filters: Filters) -> None:
+    """Say how many claims pass the filters, or how many hold."""
+    world = [row for row in map(ledger.row, verdicts) if row["basis"] != OWN]
+    counts = ledger.totals(world)
+    answer = f"Of {number_of(counts['claims'], 'claims')} about the world: "
+    answer += ", ".join(f"{counts[name]} {name}" for name in OF_WORLD if counts[name])
+    if filters.given or not verdicts:
+        passed = joined([f"{name} {wanted}" for name, wanted in filters.given.items()]) or "such words"
+        has = "has" if len(verdicts) == 1 else "have"
+        answer = f"Of {number_of(len(known), 'claims')}, {len(verdicts) or 'none'} {has} {passed}"
+    say_wrapped(f"{answer}.", "")
 
 
 def _checks(names: tuple[str, ...]) -> list[str]:
@@ -141,7 +187,6 @@ def _summary(verdicts: list[Verdict]) -> None:
         show(central)
         say("", ALL, "")
     rows = ledger.once([ledger.row(verdict) for verdict in verdicts])
-    of_world = [name for name in VERDICTS if name not in (CONSISTENT, CONTRADICTS)]  # not of a document's own numbers
     by_verdict = []
     by_evidence = []
     for document in dict.fromkeys(row["document"] for row in rows):
@@ -149,7 +194,7 @@ def _summary(verdicts: list[Verdict]) -> None:
         world = ledger.totals([row for row in mine if row["basis"] != OWN])
         own = ledger.totals([row for row in mine if row["basis"] == OWN])
         apart = {CONSISTENT: own[CONSISTENT], "contradictions": own[CONTRADICTS], "open": own[INCONCLUSIVE]}
-        by_verdict.append({"document": document} | {name: world[name] for name in ("claims", *of_world)})
+        by_verdict.append({"document": document} | {name: world[name] for name in ("claims", *OF_WORLD)})
         ours = {"ours": sum(row["premise"] for row in mine)}
         by_evidence.append({"document": document} | ledger.bases(mine) | apart | ours)
     show(by_verdict)
@@ -157,11 +202,13 @@ def _summary(verdicts: list[Verdict]) -> None:
     show(by_evidence)
     say("")
     by_basis = [totals for totals in ledger.by_basis(rows) if totals["basis"] != OWN]
-    show([{name: totals[name] for name in ("basis", "claims", *of_world)} for totals in by_basis])
+    show([{name: totals[name] for name in ("basis", "claims", *OF_WORLD)} for totals in by_basis])
 
 
-def _coverage(folder: Path) -> None:
+def _coverage(folder: Path, filters: Filters) -> None:
     """Show how many testable sentences of each document are judged, and what its authors say of the verdicts."""
+    if filters.given or not folder.is_dir():
+        return
     names = ("document", "testable", "judged", "counted", "contact", "response")
     say_wrapped("", COVERAGE, "")
     show([{name: getattr(each, name) for name in names} for each in files.coverage(folder)])
@@ -205,7 +252,8 @@ def _say_chosen(verdicts: list[Verdict], given: tuple[str, ...]) -> None:
 
 
 def _say_plainly(verdicts: list[Verdict]) -> None:
-    say_wrapped(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "", indent="    ")
+    lines = [f"{each.claim.id}: {words.plainly(each)}" for each in verdicts]
+    say_wrapped(*lines, *[""][: len(lines)], indent="    ")
 
 
 def _named(given: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
@@ -219,19 +267,3 @@ def _named(given: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
         remedy = nearest(given[0], [claim.id for claim in claims], otherwise="study claims --verbose lists all of them")
         raise Stop(f"there is no claim {' '.join(given)}, and none contains it", remedy)
     return containing
-
-
-def _known_filters(claims: list[Claim], **filters: str | None) -> dict[str, str]:
-    """Return the filters that are given. Raise Stop for one that no claim can pass."""
-    given = {name: wanted for name, wanted in filters.items() if wanted is not None}
-    documents = tuple(dict.fromkeys(claim.document for claim in claims))
-    known = {"verdict": VERDICTS, "basis": BASES, "kind": SORTS, "document": documents}
-    for name, wanted in given.items():
-        if wanted not in known[name]:
-            what = f"--{name} must be one of {', '.join(known[name])} (got {wanted!r})"
-            raise Stop(what, nearest(wanted, known[name], otherwise=f"correct --{name}"))
-    return given
-
-
-def _passes(thing: Claim | Verdict, filters: dict[str, str], *names: str) -> bool:
-    return all(getattr(thing, name) == filters[name] for name in names if name in filters)

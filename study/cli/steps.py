@@ -47,6 +47,8 @@ class Training:
     """Tokens per row. Default: 2048, or as many as the model reads."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    recompute_every: int | None = None
+    """Recompute the activations of every n-th layer only, such as 2."""
     buckets: int | None = None
     """Elements of DeepSpeed's buckets. Default: as the arm's file says."""
     group: int | None = None
@@ -54,8 +56,13 @@ class Training:
 
     def values(self, model: Transformer) -> dict:
         """Return the fields of a setup that do not depend on the arm."""
-        names = ("precision", "micro_batch", "accumulation", "checkpointing")
+        names = ("precision", "micro_batch", "accumulation")
         values = {name: getattr(self, name) for name in names}
+        if self.recompute_every is not None and self.recompute_every < 2:
+            raise Stop(
+                f"--recompute-every must be at least 2 (got {self.recompute_every})", "give --checkpointing for 1"
+            )
+        values["checkpointing"] = self.recompute_every or self.checkpointing
         values["sequence"] = default_sequence(model) if self.sequence is None else self.sequence
         values["attention"] = "sdpa" if model.has_fused_attention else "eager"
         return values

@@ -4,7 +4,6 @@ import math
 from typing import TypeGuard
 
 UNKNOWN = "-"
-ONE_OF = {"ranks": "rank", "runs": "run", "calls": "call", "passes": "pass", "metrics": "metric", "rows": "row"}
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -29,7 +28,7 @@ def size(size_bytes: float) -> str:
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(size_bytes) >= 0.9995 * factor:
             return f"{_significant(size_bytes / factor, 3)} {unit}"
-    return f"{size_bytes:.0f} bytes"
+    return number_of(round(size_bytes), "bytes")
 
 
 def count(number: float) -> str:
@@ -47,11 +46,33 @@ def nats(difference: float) -> str:
 
 
 def number_of(number: float, things: str) -> str:
-    """A number of things, given as a plural: 1 rank, 4 ranks, 1 call of deepspeed.initialize."""
-    if number != 1:
-        return f"{short(number)} {things}"
+    """A number of things, given as a plural: 1 rank, 4 ranks, 1 call of deepspeed.initialize, 1.0 times the bytes."""
+    shown = short(number)
+    if shown != "1":
+        return f"{shown} {things}"
     plural, space, rest = things.partition(" ")
-    return f"1 {ONE_OF.get(plural, plural)}{space}{rest}"
+    return f"1.0 {things}" if plural == "times" else f"1 {_singular(plural)}{space}{rest}"
+
+
+def times(ratio: float) -> str:
+    """A ratio with two digits: 2.5 times, 1.0 times."""
+    return number_of(float(f"{ratio:.2g}"), "times")
+
+
+def part_of(number: int, whole: int, things: str) -> str:
+    """A part of some things, with its verb: 2 of 5 runs are, 1 of 5 runs is, the only run is."""
+    if whole == 1:
+        return f"the only {_singular(things)} is"
+    return f"{number} of {whole} {things} {'is' if number == 1 else 'are'}"
+
+
+def _singular(plural: str) -> str:
+    """The word for one of a thing. Units such as s and GB/s have none."""
+    if not plural.replace("-", "").isalpha() or len(plural) < 3 or plural.endswith("ss"):
+        return plural
+    if plural.endswith(("sses", "ches", "shes", "xes")):
+        return plural.removesuffix("es")
+    return f"{plural.removesuffix('ies')}y" if plural.endswith("ies") else plural.removesuffix("s")
 
 
 def quantity(value, unit: str) -> str:
@@ -60,7 +81,7 @@ def quantity(value, unit: str) -> str:
     if number and unit in ("bytes", "bytes/s"):
         return size(value) + unit.removeprefix("bytes")
     if number and unit == "parameters":
-        return f"{count(value)} parameters"
+        return f"{count(value)} {unit if value != 1 else 'parameter'}"
     return number_of(value, unit) if number and unit else f"{short(value)} {unit}".rstrip()
 
 

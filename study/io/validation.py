@@ -16,7 +16,7 @@ TYPES = {
     "model": "a table",
     "list": "a list",
     "tuple": "a list",
-    "date": "a date such as 2026-11-20",
+    "date": "a date such as 2026-11-20, in TOML without quotes",
     "path": "a path",
     "is_instance_of": "a path",
 }

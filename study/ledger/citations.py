@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel
 from study.errors import Stop
 from study.io import validation
 from study.io.load import load
-from study.io.numbers import short
+from study.io.numbers import number_of, short
 from study.ledger.arguments import STRICT, as_list
 from study.ledger.verdict import Finding
 from study.predictor.outside.published import Patterns, ratios_of_speed
@@ -65,7 +65,7 @@ def _sources(path: Path) -> Mapping[str, Source]:
 
 
 def _short(sentence: str) -> str:
-    count = len(sentence.replace(" ... ", " ").split())
+    count = len([word for word in sentence.split() if word not in ("...", "|")])
     if not 0 < count <= LONGEST_QUOTE:
         raise ValueError(f"must have 1 to {LONGEST_QUOTE} words (got {count})")
     return sentence
@@ -138,7 +138,6 @@ def published(*, of: Patterns, to: Patterns, where: Patterns = {}) -> Finding:  
     found = [ratio for _, ratio in pairs]
     sources = tuple(dict.fromkeys(source for source, _ in pairs))
     span = (min(found), max(found))
-    words = (
-        f"{len(pairs)} published pairs of {len(sources)} sources: {short(span[0])} to {short(span[1])} times the speed"
-    )
-    return Finding(median(found), words, span, evidence=sources)
+    counted = f"{number_of(len(pairs), 'pairs')} published by {number_of(len(sources), 'sources')}"
+    ratios = " to ".join(dict.fromkeys(map(short, span)))
+    return Finding(median(found), f"{counted}: {ratios} times the speed", span, evidence=sources)

@@ -317,8 +317,8 @@ def plain(value: object, name: str = "") -> str:
         return " ".join(f"{key} {plain(each, key)}" for key, each in value.items())
     if isinstance(value, list):
         return f"[{', '.join(plain(each, name) for each in value)}]"
-    if name.endswith("bytes"):
-        return quantity(value, "bytes")
+    if name.endswith(("bytes", "bytes_per_s")):
+        return quantity(value, "bytes/s" if name.endswith("s_per_s") else "bytes")
     if isinstance(value, bool):
         return str(value).lower()
     return count(value) if name == "parameters" and is_number(value) else str(value)

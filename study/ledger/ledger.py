@@ -169,7 +169,7 @@ def otherwise(verdict: Verdict) -> str:
 def _allowed(value: object, claim: Claim) -> str:
     """Return what a check may find if the claim holds."""
     if not is_number(value):
-        return short(value)
+        return f"“{value}”" if isinstance(value, str) else short(value)
     low, high = allowed(value, claim.relation, claim.tolerance)
     least = _without_unit(low, claim.unit)
     most = _without_unit(high, claim.unit)

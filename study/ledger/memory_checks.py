@@ -7,7 +7,7 @@ import math
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import count, number_of, short, size
+from study.io.numbers import count, number_of, quantity, short, size
 from study.ledger.arguments import Name, Number, Whole, also_takes, device_bytes, setup_of, size_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
@@ -39,7 +39,7 @@ def states_bytes(*, stage: int, ranks: int, recipe: str = MIXED, part: Part = "a
     number = size_of(**given)
     states = papers.states_bytes(number, stage, ranks, recipe)
     words = " + ".join(f"{name} {short(value) if number == 1 else size(value)}" for name, value in states.items())
-    working = f"{count(number)} parameters, {recipe}, stage {stage} on {number_of(ranks, 'ranks')}: {words}"
+    working = f"{quantity(number, 'parameters')}, {recipe}, stage {stage} on {number_of(ranks, 'ranks')}: {words}"
     return Finding(_states(number, stage, ranks, recipe, part), working)
 
 

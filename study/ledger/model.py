@@ -202,7 +202,7 @@ class Claim(Check):
     fixed: date  # when its tolerance was fixed
     text: str | None  # the source file that has its quotes
     read: str | None  # or how the quotes were read
-    quote: Sentence | None = None  # verbatim; " ... " joins two pieces
+    quote: Sentence | None = None  # verbatim; " ... " joins two pieces, " | " is between the cells of a table
     premise: bool = False  # the authors imply it at most, so it is not counted among their claims
     central: str | None = None  # why it is one of the few that its document stands for
     names: tuple[str, ...] = Field(default=(), strict=False)  # sources that the document itself follows

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from study.errors import Stop
+from study.io.numbers import number_of
 from study.ledger.arguments import as_list
 from study.ledger.choosing import Chosen, Claimed, choose
 from study.ledger.verdict import NOT_TESTED, Finding
@@ -57,7 +58,7 @@ def counting(evidence: Evidence, claim: Claimed, where: Table, relative: bool = 
         return chosen
     working = f"no run has {in_words(where)}"
     if chosen.others:
-        working = f"{len(chosen.others)} runs match, but none in the claim's conditions"
+        working = f"{number_of(len(chosen.others), 'runs')} of this kind, but none in the claim's conditions"
     raise Undecided(chosen.finding(working, without=NOT_TESTED, missing="runs in the claim's conditions"))
 
 
@@ -95,7 +96,7 @@ def resting_on(claim: Claimed, runs: Iterable[Run], working: str, value: object,
     """Return a finding with its runs, and in which of the claim's conditions they differ."""
     unique = tuple(dict.fromkeys(runs))
     differs = choose(Evidence(unique), claim, {}, relative=True).differs
-    return Chosen(unique, (), differs).finding(f"{working}, {len(unique)} runs", value=value, **about)
+    return Chosen(unique, (), differs).finding(f"{working}, {number_of(len(unique), 'runs')}", value=value, **about)
 
 
 def fit_for(claim: Claimed, quantity: str) -> None:

@@ -1,5 +1,6 @@
 """A verdict in words: the first sentence, and the lines below it. Nothing is decided here."""
 
+import ast
 import math
 import re
 import textwrap
@@ -11,7 +12,7 @@ from study.ledger import committed
 from study.ledger.arguments import as_list
 from study.ledger.certainty import certainty
 from study.ledger.citations import sources
-from study.ledger.judging import Verdict, in_units
+from study.ledger.judging import Verdict, in_units, plain
 from study.ledger.ledger import otherwise
 from study.ledger.model import Check, Claim
 from study.ledger.verdict import (
@@ -30,6 +31,7 @@ from study.ledger.verdict import (
 
 WIDTH = 100  # columns of a line
 LABEL = 12  # columns of its label
+VERBATIM = ("claim", "where", "quote", "check", "evidence", "elsewhere", "sentence", "nearest", "reading")
 LARGE = 1e6  # numbers from here on are written in GB, or in millions
 TINY = 0.0001
 MOST_NAMED = 2  # sources in the first sentence; the lines below name all
@@ -47,13 +49,46 @@ WHAT_A_BASIS_IS = {
     READ: "a source says so; nothing was run",
 }
 BRIEFLY = {TRIED: "tried with the libraries"}
-# The arguments of checks as a reader calls them.
-NAMES = {"micro_batch": "rows a pass", "accumulation": "passes a step", "weights_too": "what is offloaded"}
-NAMES |= {"bytes_per_s": "speed of the link", "disk_bytes_per_s": "speed of the disk"}
+# The arguments of checks and the quantities of records as a reader calls them. Others are words already.
+NAMES = {
+    "micro_batch": "rows a pass",
+    "accumulation": "passes a step",
+    "weights_too": "what is offloaded",
+    "bytes_per_s": "speed of the link",
+    "disk_bytes_per_s": "speed of the disk",
+    "memory_bytes": "memory of the GPU",
+    "host_memory_bytes": "memory of the host",
+    "rest_bytes": "bytes besides the states",
+    "protocol_part": "part",
+    "peak_bytes": "peak",
+    "states_bytes": "model states",
+    "step_s": "seconds a step",
+    "step_ratio": "ratio of steps",
+    "peak_saving": "share of the peak saved",
+    "train_loss": "training loss",
+    "joules_per_step": "joules a step",
+    "samples_per_s": "rows a second",
+    "tokens_per_s": "tokens a second",
+    "training_s": "seconds of a training",
+    "tokens_per_sample": "tokens a row",
+    "tracked_peak_bytes": "peak of the tensors",
+    "peak_allocated_bytes": "peak of the allocator",
+    "weights_gradients": "weights and gradients",
+    "lora_rank": "rank of LoRA",
+}
 READING = "how it is read"
+# Of the dotted path of a field in a record: what says nothing to a reader, and what the others are called.
+STRUCTURE = ("memory", "components", "per_rank", "observed", "checkpoints", "traffic")
+PLACES = {"after_step": "after a step", "at_peak": "at the peak", "component": "at the peak", "saved": "saved"}
+PLACES |= {"runs": "of training", "dtypes": "by their dtype"}
+PATH = re.compile(r"\b(?:component|memory|observed|checkpoints|traffic)(?:\.(?:\w+|-1))+")
+NAME = re.compile(rf"(?<![\w./])(?:{'|'.join(NAMES)})(?![\w./])")
+ANSWER = re.compile(r"(?<!\w)\{'[^{}]*\}|(?<!\w)\['?[\w.-][^][]*\]")  # tables and lists, as Python writes them
 # Of what is decided by construction: our check says nothing about the claim.
 CANNOT_FAIL = "open (check cannot fail)"
 NOT_COUNTED = " (not counted: our check cannot fail)"
+
+OF_SOMETHING = re.compile(r"times (the|what|[A-Z]|stage|data|a) ?")  # a unit
 
 # --- the sentence --------------------------------------------------------------------------------------------------
 
@@ -149,7 +184,7 @@ def _rests_on(verdict: Verdict) -> str:
         return f"measured in {real.format(len(names), runs)}"
     if verdict.basis == READ and names:
         titles = list(dict.fromkeys(map(source_title, names)))
-        return f"read in {joined(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
+        return f"read in {joined(titles) if len(titles) <= MOST_NAMED else number_of(len(titles), 'sources')}"
     return BRIEFLY.get(verdict.basis, verdict.basis)
 
 
@@ -179,6 +214,8 @@ def value_words(value, unit: str) -> str:
 def claimed_words(claim: Check, verdict: Verdict) -> str:
     """Return what the document says, in human units. Empty for yes and no."""
     words = value_words(verdict.claimed, claim.unit)
+    if claim.relation != "equal" and OF_SOMETHING.match(claim.unit):  # more than the share, not 1.0 times the share
+        words = words.removeprefix("1.0 times ")
     return words and RELATIONS[claim.relation] + words
 
 
@@ -198,6 +235,31 @@ def with_unit(value, unit: str) -> str:
     return f"{', '.join(map(count, values))} {unit}" if most >= LARGE else in_units(value, unit)
 
 
+def readable(text: str) -> str:
+    """Return a text with a reader's words for the names, tables and lists of our code."""
+    text = PATH.sub(lambda path: _recorded(path[0].split(".")), text)
+    text = NAME.sub(lambda name: NAMES[name[0]], text)
+    return ANSWER.sub(lambda answer: _listed(answer[0]), text)
+
+
+def _recorded(parts: list[str]) -> str:
+    """Return the dotted path of a field in words: moments after a step, losses of training 1."""
+    *places, name = [part for part in parts if part not in STRUCTURE and part not in ("0", "-1")]
+    words = [PLACES.get(place, place if place.isdigit() else f"of {place}") for place in places]
+    return " ".join([NAMES.get(name, name.replace("_", " ")), *words])
+
+
+def _listed(answer: str) -> str:
+    """Return a table or a list without the marks of Python: stage 1: 3, 3; stage 2: 3, 3."""
+    try:
+        values = ast.literal_eval(answer)
+    except (ValueError, SyntaxError):
+        return answer
+    if isinstance(values, dict):
+        return "; ".join(f"{name}: {short(value)}" for name, value in values.items())
+    return short(values)
+
+
 # --- a claim in full --------------------------------------------------------------------------------------------
 
 
@@ -208,7 +270,7 @@ def lines(verdict: Verdict) -> list[str]:
     words += _labelled(_about(verdict))
     for other, check in zip(verdict.also, claim.also, strict=True):
         against = f" of {claimed_words(check, other)}" if value_words(other.found, check.unit) else ""
-        also = f"the value{against}, by {check.check}: {other.verdict} ({other.basis})"
+        also = f"the value{against}, by {check.check.replace('_', ' ')}: {other.verdict} ({other.basis})"
         texts = {"also": also, "found": found_words(other, check.unit), "working": other.working}
         words += ["", *_labelled(texts | {"evidence": _evidence(other)})]
     return words
@@ -233,7 +295,7 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "severity": severity_words(verdict),
         "check": f"{claim.check}, version {committed.version(claim)}",
         "group": claim.contradiction and f"the claims of this error count once: {claim.contradiction}",
-        "left open": "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items()),
+        "left open": "; ".join(f"{name}: {values_words(each, name)}" for name, each in claim.unsaid.items()),
         "holds with": _few(verdict.holds_under, "; "),
         "fails with": _few(verdict.fails_under, "; "),
         "conditions": conditions_words(claim),
@@ -252,7 +314,8 @@ def _labelled(texts: Mapping[str, str | None]) -> list[str]:
     """Return labelled texts, wrapped under their labels."""
     words = []
     for label, text in texts.items():
-        whole = f"{label:<{LABEL}}{' '.join((text or '').split())}"
+        shown = (text or "") if label in VERBATIM else readable(text or "")
+        whole = f"{label:<{LABEL}}{' '.join(shown.split())}"
         if text:
             words += textwrap.wrap(whole, WIDTH, subsequent_indent=" " * LABEL, break_on_hyphens=False)
     return words
@@ -286,7 +349,7 @@ def found_words(verdict: Verdict, unit: str) -> str:
     interval = verdict.interval
     if words and isinstance(interval, tuple) and all(map(is_number, interval)) and len(set(interval)) > 1:
         low, high = (with_unit(end, unit).removesuffix(f" {unit}") for end in interval)
-        words += f", from {low} to {high}"
+        words += f", from {low} to {high}" if low != high else ""
     return words
 
 
@@ -305,9 +368,9 @@ def _few(words: tuple[str, ...], mark: str) -> str:
     return mark.join(words[:MOST]) + more
 
 
-def values_words(values: list) -> str:
+def values_words(values: list, name: str) -> str:
     """Return the values that a document leaves open."""
-    return " or ".join(short(value) if not isinstance(value, dict) else str(value) for value in values)
+    return " or ".join(plain(value, name) for value in values)
 
 
 def conditions_words(claim: Claim) -> str:

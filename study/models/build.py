@@ -1,8 +1,9 @@
 """Builds the model of a config, with values or with shapes alone, and chooses the part of it that trains."""
 
 import copy
+import functools
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
@@ -45,8 +46,9 @@ class Adapted(nn.Module):
 
     like_peft = False  # as in PEFT 0.21: inputs are copied to the adapter's type, and its output is scaled
 
-    def __init__(self, base: nn.Linear | Conv1D, rank: int, dora: bool = False):
+    def __init__(self, base: nn.Linear | Conv1D, rank: int, dora: bool = False, drops: bool = False):
         super().__init__()
+        self.drops = drops  # some of its inputs, as PEFT's lora_dropout does
         dtype = base.weight.dtype
         inputs, outputs = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
         self.base = base
@@ -59,6 +61,7 @@ class Adapted(nn.Module):
         result = self.base(x)
         if self.like_peft:
             x = x.to(self.down.weight.dtype)
+            x = nn.functional.dropout(x) if self.drops else x
             more = self.up(self.down(x)) * 2.0 if self.magnitude is None else self._with_magnitude(x, result)
             return (result + more).to(result.dtype)
         return result + self.up(self.down(x))
@@ -82,6 +85,7 @@ def freeze(
     train_only: str | None = None,
     lora_targets: Collection[str] = (),
     dora: bool = False,
+    drops: bool = False,
 ) -> None:
     """Freeze a model, except adapters and a classifier, or tensors with matching names.
 
@@ -90,7 +94,7 @@ def freeze(
     if lora_rank is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
-        _add_adapters(model, lora_rank, lora_targets, dora)
+        _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
     elif train_only is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(re.search(train_only, name) is not None)
@@ -102,7 +106,7 @@ def freeze(
     model.enable_input_require_grads()
 
 
-def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str], dora: bool) -> None:
+def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Callable) -> None:
     """Put an adapter beside frozen linear layers, by their names or at all except the output embeddings."""
     found = set()
     head = model.get_output_embeddings()
@@ -112,7 +116,7 @@ def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str], d
                 continue
             wanted = name in targets if targets else child is not head
             if not child.weight.requires_grad and wanted:
-                setattr(module, name, Adapted(child, rank, dora))
+                setattr(module, name, adapted(child))
                 found.add(name)
     if missing := sorted({*targets} - found):
         raise Stop(f"the model has no linear layer named {' or '.join(missing)}", "name those of its layers")

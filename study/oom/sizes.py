@@ -116,7 +116,8 @@ def states_bytes(model: Dimensions, arm: str | None, ranks: int | None) -> float
     """Return about what a rank holds of weights, gradients and Adam's states. None if it is unknown, or offloaded."""
     if model.parameters is None or (arm or "").endswith(("_cpu", "_nvme")):
         return None
-    shared = STATES_BYTES if arm is None else SHARED_BYTES.get(arm[:5].rstrip("12"), SHARED_BYTES.get(arm[:5], 0))
+    of_arms = (shared for name, shared in SHARED_BYTES.items() if (arm or "").startswith(name))
+    shared = STATES_BYTES if arm is None else next(of_arms, 0)
     return model.parameters * (STATES_BYTES - shared + shared / (ranks or 1))
 
 

@@ -30,16 +30,14 @@ def describe(model: str | dict, vocabulary: int = VOCABULARY, dropout: float | N
     return Transformer.of(config_of(model, vocabulary), model, dropout=dropout)
 
 
-def named(
-    model: str, *, trust_remote_code: bool = False, lora_rank: int | None = None, train_only: str | None = None
-) -> Transformer:
+def named(model: str, *, trust_remote_code: bool = False, **which) -> Transformer:
     """Return a built-in shape, or the model of a config.json in a folder or on the hub.
 
-    `lora_rank` and `train_only` say which part of it trains. `gpt-tiny` has the vocabulary of the embedded corpus.
+    `which` are fields of Transformer. `gpt-tiny` has the vocabulary of the embedded corpus.
     """
     shape = model if "/" in model or is_local(model) else spelled(model)
     if shape in SHAPES:
-        return Transformer.of(config_of(shape), shape, lora_rank=lora_rank, train_only=train_only)
+        return Transformer.of(config_of(shape), shape, **which)
     hub.refuse_code(model, trust_remote_code)
     path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:
@@ -49,7 +47,7 @@ def named(
     if not isinstance(config, dict):
         raise Stop(f"{path} is not the config of a model", "name the folder of a model")
     code = str(model) if trust_remote_code and "auto_map" in config else None
-    return Transformer.of(config, model, code_from=code, lora_rank=lora_rank, train_only=train_only)
+    return Transformer.of(config, model, code_from=code, **which)
 
 
 def generic(

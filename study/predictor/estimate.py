@@ -315,7 +315,7 @@ def traffic(engine: Engine) -> dict[str, int]:
     if engine.stage < 3:
         kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
         reduced = {kind: engine.elements * w * (passes if engine.stage == 2 else 1)}
-        if engine.divides_layers and engine.ranks == 1:  # it sums its gradients over itself alone
+        if engine.setup.tensor_ranks > 1 and engine.ranks == 1:  # it sums its gradients over itself alone
             return reduced
         return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}
     whole = engine.part * engine.ranks

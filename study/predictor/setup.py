@@ -7,6 +7,7 @@ from typing import Literal
 
 from study.errors import Stop
 from study.predictor.memory.profile import Tensor
+from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.parallel.layout import Layout
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, LONG_ROWS, TILED_MLP, TraceOptions, Transformer
 from study.spec import arms, library_defaults
@@ -189,6 +190,8 @@ class Setup:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The parameter tensors as ranks keep, divide and gather them."""
+        if self.tensor_ranks > 1:
+            return tensors_of_a_rank(self.model, self.tensor_ranks)
         return kept_tensors(self) if self.quantized else self.model.tensors
 
     def as_kept(self, tensor: Tensor) -> Tensor:

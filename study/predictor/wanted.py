@@ -33,6 +33,8 @@ class Wanted:
     """With --params: size of the vocabulary. Default: GPT-2's, and with --ffn Llama 3's."""
     lora_rank: int | None = None
     """With --model: only adapters of this rank train, one at each linear layer except the head."""
+    adapter_dropout: bool = False
+    """With --lora-rank: adapters drop some of their inputs (PEFT's lora_dropout), and keep a copy and a mask."""
     train_only: str | None = None
     """With --model: only the tensors train whose names match this regular expression."""
     trust_remote_code: bool = False
@@ -60,7 +62,9 @@ def is_size(params: float | str) -> bool:
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
-    with_model = [name for name in given if name in ("lora_rank", "train_only", "trust_remote_code")]
+    with_model = [name for name in given if name in ("lora_rank", "adapter_dropout", "train_only", "trust_remote_code")]
+    if wanted.adapter_dropout and wanted.lora_rank is None:
+        raise Stop("--adapter-dropout needs adapters", "give --lora-rank")
     if wanted.model is None:
         if with_model:
             raise Stop(f"{_flags(with_model)} need a model whose tensors are known", "give --model")

@@ -13,6 +13,7 @@ import tyro
 
 from study.errors import Stop
 from study.io import files
+from study.io.numbers import number_of
 from study.io.parsing import from_json
 from study.io.tables import say
 from study.records import evidence, runs, seal, store
@@ -66,9 +67,10 @@ def _report(folder: Path) -> None:
     """Print the table of a submission, for a comment on a pull request. Raise Stop if it is refused."""
     loaded = runs.load([folder / "runs"], every_folder_has_runs=True)
     wrong = [*_refused(loaded), *_odd(folder, loaded)]
+    counts = f"{number_of(len(loaded), 'records')}, {number_of(len(wrong), 'reasons')} to refuse."
+    say(counts, *(f"- {_quoted(each)}" for each in wrong), "")
     say("| run | arm | model | ranks | kind | status | s per step | peak |", "|---|---|---|---|---|---|---|---|")
     say(*(_line(run) for run in loaded))
-    say("", f"{len(loaded)} records, {len(wrong)} reasons to refuse.", *(f"- {_quoted(each)}" for each in wrong))
     if wrong:
         raise Stop(f"the submission {folder.name} is refused: {wrong[0]}", "correct it, and submit it again")
 

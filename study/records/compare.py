@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.io.numbers import short
+from study.io.numbers import number_of, short, times
+from study.io.words import joined
 from study.records import stats
 from study.records.groups import by
 from study.records.metrics import value
@@ -75,6 +76,22 @@ def compare(runs: Runs) -> Comparison:
     if runs.copies:
         left_out["copy"] = runs.copies
     return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
+
+
+def answer(compared: Comparison) -> str:
+    """Return how much longer steps take in other environments than in the first, for cells that both ran."""
+    ratios: dict[str, list[float]] = {}
+    for row in compared.rows:
+        if row["vs A"] is not None and row["environment"] != "A":
+            ratios.setdefault(row["environment"], []).append(row["vs A"])
+    if not ratios:
+        cells = number_of(len(compared.rows), "cells")
+        return f"{cells}, none of them in two environments: no time is compared. --arms compares the arms."
+    spans = []
+    for letter, mine in ratios.items():
+        most = f" to {times(max(mine))}" if len(mine) > 1 else ""
+        spans.append(f"{letter} {times(min(mine))}{most} ({number_of(len(mine), 'cells')})")
+    return f"Compared with environment A, a step takes in {joined(spans)} as long."
 
 
 def notes(compared: Comparison) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.io.numbers import number_of, part_of
 from study.machine.gpus import measured_flops
 from study.records import agreement, audit, seal, store
 from study.records.runs import Run, Runs
@@ -12,9 +13,9 @@ from study.records.schema import MEASURE_VERSION
 from study.spec.arms import ROOT, all_paths
 
 SEAL = "study keep RUNS --into reports/YOUR-MACHINE seals them"
-ELSEWHERE = f"{{}} records are not sealed and not of this machine, so they decide nothing. {SEAL}"
-HERE = "{} records are not sealed, and count because they are of this machine"
-UNCHECKED = "the commits of {} records could not be checked"
+ELSEWHERE = f"{{}} neither sealed nor of this machine: no evidence. {SEAL}"
+HERE = "{} not sealed, but of this machine: evidence here"
+UNCHECKED = "{} of a commit that could not be checked"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def gather(runs: Runs) -> Evidence:
         HERE: [run for run in fit if may_decide(run) and not run.sealed],
         UNCHECKED: [run for run in fit if unknown is None or run.record.commit is None],
     }
-    words = [text.format(f"{len(some)} of {len(fit)}") for text, some in doubtful.items() if some]
+    words = [text.format(part_of(len(some), len(fit), "records")) for text, some in doubtful.items() if some]
     if watched := len(all_ended) - len(ended):
-        words.append(f"{watched} records are of other people's scripts and decide nothing")
+        words.append(f"{number_of(watched, 'records')} of other people's scripts: no evidence")
     return Evidence(fit, (*runs.set_aside, *faulty), (*_without_manifest(fit, runs.folders), *words))
 
 
@@ -68,7 +69,7 @@ def _without_manifest(runs: Iterable[Run], tops: Iterable[Path]) -> Iterator[str
         inside = [run for run in runs if run.folder.is_relative_to(top)]
         if not any(run.sealed for run in inside) and not all(map(may_decide, inside)):
             words = "Restore it from the history, or ask where the records are from"
-            yield f"NO MANIFEST seals the {len(inside)} records in {top.parent.name}/{top.name}. {words}"
+            yield f"NO MANIFEST seals the {number_of(len(inside), 'records')} in {top.parent.name}/{top.name}. {words}"
 
 
 def _faults(run: Run, unknown_commits: set[str]) -> list[str]:
@@ -89,4 +90,4 @@ def notes_on(runs: list[Run]) -> list[str]:
         "from a changed source tree": sum(bool(run.record.dirty) for run in runs),
         "not sealed, but of this machine": sum(not run.sealed for run in runs),
     }
-    return [f"{count} of {len(runs)} runs are {reason}" for reason, count in counts.items() if count]
+    return [f"{part_of(count, len(runs), 'runs')} {reason}" for reason, count in counts.items() if count]

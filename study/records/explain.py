@@ -143,12 +143,24 @@ def unlike(a: Record, b: Record) -> str | None:
 
 
 def sentences(a: Record, b: Record) -> list[str]:
-    """Return up to three sentences on the largest differences."""
-    rows = [row for row in explain(a, b) if row["kind"] != UNTRACKED]
+    """Return how the peaks differ in a sentence, and up to three sentences on the largest differences."""
+    every = explain(a, b)
+    rows = [row for row in every if row["kind"] != UNTRACKED]
     names = (str(a.arm), str(b.arm)) if a.arm != b.arm else ("the first run", "the second")
     texts = [*_one_memory(a), *_one_memory(b)]
     texts += [_sentence(row, rows, names, b.observed.parameters) for row in rows if (row["share"] or 0) > NEGLIGIBLE]
-    return texts[:MAX_SENTENCES] or ["At the peak both hold the same."]
+    return [_answer(totals(every), names), *texts[:MAX_SENTENCES]]
+
+
+def _answer(total: dict, names: tuple[str, str]) -> str:
+    """Return by how much the second run's peak differs from the first's."""
+    more_bytes = total["difference_bytes"]
+    if not more_bytes:
+        return f"At the peak both hold {size(total['a_bytes'])}."
+    amount = (
+        f"{size(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'} than {names[0]} ({size(total['a_bytes'])})"
+    )
+    return f"At the peak {names[1]} holds {size(total['b_bytes'])}, {amount}."
 
 
 def _one_memory(record: Record) -> list[str]:

@@ -115,18 +115,20 @@ class Pass:
         by_name = {tensor.name: tensor for tensor in model.tensors}
         gradients: list[Gradient] = []
         at_use: dict[str, float] = {}
+        before_use: dict[str, Held] = {}
         start = []
         for same in zip(*map(events, tapes), strict=True):
             kind, _, name = same[0].name.partition(" ")
             now = Bytes.of(numpy.array([[event.kept + event.in_use for event in same]]))
             if kind == "use":
                 at_use[name] = now
+                before_use |= {name: Held(_most([same]), 0)} if same[0].since and setup.stage == 3 else {}
             if not gradients:
                 start.append(same)
             if kind == "gradient":
                 size = same[0].gradient
                 gradients.append(Gradient(by_name[name], Held(_most([same]) - size, 0), Held(now - size, 0)))
-        self.profile = Profile(0, Held(_most(start), 0), at_use, tuple(gradients))
+        self.profile = Profile(0, Held(_most(start), 0), at_use, before_use, tuple(gradients))
 
 
 def _most(same: list[tuple[Event, ...]]) -> Bytes:

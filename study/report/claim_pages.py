@@ -113,15 +113,15 @@ def page(verdict: Verdict) -> dict:
         "Rests on": words.basis_words(verdict),
         "Certainty": str(certainty(verdict) or ""),
         "Open because": "; ".join(filter(None, (verdict.open_because, verdict.holding))),
-        "What would turn it": words.severity_words(verdict),
+        "What would turn it": words.readable(words.severity_words(verdict)),
         "Check": f"{claim.check}, version {committed.version(claim)}",
         "Conditions": words.conditions_words(claim),
         "The document leaves open": "; ".join(
-            f"{names[each]}: {words.values_words(left_open[each])}" for each in names
+            f"{names[each]}: {words.values_words(left_open[each], each)}" for each in names
         ),
         "Holds with": _cases(verdict.holds_under),
         "Fails with": _cases(verdict.fails_under),
-        "Working": verdict.working,
+        "Working": words.readable(verdict.working),
         "How we read the claim": " ".join((claim.reading or "").split()),
         "The claims of this error count once": claim.contradiction,
     }
@@ -135,18 +135,18 @@ def page(verdict: Verdict) -> dict:
         "found": found,
         "differs": [words for words in verdict.differs if INSTRUMENTS not in words],
         "instruments": "; ".join(words for words in verdict.differs if INSTRUMENTS in words),
-        "changed_by": changed_by,
-        "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",
+        "changed_by": words.readable(changed_by),
+        "missing": words.readable(verdict.missing) if verdict.missing != otherwise(verdict) else "",
     }
 
 
 def _result(check: Check, verdict: Verdict) -> dict[str, str]:
     found = words.found_words(verdict, check.unit)
-    return {"Claimed": words.claimed_words(check, verdict), "Found": found, "Working": verdict.working}
+    return {"Claimed": words.claimed_words(check, verdict), "Found": found, "Working": words.readable(verdict.working)}
 
 
 def _cases(cases: tuple[str, ...]) -> str:
-    return "; ".join(case for case in cases if case.partition(" ")[0] not in words.INTERNAL)
+    return words.readable("; ".join(case for case in cases if case.partition(" ")[0] not in words.INTERNAL))
 
 
 def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:

@@ -114,7 +114,8 @@ def _times(run: Run, clock: Clock) -> Time:
     """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
-    times.flops_per_rank_and_step = flops_per_row(run) * rows
+    if run.accelerator.is_main_process:  # which writes the record
+        times.flops_per_rank_and_step = flops_per_row(run) * rows
     if not run.has_values:  # nothing was computed
         return times
     times.step_s = [max(ranks) for ranks in zip(*run.gathered(clock.step_s), strict=True)]

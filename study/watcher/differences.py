@@ -13,6 +13,7 @@ from typing import Any
 
 from study.io.numbers import short
 from study.records.hangs import Finding
+from study.records.schema import Record
 from study.spec.arms import DEVICES, NOT_BESIDE_JSON, OFFLOADS
 from study.spec.library_defaults import Library, sections
 from study.watcher.diagnosis import diagnose
@@ -27,7 +28,7 @@ from study.watcher.effective import (
     value_at,
     zero_section,
 )
-from study.watcher.sources import ACCELERATE, DEEPSPEED, RECORD, TRAINER, Source, flat
+from study.watcher.sources import ACCELERATE, DEEPSPEED, TRAINER, Source, flat
 
 UNSET = Setting(None, "not set here")
 LONGEST = 48  # characters of a value
@@ -182,15 +183,23 @@ def found_in_one(a: Source, b: Source) -> tuple[list[Finding], list[Finding]]:
 
 
 def contradictions(source: Source) -> list[str]:
-    """Return a sentence for each contradiction, without its full stop. A record has none: its run has started."""
+    """Return a sentence for each mistake, with its remedy after a colon and without its full stop.
+
+    Of a record, whose run has started: the keys that DeepSpeed ignored.
+    """
     deepspeed = source.named.content if source.named else None
-    if source.kind == RECORD:
-        return []
+    if source.record is not None:
+        return ignored_keys(source.record)
     if source.kind == DEEPSPEED:
         return list(_in_deepspeed(source.content))
     if source.kind == ACCELERATE:
         return list(_in_accelerate(source.content, deepspeed))
     return list(_in_arguments(source.content, deepspeed, source.kind == TRAINER))
+
+
+def ignored_keys(record: Record) -> list[str]:
+    """Return a sentence for each key that DeepSpeed ignored in a run."""
+    return list(_mistyped_keys("deepspeed", record.observed.deepspeed or {}))
 
 
 def _mistyped_keys(library: Library, config: dict) -> Iterator[str]:

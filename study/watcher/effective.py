@@ -268,10 +268,6 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     written = _written("trainer", source.content) | by_default
     steps = arguments.get("max_steps") or 0
     written |= {"steps": Setting(steps)} if steps > 0 else {"epochs": Setting(arguments.get("num_train_epochs"))}
-    for name in {"rows per pass and rank", "accumulation"} & written.keys() & given.keys():
-        if given[name].value != written[name].value:
-            origin = f"the json says {given[name].value}: the Trainer refuses the pair"
-            written[name] = Setting(written[name].value, origin)
     if str(arguments.get("optim", "")).startswith("adamw_torch"):
         written["optimizer"] = Setting("AdamW")
     if "optimizer" in given:  # the json's counts

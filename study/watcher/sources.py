@@ -52,6 +52,16 @@ class Source:
         return f"{self.kind} with {self.named.path.name}"
 
 
+def read_config(path: Path) -> Source | None:
+    """Return a config of a known kind; None for all other files, such as traces."""
+    if path.suffix not in (".json", ".yaml", ".yml") or not path.is_file():
+        return None
+    with contextlib.suppress(Stop):
+        source = read(path)
+        return source if source.kind in KEYS else None
+    return None
+
+
 def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():

@@ -17,15 +17,30 @@ with contextlib.suppress(ImportError):
     import deepspeed.module_inject.auto_ep_layer
 
 
-def configuration(options, section):
-    if options.bucket:
-        section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
+def zero_section(settings, bucket):
+    section = {"stage": settings["stage"]}
+    if settings["stage"] == 3:
+        section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
+        section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    if bucket:
+        section |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if "hpz" in settings:
+        section["zero_hpz_partition_size"] = settings["hpz"]
+    if "offload" in settings:
+        place = {"device": settings["offload"], "pin_memory": False}
+        section["offload_optimizer"] = place
+        if settings["stage"] == 3:
+            section["offload_param"] = place
+    return section
+
+
+def configuration(options):
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": options.passes,
         "gradient_clipping": options.clip,  # 0 switches it off: the default changed to 1
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": section,
+        "zero_optimization": zero_section(options.settings, options.bucket),
         "bf16": {"enabled": options.precision.startswith("bf16")},
     }
     if options.precision == "autocast":

@@ -16,7 +16,7 @@ def build(model, optimizer, options):
         raise NotImplementedError("Ulysses replaces the attention of a transformer, and these models have none")
     if options.settings.get("offload") == "nvme":
         raise NotImplementedError("DeepSpeed keeps parts below 1 MiB in memory, and these models are smaller")
-    config = configuration(options, zero_section(options.settings))
+    config = configuration(options)
     config |= {"zero_force_ds_cpu_optimizer": False, "fp16": {"enabled": options.precision == "fp16"}}
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
@@ -54,21 +54,6 @@ def schedule(optimizer, name, rate):
     if name == "cosine":
         return schedules.WarmupCosineLR(optimizer, 10, warmup_num_steps=2, warmup_type="linear")
     return schedules.OneCycle(optimizer, rate / 5, rate, cycle_first_step_size=4, cycle_first_stair_count=2)
-
-
-def zero_section(settings):
-    section = {"stage": settings["stage"]}
-    if settings["stage"] == 3:
-        section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
-        section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-    if "hpz" in settings:
-        section["zero_hpz_partition_size"] = settings["hpz"]
-    if "offload" in settings:
-        place = {"device": settings["offload"], "pin_memory": False}
-        section["offload_optimizer"] = place
-        if settings["stage"] == 3:
-            section["offload_param"] = place
-    return section
 
 
 def forward_backward(engine, batch, last=True, mode="train"):

@@ -42,8 +42,7 @@ def build(model, optimizer, options):
 
 def in_stage(model, options):
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    section = zero_section(options.settings["stage"])
-    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options, section))}
+    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options))}
 
 
 def in_ddp(model, options):
@@ -60,11 +59,6 @@ def in_fsdp(model, options):
     wrap["transformer_cls_names_to_wrap"] = [type(block).__name__ for block in model.blocks][:1]
     given = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, "state_dict_type": "SHARDED_STATE_DICT"}
     return {"fsdp_plugin": FullyShardedDataParallelPlugin(**given | wrap | options.settings["fsdp"])}
-
-
-def zero_section(stage):
-    more = {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0} if stage == 3 else {}
-    return {"stage": stage} | more
 
 
 def forward_backward(trainer, batch, last=True, mode="train"):

@@ -9,13 +9,14 @@ are.
 import contextlib
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.question import Question, check
+from study.predictor.advice.question import HALF, Question, check
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
@@ -71,7 +72,7 @@ class Row:
     fits: bool
     limit: str  # why it does not fit; if it fits, what limits its speed
     precision: str
-    checkpointing: bool
+    checkpointing: int  # as a setup's
     micro_batch: int  # the largest that fits
     accumulation: int
     row_ranks: int = 1  # GPUs that read the same rows, because each has a part of the sequence or of the layers
@@ -97,7 +98,7 @@ class Row:
         return not self.leaves(MISS)
 
     @property
-    def simplicity(self) -> tuple[int, bool]:
+    def simplicity(self) -> tuple[int, int]:
         """Smaller is simpler."""
         return len(arms.NAMES) if self.layout else arms.NAMES.index(self.arm), self.checkpointing
 
@@ -124,26 +125,52 @@ class Advice:
         return [row for row in self.rows if isinstance(row, Row)]
 
 
-def advise(question: Question) -> Advice:
-    """Return every arm as a row, and the choice."""
+def advise(question: Question, with_half: bool = True) -> Advice:
+    """Return every arm as a row, and the choice. `with_half`: also try to recompute every second layer."""
     check(question)
-    rows = tuple(best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES)
-    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
-    if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: there, only offloading can help
-        fitting = [row for row in fitting if row.arm == "single" or row.offloads]
-    choice = best_of(fitting)
+    rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES]
+    choice = best_of(_usable(rows))
     if _may_need_layout(question, choice):
-        rows += (best_layout(question),)
-        fitting = [row for row in (*fitting, rows[-1]) if isinstance(row, Row) and row.fits]
-        choice = best_of(fitting)
+        rows.append(best_layout(question))
+        choice = best_of(_usable(rows))
+    if with_half and choice and question.checkpointing is None and (half := _of_half(question, choice)):
+        rows[rows.index(choice)] = half
+        choice = half
     if choice is None:
-        return Advice(question, rows, None, None)
+        return Advice(question, tuple(rows), None, None)
+    alternative = _alternative(_usable(rows), choice)
+    shown = {row.arm: _with_driver(question, row) for row in (choice, alternative) if row}
+    shown_rows = tuple(shown.get(row.arm, row) for row in rows)
+    return Advice(question, shown_rows, shown[choice.arm], alternative and shown[alternative.arm])
+
+
+def _usable(rows: Sequence[Row | Untried]) -> list[Row]:
+    """Return the rows that fit. One GPU shares nothing: if all fits there, only offloading can help."""
+    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
+    alone = any(row.arm == "single" for row in fitting)
+    return [row for row in fitting if row.arm == "single" or row.offloads or not alone]
+
+
+def _alternative(fitting: list[Row], choice: Row) -> Row | None:
+    """Return the simplest of the other rows, if it is simpler than the choice, or else the best of them."""
     others = [row for row in fitting if row is not choice]
     simpler = [row for row in others if row.simplicity < choice.simplicity]
-    alternative = min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
-    shown = {row.arm: _with_driver(question, row) for row in (choice, alternative) if row}
-    rows = tuple(shown.get(row.arm, row) for row in rows)
-    return Advice(question, rows, shown[choice.arm], alternative and shown[alternative.arm])
+    return min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
+
+
+def _of_half(question: Question, choice: Row) -> Row | None:
+    """Return a choice with every second layer recomputed, if that is faster and no arm fits as well without any."""
+    if not choice.checkpointing or choice.row_ranks > 1:
+        return None
+    without = replace(question, checkpointing=False)
+    kept = [best_of_arm(without, arms.load_arm(name)) for name in arms.NAMES]
+    if any(row.drawbacks <= choice.drawbacks for row in _usable(kept)):
+        return None
+    with contextlib.suppress(Stop):  # it has to be traced, and torch may not be installed
+        half = best_of_arm(replace(question, checkpointing=HALF), arms.load_arm(choice.arm))
+        if isinstance(half, Row) and half.step_s and choice.step_s and half.drawbacks <= choice.drawbacks:
+            return half if half.step_s < (1 - SEPARABLE / 2) * choice.step_s else None  # one arm errs alike
+    return None
 
 
 def _with_driver(question: Question, row: Row) -> Row:
@@ -190,6 +217,8 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     """Return the best setting of an arm; if none fits, the one that comes closest."""
     if limit := _lack(question, arm):
         return Untried(arm.name, limit)
+    if arm.row_ranks > 1 and question.checkpointing == HALF:
+        return Untried(arm.name, "recomputation")  # what its ranks send then is not known
     if arm.row_ranks == 1:
         return _best(question, on_nodes(arm, question.gpus, question.local))
     groups = [ranks for ranks in SHARING if not _lack_of_groups(question, arm, ranks)]
@@ -209,22 +238,30 @@ def _may_need_layout(question: Question, choice: Row | None) -> bool:
 def best_layout(question: Question) -> Row | Untried:
     """Return the best division of a model that Megatron-LM can train: layers within nodes, and stages."""
     plain = not question.model.is_partly_frozen and question.optimizer == "fused" and question.has_bf16
+    plain = plain and question.checkpointing != HALF
     if not plain or question.model.family not in IN_MEGATRON or question.precision not in (None, "bf16_cast"):
         return Untried(MEGATRON, "Megatron-LM")
-    tried: list[tuple[Row, Setup]] = []
+    tried: list[Row] = []
     for tensor_ranks, stages in itertools.product(POWERS, POWERS):
         layout = Layout(tensor=tensor_ranks, pipeline=stages)
         if question.local % tensor_ranks == 0 and layout.ranks > 1 and not question.gpus % layout.ranks:
             tried += _of_layout(question, layout)
     if not tried:
         return Untried(MEGATRON, "its layers")
-    candidates = _least_drawbacks([row for row, _ in tried if row.fits])
-    timed = [_timed(question, row, setup) for row, setup in tried if row in candidates]
-    closest = max((row for row, _ in tried), key=lambda row: row.headroom_bytes)
-    return min(timed, key=lambda row: row.step_s or math.inf, default=closest)
+    return min(_candidates(question, tried), key=lambda row: row.step_s or math.inf, default=_closest(tried))
 
 
-def _of_layout(question: Question, layout: Layout) -> list[tuple[Row, Setup]]:
+def _candidates(question: Question, tried: list[Row]) -> list[Row]:
+    """Return those of the rows that fit with the fewest drawbacks, with their times."""
+    return [_timed(question, row) for row in _least_drawbacks([row for row in tried if row.fits])]
+
+
+def _closest(rows: list[Row]) -> Row:
+    """Return the row that comes closest to fitting."""
+    return max(rows, key=lambda row: row.headroom_bytes)
+
+
+def _of_layout(question: Question, layout: Layout) -> list[Row]:
     """Return the most rows per pass of a layout that fit, without and with recomputation."""
     share = question.batch * layout.ranks // question.gpus
     layouts = []
@@ -233,8 +270,8 @@ def _of_layout(question: Question, layout: Layout) -> list[tuple[Row, Setup]]:
             variant = replace(question, precision="bf16_cast", checkpointing=checkpointing)
             with contextlib.suppress(Stop):  # heads or layers do not divide so
                 setup = setup_of(variant, arms.load_arm(LAYOUT_ARM), micro_batch, layout)
-                layouts.append((_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks), setup))
-        if any(row.fits for row, _ in layouts):
+                layouts.append(_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks))
+        if any(row.fits for row in layouts):
             break
     return layouts
 
@@ -278,28 +315,26 @@ def _best(question: Question, arm: Arm) -> Row | Untried:
     recomputations = [question.checkpointing]
     if question.checkpointing is None:
         recomputations = [True, False] if question.model.has_checkpointing else [False]
-    tried: list[tuple[Row, Setup]] = []
+    tried: list[Row] = []
     for checkpointing in recomputations:
         tried += _with_most_rows(replace(question, precision=precision, checkpointing=checkpointing), arm)
-        if all(row.headroom_bytes < 0 for row, _ in tried):
+        if all(row.headroom_bytes < 0 for row in tried):
             break  # without checkpointing it would need more
-    candidates = _least_drawbacks([row for row, _ in tried if row.fits])
-    timed = [_timed(question, row, setup) for row, setup in tried if row in candidates]
-    return best_of(timed) or max((row for row, _ in tried), key=lambda row: row.headroom_bytes)
+    return best_of(_candidates(question, tried)) or _closest(tried)
 
 
-def _with_most_rows(question: Question, arm: Arm) -> list[tuple[Row, Setup]]:
+def _with_most_rows(question: Question, arm: Arm) -> list[Row]:
     """Return the settings with the most rows per pass that fit with a margin, or else just fit."""
     share = question.batch * arm.row_ranks // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
     sizes = sorted({*small, *(share // rows for rows in small)})
-    found: list[tuple[Row, Setup]] = []
+    found: list[Row] = []
     for miss in (MISS, 0.0):
         for each in with_buckets(arm):  # smaller buckets pay only if more rows fit
-            most = max((row.micro_batch for row, _ in found if row.leaves(miss)), default=0)
+            most = max((row.micro_batch for row in found if row.leaves(miss)), default=0)
             if larger := [size for size in sizes if size > most]:
                 found.append(most_rows(question, each, miss, larger))
-        if any(row.fits and not row.is_tight for row, _ in found):
+        if any(row.fits and not row.is_tight for row in found):
             break
     return found
 
@@ -345,7 +380,7 @@ def with_buckets(arm: Arm) -> list[Arm]:
     return [with_zero(arm, large), arm] if large else [arm]
 
 
-def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tuple[Row, Setup]:
+def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Row:
     """Return the setting with the most of these rows per pass that leaves the share `miss` of the peak free.
 
     If none does, it has the fewest rows.
@@ -356,7 +391,7 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
     while too_many - least > 1:
         middle = (least + too_many) // 2
         each = row_of(question, arm, sizes[middle])
-        if each[0].leaves(miss):
+        if each.leaves(miss):
             best = each
             least = middle
         else:
@@ -364,11 +399,10 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
     return best or row_of(question, arm, sizes[0])
 
 
-def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
+def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
-    setup = setup_of(question, arm, micro_batch)
-    buckets = zero_of(arm).get("reduce_bucket_size")
-    return _row(question, arm.name, setup, row_ranks=arm.row_ranks, bucket_elements=buckets), setup
+    settings = {"row_ranks": arm.row_ranks, "bucket_elements": zero_of(arm).get("reduce_bucket_size")}
+    return _row(question, arm.name, setup_of(question, arm, micro_batch), **settings)
 
 
 def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
@@ -384,7 +418,7 @@ def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
         fits=not limit,
         limit=limit,
         precision=setup.precision,
-        checkpointing=bool(setup.checkpointing),
+        checkpointing=setup.checkpointing,
         micro_batch=setup.micro_batch,
         accumulation=setup.accumulation,
         **settings,
@@ -396,8 +430,8 @@ def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
     )
 
 
-def _timed(question: Question, row: Row, setup: Setup) -> Row:
-    step = step_time(setup, machine_of(question))
+def _timed(question: Question, row: Row) -> Row:
+    step = step_time(setup_of_row(question, row), machine_of(question))
     speed = question.batch * question.sequence / step.seconds
     interval_s = (step.low_s, step.high_s)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
@@ -438,7 +472,7 @@ def setup_of(question: Question, arm: Arm, micro_batch: int, layout: Layout | No
         layout=layout,
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
-        checkpointing=bool(question.checkpointing),
+        checkpointing=question.checkpointing or False,
         frozen=question.frozen,
         quantized=question.quantized,
         optimizer=question.optimizer,

@@ -8,7 +8,7 @@ from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, USUAL, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
-from study.predictor.advice.question import Question
+from study.predictor.advice.question import HALF, Question
 from study.predictor.combinations import beside_bytes
 from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
@@ -95,7 +95,7 @@ def use(row: Row, question: Question) -> str:
     elif row.row_ranks > 1:
         name += f" on groups of {row.row_ranks} GPUs"
     if row.checkpointing:
-        name += " with activation checkpointing"
+        name += " with activation checkpointing" + " of every second layer" * (row.checkpointing == HALF)
     if row.precision != "fp32" and not question.has_bf16:
         name += " in fp16"
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
@@ -135,10 +135,8 @@ def reason(advice: Advice) -> str:
 
 def flags(row: Row, question: Question) -> list[str]:
     """Return the flags with which `study estimate` and `study timeline` predict a row."""
-    divided = (
-        [part for each in row.layout.in_words.split() for part in (f"--{each[:2]}", each[2:])] if row.layout else []
-    )
-    group = row.row_ranks if row.row_ranks > 1 and not row.layout else None
+    layout = row.layout.in_words.split() if row.layout else []
+    has_link = question.gpus > 1 and "link" not in question.defaults
     given: dict[str, object] = {
         "arm": LAYOUT_ARM if row.layout else row.arm,
         "gpus": question.gpus,
@@ -148,19 +146,19 @@ def flags(row: Row, question: Question) -> list[str]:
         "accumulation": row.accumulation,
         "sequence": question.sequence,
         "buckets": row.bucket_elements,
-        "group": group,
+        "group": row.row_ranks if row.row_ranks > 1 and not row.layout else None,
         "optimizer": None if question.optimizer == "fused" else question.optimizer,
         "frozen": question.frozen if question.model.is_partly_frozen else None,
         "quantized": question.quantized,
         "host-pace": question.host_pace,
         "disk": question.disk_bytes_per_s and f"{question.disk_bytes_per_s / 1e6:g}MB/s",
+        "link": question.link if has_link else None,
+        "gpus-per-node": None if "gpus_per_node" in question.defaults else question.gpus_per_node,
+        **{each[:2]: each[2:] for each in layout},
+        "recompute-every": row.checkpointing if row.checkpointing > 1 else None,
     }
-    if question.gpus > 1 and "link" not in question.defaults:
-        given["link"] = question.link
-    if "gpus_per_node" not in question.defaults:
-        given["gpus-per-node"] = question.gpus_per_node
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-    return words + divided + ["--checkpointing"] * row.checkpointing
+    return words + ["--checkpointing"] * (row.checkpointing == 1)
 
 
 def seconds(row: Row) -> str:
@@ -215,10 +213,14 @@ def table(advice: Advice) -> list[dict]:
 def _settings(row: Row | Untried, place: str) -> dict:
     line: dict[str, object] = {"predicted": row.arm, "fits": place}
     if isinstance(row, Row):
-        line |= {"recompute": row.checkpointing, "rows x passes": f"{row.micro_batch} x {row.accumulation}"}
+        line |= {"recompute": recomputed(row), "rows x passes": f"{row.micro_batch} x {row.accumulation}"}
         return line | {"memory": size(row.peak_bytes), "host": size(row.host_bytes), "per step": seconds(row)}
     least = f"over {size(row.states_bytes)}" if row.states_bytes else None
     return line | {"recompute": None, "rows x passes": None, "memory": least, "host": None, "per step": None}
+
+
+def recomputed(row: Row) -> bool | str:
+    return "half" if row.checkpointing == HALF else bool(row.checkpointing)
 
 
 def _place(row: Row | Untried, advice: Advice) -> str:
@@ -321,7 +323,7 @@ def needed_table(enough: list[Advice]) -> list[dict]:
         {
             "predicted": machine(advice.question),
             "arm": row.arm,
-            "recompute": row.checkpointing,
+            "recompute": recomputed(row),
             "GPU memory": peak_of(row, advice.question),
             "host": size(row.host_bytes),
             "per step": seconds(row),

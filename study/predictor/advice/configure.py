@@ -8,7 +8,7 @@ import yaml
 from study.errors import Stop
 from study.predictor.advice.advise import MEGATRON, Advice, Row, settled_arm, zero_of
 from study.predictor.advice.answer import machine, precision_in_words, use
-from study.predictor.advice.question import Question
+from study.predictor.advice.question import HALF, Question
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import trainers_name
 from study.spec import arms
@@ -180,10 +180,18 @@ def megatron(row: Row, question: Question) -> list[str]:
     }
     flags = ["bf16", "use-distributed-optimizer"] + ["sequence-parallel"] * (layout.tensor > 1)
     flags += ["group-query-attention", "swiglu", "normalization RMSNorm", "disable-bias-linear"] * gated
-    flags += ["recompute-granularity full", "recompute-method uniform", "recompute-num-layers 1"] * row.checkpointing
+    if row.checkpointing:
+        flags += ["recompute-granularity full", "recompute-method uniform", "recompute-num-layers 1"]
     flags += [f"{name} {size}" for name, size in sizes.items() if size is not None]
     start = f"torchrun --nproc-per-node {question.local} --nnodes {question.gpus // question.local} pretrain_gpt.py"
     return [" \\\n    ".join([start, *(f"--{flag}" for flag in flags)])]
+
+
+TORCHTITAN = {
+    False: ['mode = "none"'],
+    True: ['mode = "full"'],
+    HALF: ['mode = "selective"', 'selective_ac_option = "2"'],
+}
 
 
 def torchtitan(row: Row, question: Question) -> list[str]:
@@ -198,7 +206,7 @@ def torchtitan(row: Row, question: Question) -> list[str]:
         f"data_parallel_shard_degree = {question.gpus}",
         f'fsdp_reshard_after_forward = "{"always" if row.arm == "fsdp2" else "never"}"',
         "[activation_checkpoint]",
-        f'mode = "{"full" if row.checkpointing else "none"}"',
+        *TORCHTITAN[row.checkpointing],
     ]
 
 
@@ -238,11 +246,13 @@ def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[s
     lines = [
         f"{use(row, question)}.",
         f"Predicted for {machine(question)}, {question.sequence} tokens per row and {question.batch} rows per step.",
-        f"In your script: {row.micro_batch} rows per process and pass, "
+        f"In your script: {row.micro_batch} row{'s' * (row.micro_batch > 1)} per process and pass, "
         f"Accelerator(gradient_accumulation_steps={row.accumulation}).",
     ]
     if row.checkpointing:
         lines.append("In your script also: model.gradient_checkpointing_enable().")
+    if row.checkpointing == HALF:
+        lines.append("After it: gradient_checkpointing = False on every second layer (a GradientCheckpointingLayer).")
     if deepspeed:
         if precision == "fp16":
             fix = "study/training/patches.py has a fix"
@@ -250,7 +260,8 @@ def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[s
     elif row.precision == "bf16_cast":
         weights = precision_in_words(row.precision, question)
         lines.append(f"In your script also: {weights} for the optimizer.")
-    if (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast":
+    trains_alike = (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast" and row.checkpointing != HALF
+    if trains_alike:
         flags = f"--precision {precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
         flags += f" --sequence {question.sequence}" + (" --checkpointing" if row.checkpointing else "")
         if (optimizer := trainers_name(question.optimizer)) != "adamw":

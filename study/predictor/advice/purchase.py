@@ -30,7 +30,7 @@ def fewest(model: Transformer, counts: tuple[int, ...], gpu: str, given: Given) 
     for gpus in counts:
         if (given.batch or 0) % gpus or gpus % min(gpus, given.gpus_per_node or gpus):
             continue
-        advice = advise(Question.of(model, gpus, gpu, given))
+        advice = advise(Question.of(model, gpus, gpu, given), with_half=False)  # it would trace for each GPU
         if advice.choice is None:
             continue
         if not advice.choice.offloads:

@@ -16,6 +16,7 @@ from study.spec.settings import Tokens
 # All of these are assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many
 BATCH = 128  # rows of a step, rounded up to a multiple of the GPUs
+HALF = 2  # as a setup's checkpointing: every second layer computes its activations again
 Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
 LEAST_HOST_BYTES = 64e9
 HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
@@ -33,8 +34,8 @@ class Given:
     """Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
     precision: Precision | None = None
     """As in the trainer. Default: 16 bits, in the usual way of each arm."""
-    checkpointing: Literal["try", "on", "off"] = "try"
-    """Recompute activations in the backward pass. try: only if it helps."""
+    checkpointing: Literal["try", "on", "off", "half"] = "try"
+    """Recompute activations in the backward pass. try: only if it helps. half: those of every second layer."""
     frozen: Frozen = "bf16"
     """The dtype of weights that do not train, as with --lora-rank: bf16, or that of the other weights."""
     optimizer: Optimizer = "fused"
@@ -69,7 +70,7 @@ class Question:
     sequence: int
     batch: int
     precision: str | None = None  # None: the usual one of each arm
-    checkpointing: bool | None = None  # None: both are tried
+    checkpointing: int | None = None  # as a setup's; None: all layers and none are tried, and half of them at last
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
     frozen: Frozen = "bf16"  # the type of frozen weights, if the others are not bf16: experts load them in bf16
@@ -112,7 +113,7 @@ class Question:
             sequence=default_sequence(model) if given.sequence is None else given.sequence,
             batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
             precision=given.precision,
-            checkpointing={"try": None, "on": True, "off": False}[given.checkpointing],
+            checkpointing={"try": None, "on": True, "off": False, "half": HALF}[given.checkpointing],
             disk_bytes_per_s=None if given.disk is None else bytes_of(given.disk, "--disk", "B/s"),
             gpus_per_node=per_node,
             frozen=given.frozen,

@@ -17,6 +17,7 @@ from study.predictor.memory.engine import (
     second_copy,
     stays_gathered,
 )
+from study.predictor.memory.fetches import Whole, leaf_module
 from study.predictor.memory.profile import Held, Profile, Tensor
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -115,7 +116,7 @@ class Buckets:
     def multiplied(self) -> dict:
         """Return what is held when Muon multiplies. The buckets are still there at the end of the pass."""
         engine = self.engine
-        multiplied = [moments.multiplied_bytes(each, engine.on_gpu) for each in muon.owned_matrices(engine)]
+        multiplied = [moments.multiplied_bytes(each, engine.setup.on_gpu) for each in muon.owned_matrices(engine)]
         gradients = engine.part * engine.weight_bytes
         return {"buckets": self.buckets, "gradients": gradients, "activations": max(multiplied, default=0)}
 
@@ -147,49 +148,97 @@ class Buckets:
 
 def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
-    w = engine.weight_bytes
-    limit = engine.bucket_elements
-    alive = gathered(engine)
-    stay = {tensor.name for tensor in engine.persistent}
-    stay_bytes = stays_gathered(engine)
-    bucket: list[Tensor] = []
-    filled = large = 0  # elements of the bucket, and of gradients that are larger than a bucket
-    released = engine.fetches.released_at_turn
-    all_stay = engine.fetches.at_turn == all_elements(engine) and refetched(engine) == 0
-    for last, flat in last_fetches(engine):
-        states = {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
-        yield states | second_copy(engine, released)
-
-    def moment(activations: Held, extra: int) -> dict:
-        states = {"activations": activations.kept, "gathered_weights": alive, "gradients": large * w}
-        return states | {"temporaries": activations.in_use + extra} | second_copy(engine, released)
-
-    def reduced(complete: Held, next_elements: int) -> dict:
-        in_place = len(bucket) == 1 and bucket[0].elements % engine.ranks == 0
-        norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in bucket) * engine.offloads
-        if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
-            norm = max(norm, 4 * ceil(filled / engine.ranks))
-        return moment(complete, filled * (not in_place) * w + norm + next_elements * w)
-
+    state = Scattering(engine)
+    yield from state.fetched(profile)
+    ends = {leaf_module(engine.setup.model, each.tensor): each.tensor for each in profile.gradients}
+    delayed: list[Tensor] = []  # until the backward pass of a mixture of experts ends (reduce_leaf_module_grads)
     for tensor, most, complete in profile.gradients:
+        state.reach(tensor)
+        delayed.append(tensor)
+        whole = sum(each.elements for each in delayed)
+        yield state.moment(most, whole * engine.weight_bytes)
+        leaf = leaf_module(engine.setup.model, tensor)
+        if leaf and tensor != ends[leaf]:
+            continue
+        for each in delayed:
+            if state.bucket and state.filled + each.elements > engine.bucket_elements:
+                yield state.reduce(complete, whole)
+            state.take(each)
+            whole -= each.elements
+        delayed = []
+    if state.bucket:
+        yield state.reduce(Held(0, 0), 0)
+
+
+class Scattering:
+    """The gathered weights of stage 3, and its gradients in the bucket that fills."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.alive = gathered(engine)
+        self.flat = 0  # bytes of the buffers from which weights were made
+        self.released = engine.fetches.released_at_turn
+        self.stay = {tensor.name for tensor in engine.persistent}
+        self.all_stay = engine.fetches.at_turn == all_elements(engine) and refetched(engine) == 0
+        self.bucket: list[Tensor] = []
+        self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
+
+    def fetched(self, profile: Profile) -> Iterator[dict]:
+        """The moments of the forward pass: when a module has waited for its weights, and while modules run."""
+        last = None
+        for name, kept in profile.at_use.items() if self.engine.ranks > 1 else ():
+            visit = self.engine.fetches.forward[name]
+            if name in profile.before_use:
+                yield self._fetched(profile.before_use[name], visit.running if visit is last else visit.before)
+            if visit is not last:
+                yield self._fetched(Held(kept, 0), visit.waiting)
+            last = visit
+
+    def _fetched(self, activations: Held, whole: Whole) -> dict:
+        w = self.engine.weight_bytes
+        states = {"activations": activations.kept, "gathered_weights": whole.weights * w}
+        states["temporaries"] = activations.in_use + whole.flat * w
+        return states | second_copy(self.engine, self.released)
+
+    def reach(self, tensor: Tensor) -> None:
+        """Gather what the backward pass needs for a tensor."""
+        if tensor.name in self.stay or self.all_stay or not self.engine.gathers:
+            return
+        weights, flat = self.engine.fetches.backward[tensor.name]
+        self.alive = weights * self.engine.weight_bytes
+        self.flat = flat * self.engine.weight_bytes * (self.engine.ranks > 1)
+        self.released = self.engine.fetches.released[tensor.name]
+
+    def moment(self, activations: Held, extra: int) -> dict:
+        gradients = self.large * self.engine.weight_bytes
+        states = {"activations": activations.kept, "gathered_weights": self.alive, "gradients": gradients}
+        temporaries = activations.in_use + extra + self.flat
+        return states | {"temporaries": temporaries} | second_copy(self.engine, self.released)
+
+    def reduce(self, complete: Held, next_elements: int) -> dict:
+        """Empty the bucket. `next_elements` are those of complete gradients that are not in it."""
+        engine = self.engine
+        w = engine.weight_bytes
+        in_place = len(self.bucket) == 1 and self.bucket[0].elements % engine.ranks == 0
+        norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in self.bucket) * engine.offloads
+        if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
+            norm = max(norm, 4 * ceil(self.filled / engine.ranks))
+        now = self.moment(complete, self.filled * (not in_place) * w + norm + next_elements * w)
+        self.bucket = []
+        self.filled = self.large = 0
+        return now
+
+    def take(self, tensor: Tensor) -> None:
+        """Put a complete gradient into the bucket."""
         elements = tensor.elements
-        if bucket and filled + elements > limit:
-            yield reduced(complete, elements)
-            bucket = []
-            filled = large = 0
-        if tensor.name not in stay and not all_stay and engine.gathers:
-            alive = engine.fetches.backward[tensor.name] * w
-            released = engine.fetches.released[tensor.name]
-        yield moment(most, elements * w)
-        bucket.append(tensor)
-        filled += elements
-        large += elements if elements > limit else 0
+        self.bucket.append(tensor)
+        self.filled += elements
+        self.large += elements if elements > self.engine.bucket_elements else 0
         # The backward hook of the embeddings comes after the last reduce.
-        if tensor.name not in stay and all_stay and tensor.block != "embeddings":
-            alive = max(alive - elements * w, stay_bytes)
-            released = released + elements
-    if bucket:
-        yield reduced(Held(0, 0), 0)
+        if tensor.name not in self.stay and self.all_stay and tensor.block != "embeddings":
+            w = self.engine.weight_bytes
+            self.alive = max(self.alive - elements * w, stays_gathered(self.engine))
+            self.released += elements
 
 
 # --- stage 3's gathered weights ------------------------------------------------------------------------------------
@@ -198,27 +247,6 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
 def gathered(engine: Engine) -> int:
     """Bytes of whole weights at the end of a forward pass, including those on their way."""
     return engine.fetches.at_turn * engine.weight_bytes if engine.gathers else 0
-
-
-def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
-    """The last all-gathers of a forward pass: for each, its last tensor and its number of elements.
-
-    The flat buffer stays beside the weights made from it until the last of them is used (AllGatherCoalescedHandle).
-    The first module is fetched when it is needed. From then on, each fetch ahead takes at least as much as the prefetch
-    bucket holds (fetch_sub_module). A single tensor is gathered in place.
-    """
-    if not engine.gathers:
-        return []
-    queue = [tensor for tensor in engine.all_tensors if tensor.elements > engine.persistent_elements]
-    module = queue[0].name.rpartition(".")[0] if queue else ""
-    queue = [tensor for tensor in queue if tensor.name.rpartition(".")[0] != module]
-    batches = []
-    while queue and engine.prefetch_elements:
-        batch: list[Tensor] = []
-        while queue and sum(tensor.elements for tensor in batch) < engine.prefetch_elements:
-            batch.append(queue.pop(0))
-        batches.append(batch)
-    return [(batch[-1], sum(tensor.elements for tensor in batch)) for batch in batches[-2:] if len(batch) > 1]
 
 
 def refetched(engine: Engine) -> int:

@@ -9,7 +9,6 @@ from study.predictor.memory import moments
 from study.predictor.memory.fetches import Fetches, Limits, fetches
 from study.predictor.memory.moments import Piece
 from study.predictor.memory.profile import Tensor
-from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.setup import Setup
 from study.spec import library_defaults
 
@@ -22,53 +21,47 @@ class Engine:
 
     def __init__(self, setup: Setup):
         zero = library_defaults.zero_optimization(setup.deepspeed)
-        # If ranks divide layers, those with the same part of the layers share its states.
-        self.model = setup.model
+        self.setup = setup
         self.stage = setup.stage
+        # If ranks divide layers, those with the same part of the layers share its states.
         self.ranks = setup.sharing_ranks // setup.tensor_ranks
-        self.divides_layers = setup.tensor_ranks > 1
-        if self.divides_layers:
-            self.all_tensors = tensors_of_a_rank(setup.model, setup.tensor_ranks)
-        else:
-            self.all_tensors = setup.tensors
-        self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
+        self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
-        frozen = [tensor for tensor in self.all_tensors if not tensor.trains]
-        # A rank's part of the flat weights; in stage 3, of each tensor. Frozen weights have no optimizer state and no
-        # gradient; only stage 3 partitions them.
-        self.part = self.part_of(self.tensors)
-        ranks = self.ranks if self.stage == 3 else 1
-        parts = {tensor: ceil(tensor.elements / ranks) for tensor in frozen}
-        self.frozen_part = sum(parts.values())
-        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in parts.items())
-        self.second_ranks = setup.second_partition
+        self.part = self.part_of(self.tensors)  # a rank's part of the flat weights; in stage 3, of each tensor
+        # Frozen weights have no optimizer state and no gradient. Only stage 3 partitions them.
+        among = self.ranks if self.stage == 3 else 1
+        frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
+        self.frozen_part = sum(frozen.values())
+        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in frozen.items())
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients when reduced
         self.state_bytes = setup.state_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
         self.optimizer = setup.optimizer
-        self.on_gpu = setup.on_gpu
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero["reduce_bucket_size"])
-        overlap = zero["overlap_comm"]
-        self.overlap = self.stage == 3 if overlap is None else bool(overlap)
+        self.overlap = self.stage == 3 if zero["overlap_comm"] is None else bool(zero["overlap_comm"])
         self.reduces_by_all_reduce = zero["use_multi_rank_bucket_allreduce"]  # stages 1 and 2
         # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
         self.gathered_bytes = 1 if zero["zero_quantized_weights"] else self.weight_bytes
         self.quantizes_gradients = bool(zero["zero_quantized_gradients"])
-        self.prefetch_elements = int(zero["stage3_prefetch_bucket_size"])
         self.persistent_elements = int(zero["stage3_param_persistence_threshold"])
-        self.persistent = [tensor for tensor in self.all_tensors if tensor.elements <= self.persistent_elements]
-        self.live_elements = int(zero["stage3_max_live_parameters"])
-        self.reuse_elements = min(int(zero["stage3_max_reuse_distance"]), self.live_elements)
-        homes = [(zero[f"offload_{part}"] or {}).get("device") or "none" for part in ("optimizer", "param")]
-        if self.stage < 3:  # stages 1 and 2 take nvme for cpu
-            homes = ["cpu" if home == "nvme" else home for home in homes]
-        self.optimizer_home, self.weights_home = homes
+        self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.persistent_elements]
+        self.limits = Limits(
+            self.persistent_elements,
+            prefetch=int(zero["stage3_prefetch_bucket_size"]),
+            live=int(zero["stage3_max_live_parameters"]),
+            reuse=int(min(zero["stage3_max_reuse_distance"], zero["stage3_max_live_parameters"])),
+        )
+        self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
         # By default, stage 3 pins each parameter's part by itself before all are copied into one piece.
         self.pins_parts = self.weights_home == "cpu" and bool(zero["offload_param"].get("pin_memory", True))
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
+
+    def _home(self, offload: dict | None) -> str:
+        device = (offload or {}).get("device") or "none"
+        return "cpu" if device == "nvme" and self.stage < 3 else device  # stages 1 and 2 take nvme for cpu
 
     @functools.cached_property
     def pieces(self) -> list[Piece]:
@@ -93,8 +86,7 @@ class Engine:
 
     @functools.cached_property
     def fetches(self) -> Fetches:
-        limits = Limits(self.persistent_elements, self.prefetch_elements, self.live_elements, self.reuse_elements)
-        return fetches(self.model, self.all_tensors, limits)
+        return fetches(self.setup.model, self.setup.tensors, self.limits)
 
 
 def padded(elements: int, ranks: int) -> int:
@@ -104,7 +96,7 @@ def padded(elements: int, ranks: int) -> int:
 
 def all_elements(engine: Engine) -> int:
     """Elements of all weights, whether they train or not."""
-    return sum(tensor.elements for tensor in engine.all_tensors)
+    return sum(tensor.elements for tensor in engine.setup.tensors)
 
 
 def first_part(engine: Engine) -> dict[str, int]:
@@ -130,11 +122,11 @@ def second_copy(engine: Engine, released: int) -> dict[str, int]:
     With several passes in a step, earlier passes have released everything but the small weights that stay whole
     (stage3.py, _post_step).
     """
-    if not engine.second_ranks:
+    if not engine.setup.second_partition:
         return {}
     stay = sum(tensor.elements for tensor in engine.persistent)
     elements = max(released, all_elements(engine) - stay) if engine.accumulation > 1 else released
-    return {"weights": ceil(elements / engine.second_ranks) * engine.weight_bytes}
+    return {"weights": ceil(elements / engine.setup.second_partition) * engine.weight_bytes}
 
 
 def stays_gathered(engine: Engine) -> int:

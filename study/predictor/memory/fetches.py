@@ -13,13 +13,31 @@ from typing import NamedTuple
 from study.predictor.memory.profile import Tensor
 from study.predictor.tracing.transformer import Transformer
 
+LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")  # families whose sparse blocks are one module (leaf_module_config.py)
+
+
+class Whole(NamedTuple):
+    """Elements that a rank holds beside its parts."""
+
+    weights: int  # including those that are on their way
+    flat: int  # of buffers from which weights were made
+
+
+class Visit(NamedTuple):
+    """What is whole when a pass comes to a module."""
+
+    before: Whole  # while the module before it runs
+    waiting: Whole  # when it has waited for its weights
+    running: Whole
+
 
 @dataclass(frozen=True)
 class Fetches:
     """Elements of whole weights in stage 3, including the small ones that always stay whole."""
 
     at_turn: int  # at the end of the forward pass
-    backward: dict[str, int]  # when the backward pass comes to a tensor
+    forward: dict[str, Visit]  # of the module that a tensor belongs to
+    backward: dict[str, Whole]  # when the backward pass comes to a tensor
     released_at_turn: int  # of weights released until then, even if they are whole again
     released: dict[str, int]
     fetched: int  # gathered in both passes, without those that always stay whole
@@ -44,22 +62,31 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     without = _without_backward(model)
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
-    alive: list[int] = []
+    visits: list[Visit] = []
     released: list[int] = []
     for step in range(len(coordinator.order)):
-        coordinator.fetch(step)
-        alive.append(coordinator.alive)
+        visits.append(coordinator.fetch(step))
         released.append(coordinator.released_elements())
         coordinator.release(step)
     turn = len(forward) - 1
     steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
     return Fetches(
-        at_turn=alive[turn],
-        backward={name: alive[step] for name, step in steps.items()},
+        at_turn=visits[turn].running.weights,
+        forward={name: visit for visit, names in zip(visits, forward, strict=False) for name in names},
+        backward={name: max(visits[step].waiting, visits[step].running, key=sum) for name, step in steps.items()},
         released_at_turn=released[turn],
         released={name: released[step] for name, step in steps.items()},
         fetched=coordinator.fetched,
     )
+
+
+@dataclass(eq=False)
+class Flight:
+    """Tensors that are gathered together. A single one is gathered in place, without a flat buffer."""
+
+    flat: int  # elements
+    names: set[str]  # of those that no module has waited for
+    arrived: bool = False
 
 
 class Coordinator:
@@ -69,6 +96,9 @@ class Coordinator:
     as the prefetch bucket holds, as long as fewer elements are whole than may live. A module releases its tensors,
     unless they are used again within the reuse distance, or their next use was already fetched ahead. Modules without
     tensors of their own fetch ahead as well.
+
+    If a module waits for one tensor of a flat buffer, all of its weights are made (AllGatherCoalescedHandle). The
+    buffer stays until modules have waited for each of them.
     """
 
     def __init__(self, tensors: tuple[Tensor, ...], order: list[list[str]], limits: Limits):
@@ -85,6 +115,9 @@ class Coordinator:
         self.whole = set(self.stay)
         self.always = self.alive = self._elements(self.stay)
         self.fetched = 0
+        self.running = Whole(self.always, 0)
+        self.flat = 0  # elements of the flat buffers beside the weights made from them
+        self.flights: dict[str, Flight] = {}  # of tensors that no module has waited for
         self.released_once: set[str] = set()
 
     def _elements(self, names: Iterable[str]) -> int:
@@ -94,22 +127,44 @@ class Coordinator:
         """Return the elements of the tensors that have been released at least once."""
         return self._elements(self.released_once)
 
-    def fetch(self, step: int) -> None:
-        """Fetch a module's tensors, and then ahead."""
-        fetching = {name for name in self.order[step] if name not in self.whole}
-        own = self._elements(fetching)
+    def fetch(self, step: int) -> Visit:
+        """Fetch a module's tensors, wait for them, and fetch ahead."""
+        names = self.order[step]
+        self._gather([name for name in names if name not in self.whole])
+        waiting = Whole(self.alive, self._wait(names))
         self._reach(step)
-        room = min(self.limits.live - (self.alive - self.always) - own, self.limits.prefetch)
-        ahead = 0
-        while self.queue and ahead < room:
+        room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
+        ahead: list[str] = []
+        while self.queue and room > 0:
             name, last = self.queue.popleft()
             self.last_fetched[name] = max(self.last_fetched[name], last)
-            if name not in self.whole and name not in fetching:
-                fetching.add(name)
-                ahead += self.size[name]
-        self.whole |= fetching
-        self.alive += own + ahead
-        self.fetched += own + ahead
+            if name not in self.whole and name not in ahead:
+                ahead.append(name)
+                room -= self.size[name]
+        self._gather(ahead)
+        before, self.running = self.running, Whole(self.alive, self.flat)
+        return Visit(before, waiting, self.running)
+
+    def _gather(self, names: list[str]) -> None:
+        elements = self._elements(names)
+        self.flights |= dict.fromkeys(names, Flight(elements if len(names) > 1 else 0, {*names}))
+        self.whole |= {*names}
+        self.alive += elements
+        self.fetched += elements
+
+    def _wait(self, names: list[str]) -> int:
+        """Wait for a module's tensors, in any order. Return the elements of flat buffers, before any is freed."""
+        flights = [self.flights.pop(name, None) for name in names]
+        for flight in flights:
+            if flight and not flight.arrived:
+                flight.arrived = True
+                self.flat += flight.flat
+        most = self.flat
+        for name, flight in zip(names, flights, strict=True):
+            if flight:
+                flight.names.discard(name)
+                self.flat -= 0 if flight.names else flight.flat
+        return most
 
     def _reach(self, step: int) -> None:
         """Take from the queue until all tensors of a module have been seen in it."""
@@ -142,13 +197,29 @@ def _without_backward(model: Transformer) -> set[str]:
 
 def _modules(model: Transformer) -> list[list[str]]:
     """The tensors of each module in the order of the forward pass. Empty for a module that only contains modules."""
-    modules: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {"": []}  # the model itself
     for tensor in model.tensors:
-        parts = tensor.name.split(".")[:-1]
+        leaf = leaf_module(model, tensor)
+        parts = f"{leaf}.".split(".")[:-1] if leaf else tensor.name.split(".")[:-1]
         for depth in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:depth]), [])
         modules[".".join(parts)].append(tensor.name)
     return [*modules.values(), *([[model.tensors[0].name]] if reads_out_by_embeddings(model) else [])]
+
+
+def leaf_module(model: Transformer, tensor: Tensor) -> str | None:
+    """Return the mixture of experts that a tensor belongs to, if stage 3 treats it as one module.
+
+    It fetches such a block whole, and reduces its gradients when the block's backward pass ends.
+    """
+    block, experts, _ = tensor.name.partition(".mlp.")
+    sparse = f"{block}.mlp.experts.gate_up_proj"
+    return f"{block}.mlp" if experts and model.family in LEAVES and sparse in names_of(model) else None
+
+
+@functools.cache
+def names_of(model: Transformer) -> frozenset[str]:
+    return frozenset(tensor.name for tensor in model.tensors)
 
 
 def reads_out_by_embeddings(model: Transformer) -> bool:

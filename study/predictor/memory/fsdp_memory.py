@@ -9,7 +9,6 @@ Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units. I
 pass of a step; until then they are kept whole (`no_sync`).
 """
 
-import functools
 import re
 from collections.abc import Iterator
 from math import ceil
@@ -38,6 +37,11 @@ class Sharding:
 
     def __init__(self, setup: Setup):
         self.setup = setup
+        self.by_accelerate = setup.fsdp_by == "accelerate"
+        self.ranks = setup.sharing_ranks  # with HYBRID_SHARD there are several such groups
+        self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
+        # A pass begins with the whole gradients of the passes before it.
+        self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
         tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
         if self.by_accelerate:
@@ -47,6 +51,10 @@ class Sharding:
         self.units = {unit: held for unit, held in units.items() if held or unit == ROOT}
         self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
         self.late = {ROOT, TAIL if tied else EMBEDDINGS} & self.units.keys()
+        self.unit_of = {tensor.name: unit for unit, held in self.units.items() for tensor in held}
+        # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
+        self.whole = {unit: self._bytes(held) for unit, held in self.units.items()}
+        self.gradient = {unit: self._bytes([t for t in held if t.trains]) for unit, held in self.units.items()}
 
     def _unit(self, tensor: Tensor, tied: bool) -> str:
         if tensor.block.startswith("layer"):
@@ -57,60 +65,20 @@ class Sharding:
             return TAIL if tied else EMBEDDINGS
         return ROOT
 
-    @functools.cached_property
-    def unit_of(self) -> dict[str, str]:
-        """The unit of each tensor, by name."""
-        return {tensor.name: unit for unit, held in self.units.items() for tensor in held}
-
-    @property
-    def by_accelerate(self) -> bool:
-        return self.setup.fsdp_by == "accelerate"
-
-    @property
-    def ranks(self) -> int:
-        """The ranks that share weights. With HYBRID_SHARD there are several such groups."""
-        return self.setup.sharing_ranks
-
-    @property
-    def releases(self) -> bool:
-        """Return whether a layer's weights are released after the forward pass."""
-        return self.setup.fsdp == "full_shard"
-
-    @property
-    def keeps_whole_gradients(self) -> bool:
-        """Return whether a pass begins with the whole gradients of the passes before it."""
-        return self.by_accelerate and self.setup.accumulation > 1
-
     def rows(self, tensor: Tensor) -> int:
         """Elements of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
         if not self.by_accelerate:
             return ceil(tensor.elements / self.ranks)
         return ceil(tensor.shape[0] / self.ranks) * tensor.elements // tensor.shape[0]
 
-    def padded(self, tensor: Tensor) -> int:
-        return self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements
-
-    def whole(self, unit: str) -> int:
-        """Bytes of a unit's gathered weights."""
-        return self._whole[unit]
-
-    @functools.cached_property
-    def _whole(self) -> dict[str, int]:
-        sizes = {unit: sum(map(self.padded, held)) for unit, held in self.units.items()}
-        return {unit: size * self.setup.weight_bytes for unit, size in sizes.items()}
+    def _bytes(self, held: list[Tensor]) -> int:
+        """Bytes of whole tensors, with the rows that FSDP2 pads."""
+        padded = (self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements for tensor in held)
+        return sum(padded) * self.setup.weight_bytes
 
     def buffer(self, unit: str) -> int:
         """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
-        return self.whole(unit) if self.ranks > 1 else 0
-
-    def gradient(self, unit: str) -> int:
-        """Bytes of a unit's whole gradient; the buffer from which it is reduced has as many."""
-        return self._gradients[unit]
-
-    @functools.cached_property
-    def _gradients(self) -> dict[str, int]:
-        trained = {unit: [each for each in held if each.trains] for unit, held in self.units.items()}
-        return {unit: sum(map(self.padded, held)) * self.setup.weight_bytes for unit, held in trained.items()}
+        return self.whole[unit] if self.ranks > 1 else 0
 
     def last_gradient(self, unit: str) -> int:
         """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""
@@ -175,7 +143,7 @@ def _update(sharding: Sharding) -> dict[str, int]:
 def _earlier(sharding: Sharding) -> int:
     """Bytes of the gradients of earlier passes of the step."""
     if sharding.keeps_whole_gradients:
-        return sum(map(sharding.gradient, sharding.units))
+        return sum(sharding.gradient.values())
     return gradients(sharding) if sharding.setup.accumulation > 1 else 0
 
 
@@ -184,7 +152,7 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
 
     That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after that.
     """
-    whole = sharding.whole(ROOT)
+    whole = sharding.whole[ROOT]
     states = {"gradients": _earlier(sharding)}
     before = ROOT
     units = [unit for unit in sharding.units if unit != ROOT]
@@ -192,9 +160,9 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
         at_use = [profile.at_use[tensor.name] for tensor in sharding.units[unit] if tensor.name in profile.at_use]
         kept = (min if unit in sharding.late else max)(at_use, default=0)
         gathering = whole + sharding.buffer(before) + sharding.buffer(unit)
-        running = whole + sharding.buffer(unit) + sharding.whole(unit)
+        running = whole + sharding.buffer(unit) + sharding.whole[unit]
         yield states | {"activations": kept, "gathered_weights": max(gathering, running)}
-        whole = whole + (sharding.whole(unit) if unit in sharding.stay else 0)
+        whole = whole + (sharding.whole[unit] if unit in sharding.stay else 0)
         before = unit
     last = max((profile.at_use[t.name] for t in sharding.units[ROOT] if t.name in profile.at_use), default=0)
     yield states | {"activations": last, "gathered_weights": whole + sharding.buffer(before)}
@@ -209,13 +177,13 @@ class Backward:
         self.sharding = sharding
         self.alive = set(sharding.stay)
         whole = sharding.keeps_whole_gradients
-        self.gradients = {unit: sharding.gradient(unit) if whole else 0 for unit in sharding.units}
+        self.gradients = {unit: sharding.gradient[unit] if whole else 0 for unit in sharding.units}
         self.parts = 0 if whole else _earlier(sharding)
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
 
     def moment(self, held: Held, extra: int, ahead: int) -> dict:
         sharding = self.sharding
-        weights = sum(map(sharding.whole, self.alive)) + ahead
+        weights = sum(sharding.whole[unit] for unit in self.alive) + ahead
         on_device = self.parts if not (sharding.setup.fsdp_offload and sharding.setup.on_gpu) else 0
         states = {"activations": held.kept, "gathered_weights": weights, "buckets": self.reducing}
         return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": held.in_use + extra}
@@ -231,8 +199,8 @@ class Backward:
         sharding = self.sharding
         self.alive.discard(unit)
         self.reducing = 0
-        yield self.moment(held, sharding.gradient(unit), ahead)
-        self.reducing = sharding.gradient(unit)
+        yield self.moment(held, sharding.gradient[unit], ahead)
+        self.reducing = sharding.gradient[unit]
         self.gradients[unit] = 0
         yield self.moment(held, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
         accumulates = sharding.setup.accumulation > 1 and not sharding.keeps_whole_gradients
@@ -288,7 +256,7 @@ def traffic(sharding: Sharding) -> dict[str, int]:
     if sharding.setup.ranks == 1:
         return {}
     passes = sharding.setup.accumulation
-    gathered = sum(sharding.whole(unit) * (1 if unit in sharding.stay else 2) for unit in sharding.units)
-    reduced = sum(map(sharding.gradient, sharding.units)) * (1 if sharding.by_accelerate else passes)
+    gathered = sum(sharding.whole[unit] * (1 if unit in sharding.stay else 2) for unit in sharding.units)
+    reduced = sum(sharding.gradient.values()) * (1 if sharding.by_accelerate else passes)
     between = {"all_reduce": reduced // sharding.ranks} if sharding.setup.ranks > sharding.ranks else {}
     return between | {"reduce_scatter": reduced, "all_gather": gathered * passes}

@@ -18,6 +18,7 @@ from study.predictor.memory import moments
 from study.predictor.memory.allocator import Allocator, Block, rounded, segment_bytes
 from study.predictor.memory.engine import Engine
 from study.predictor.memory.fsdp_memory import Sharding
+from study.predictor.memory.profile import Tensor
 from study.predictor.setup import Setup
 
 # A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
@@ -149,17 +150,22 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
         return [*states.values()], [moment, moment] if moment else []
     if setup.fsdp_offload:
         return [], []
-    share = setup.sharing_ranks if setup.fsdp else 1
-    weights = [(ceil(t.elements / share), t.trains) for t in setup.tensors]
-    sizes = [ceil(t.elements / share) * setup.kept_bytes(t) for t in setup.tensors] + [setup.scales_bytes]
+    parts = _parts(setup)
+    trained = [tensor for tensor in parts if tensor.trains]
+    sizes = [part * setup.kept_bytes(tensor) for tensor, part in parts.items()] + [setup.scales_bytes]
     if not setup.fsdp and setup.ranks > 1:
-        sizes.append(sum(elements for elements, trains in weights if trains) * setup.weight_bytes)  # DDP's buckets
-    trained = [elements for elements, trains in weights if trains]
-    master = [elements * setup.state_bytes for elements in trained if setup.precision == "bf16_cast"]
-    shares = ((t, (ceil(t.elements / share),) if share > 1 else None) for t in setup.model.tensors if t.trains)
-    pieces = [moments.piece(tensor, shape) for tensor, shape in shares]
+        sizes.append(sum(parts[tensor] for tensor in trained) * setup.weight_bytes)  # DDP's buckets
+    if setup.precision == "bf16_cast":
+        sizes += [parts[tensor] * setup.state_bytes for tensor in trained]  # the master copy
+    pieces = [moments.piece(t, (parts[t],) if parts[t] < t.elements else None) for t in trained]
     held = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
-    return sizes + master, [each // 2 for each in held for _ in range(2)]
+    return sizes, [each // 2 for each in held for _ in range(2)]
+
+
+def _parts(setup: Setup) -> dict[Tensor, int]:
+    """Elements of a rank's part of each tensor, without DeepSpeed."""
+    share = setup.sharing_ranks if setup.fsdp else 1
+    return {tensor: ceil(tensor.elements / share) for tensor in setup.tensors}
 
 
 def _beside(setup: Setup) -> list[int]:
@@ -167,9 +173,9 @@ def _beside(setup: Setup) -> list[int]:
     if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
         sharding = Sharding(setup)
         if sharding.keeps_whole_gradients:
-            return [*map(sharding.gradient, sharding.units)]
-        layers = max(sharding.gradient(unit) for unit in sharding.units if unit not in sharding.late)
-        return [*map(sharding.gradient, sorted(sharding.late)), layers, layers]
+            return [*sharding.gradient.values()]
+        layers = max(size for unit, size in sharding.gradient.items() if unit not in sharding.late)
+        return [*(sharding.gradient[unit] for unit in sorted(sharding.late)), layers, layers]
     if not setup.deepspeed:
         return []
     moments = estimates.moments(Engine(setup), estimates.profile(setup))
@@ -185,8 +191,7 @@ def _update(setup: Setup) -> list[int]:
         return [max(parts, default=0)]
     if setup.fsdp_offload:
         return []
-    share = setup.sharing_ranks if setup.fsdp else 1
-    trained = [ceil(t.elements / share) for t in setup.model.tensors if t.trains]
+    trained = [part for tensor, part in _parts(setup).items() if tensor.trains]
     gradients = [4 * elements for elements in trained if setup.precision == "bf16_cast"]  # for the fp32 master copy
     return gradients + [elements * setup.state_bytes for elements in trained if setup.optimizer == "foreach"]
 
@@ -201,7 +206,7 @@ def _other_streams(setup: Setup) -> list[int]:
         return []
     sharding = Sharding(setup)
     layers = [unit for unit in sharding.units if unit not in sharding.stay | sharding.late]
-    gathered = [max(map(sharding.whole, layers))] * 3 if sharding.releases else []
-    gathered += [sharding.whole(unit) for unit in sharding.late - sharding.stay for _ in range(2)]
+    gathered = [max(sharding.whole[unit] for unit in layers)] * 3 if sharding.releases else []
+    gathered += [sharding.whole[unit] for unit in sharding.late - sharding.stay for _ in range(2)]
     parts = [] if setup.fsdp_offload else map(sharding.gradient_part, sharding.units)
-    return [*map(sharding.whole, sharding.stay), *gathered, *parts]
+    return [*(sharding.whole[unit] for unit in sharding.stay), *gathered, *parts]

@@ -84,9 +84,9 @@ def multiplied_bytes(tensor: Tensor, on_gpu: bool) -> int:
 
     It computes in fp16 on a GPU, else in fp32. For a square matrix it iterates on the matrix itself.
     """
-    rows, columns = tensor.shape
+    *experts, rows, columns = tensor.shape  # all experts of a layer are one batch
     least = min(rows, columns)
     whole = tensor.elements
-    gram = least * least
+    gram = prod(experts) * least * least
     elements = 6 * gram if rows == columns else max(whole + 7 * gram, 2 * whole + 4 * gram)
     return elements * (2 if on_gpu else 4)

@@ -81,7 +81,7 @@ def made_bytes(engine: Engine) -> int:
             each_rank = group[i : i + engine.ranks]
             unlike = len(each_rank) < engine.ranks or len({tensor.shape for tensor in each_rank}) > 1
             sent = max(tensor.elements for tensor in each_rank) * 2 * (1 + engine.ranks) * unlike
-            most = max(most, held + left + moments.multiplied_bytes(each_rank[0], engine.on_gpu))
+            most = max(most, held + left + moments.multiplied_bytes(each_rank[0], engine.setup.on_gpu))
             left = engine.weight_bytes * (sent + each_rank[0].elements)
             most = max(most, held + left)
     return most

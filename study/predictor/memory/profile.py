@@ -52,4 +52,5 @@ class Profile:
     kept: int  # at the end of the forward pass
     most: Held  # the most until the first gradient is complete: forward pass, loss, gradient of the logits
     at_use: Mapping[str, float]  # kept when the forward pass reaches a tensor
+    before_use: Mapping[str, Held]  # the most until the forward pass reaches a module, by its first tensor
     gradients: tuple[Gradient, ...]  # in the order of the backward pass

@@ -3,7 +3,7 @@
 `python -m study.predictor.outside.fit` fits the constants on the rows whose role is "fit"
 (`reports/outside/sources.toml`). The width of the interval also uses the rows with the role "interval". It prints
 both, and writes them with `--write`. With `--keep`, the constants stay as they are, and only the interval is new. Rows
-with the role "test" decide neither.
+with the role "test" decide neither. GPUs whose ceilings are fitted have rows of their own for that.
 
 The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
 each source has the same weight, however many rows it has. Large and small models have separate intervals: small models
@@ -117,8 +117,24 @@ def _off(training: Training, machine: Machine, constants: Pace) -> float:
     return float(numpy.sqrt(max(0.0, off**2 - host**2)))
 
 
+def ceilings(gpu: str, fitted: Sequence[Timed]) -> dict[str, float]:
+    """Return a GPU's ceilings such that the shares of them, which other GPUs decided, bring predictions closest."""
+    start = pace.pace()
+    names = {"products": "product_share", "attention": "attention_share"}
+    best = fit([each for each in fitted if each[1].gpu == gpu], [*names.values()], start)
+    known = pace.ceilings(gpu)
+    return {kind: known[kind][0] * getattr(best, name) / getattr(start, name) for kind, name in names.items()}
+
+
+def deciding() -> list[Timed]:
+    """Return the rows that decide constants: those of the role fit, without those that decide a GPU's ceilings."""
+    return [each for each in timed("fit") if each[1].gpu not in pace.fitted_ceilings()]
+
+
 def main() -> None:
-    fitted = timed("fit")
+    for gpu in pace.fitted_ceilings():
+        say(f"ceilings of {gpu}: {ceilings(gpu, timed('fit'))}")
+    fitted = deciding()
     names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]
     constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 

@@ -106,6 +106,7 @@ class Row(BaseModel):
     experts: Text = None
     fp32_modules: Text = None
     attention_kernel: Text = None
+    fsdp_version: int | None = None
     versions: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured

@@ -2,24 +2,21 @@
 
 A pair is two rows of one source, model, machine and sequence length, whose trainings differ in their arm or in their
 precision. The pairs of a source are correlated, so each source has the same weight. No published pair is of offloading.
-
-The pairs and the interval are kept in a file, which `study outside --write` renews with the predictions.
 """
 
 import functools
 import itertools
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import NamedTuple
 
 from study.predictor.outside import stored
-from study.predictor.outside.published import FOLDER, Row
+from study.predictor.outside.published import Row
 from study.predictor.timing.steptime import StepTime
 
-FILE = FOLDER / "ratios.json"
 # The share of pairs inside the interval. With 0.8, as for a single step, the interval of the others covers only three
 # quarters of the pairs of a source that is left out.
 COVERAGE = 0.9
@@ -45,45 +42,39 @@ def _training(row: Row) -> tuple:
     return row.deepspeed, row.fsdp, row.group, row.dtype
 
 
-def pairs() -> list[dict]:
-    """Return all pairs with their published and their predicted ratio."""
+class Pair(NamedTuple):
+    """The seconds of a step over those of another, as published and as predicted."""
+
+    source: str
+    published: float
+    predicted: float
+
+
+def pairs() -> list[Pair]:
+    """Return all pairs, each pair of numbers once."""
     groups = defaultdict(list)
     for member in stored.predictions():
         row = member.row
         for step in (each for each in member.quantities if each.quantity == "time"):
             groups[row.source, row.config, row.gpu_name, row.n_gpus, row.seq].append((row, step))
-    return [_compared(*pair) for members in groups.values() for pair in _in_pairs(members)]
-
-
-def _in_pairs(members: list) -> Iterator[tuple]:
-    """Yield the pairs of a group, each pair of numbers once."""
-    seen = set()
-    for (row, step), (other, other_step) in itertools.combinations(members, 2):
-        numbers = (step.measured, step.predicted, other_step.measured, other_step.predicted)
-        if _training(row) != _training(other) and numbers not in seen:
-            seen.add(numbers)
-            yield row, other, numbers
-
-
-def _compared(row: Row, other: Row, numbers: tuple[float, float, float, float]) -> dict:
-    measured, predicted, over_measured, over_predicted = numbers
-    names = {"source": row.source, "model": row.config, "gpu": row.gpu_name, "ranks": row.n_gpus}
-    arms = {"arm": f"{row.arm}, {row.dtype}", "over": f"{other.arm}, {other.dtype}"}
-    ratios = {"published": measured / over_measured, "predicted": predicted / over_predicted}
-    return names | arms | {name: round(ratio, 4) for name, ratio in ratios.items()}
-
-
-def write() -> None:
-    lines = ",\n".join(json.dumps(pair) for pair in pairs())
-    FILE.write_text(f"[\n{lines}\n]\n")
+    found = {
+        (row.source, step.measured, step.predicted, other_step.measured, other_step.predicted)
+        for members in groups.values()
+        for (row, step), (other, other_step) in itertools.combinations(members, 2)
+        if _training(row) != _training(other)
+    }
+    return [
+        Pair(source, step / other, predicted / other_predicted)
+        for source, step, predicted, other, other_predicted in found
+    ]
 
 
 @functools.cache
 def accuracy() -> Accuracy:
-    """Return how accurate predicted ratios are, by the kept pairs."""
+    """Return how accurate predicted ratios are."""
     groups: Groups = defaultdict(list)
-    for pair in stored.read(FILE):
-        groups[pair["source"]].append(abs(math.log(pair["predicted"] / pair["published"])))
+    for pair in pairs():
+        groups[pair.source].append(abs(math.log(pair.predicted / pair.published)))
     errors = [error for group in groups.values() for error in group]
     inside = []
     for name, group in groups.items():

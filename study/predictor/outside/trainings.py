@@ -133,55 +133,59 @@ def training_of(row: Row) -> Training:
         raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
     model = _adapted(row, model_of(row.config))
     _refuse_unknown(row)
+    setup = _setup(row, model, row.dtype)
+    gpu = row.gpu_name if row.gpu_name in GPUS else None
+    return Training(row, setup, _machine(row, gpu, setup.ranks) if gpu else None)
+
+
+def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
     sequence = _count(row, "seq")
     words = row.parallel or ""
-    setup = Setup(
+    shares_rows = words.startswith("sp")
+    # Adapters in fp32 train beside a base in bf16. DeepSpeed makes both bf16, with fp32 copies.
+    keeps_base = row.adapter_dtype == "fp32" and dtype in ("bf16", "bf16_pure") and not row.deepspeed
+    is_megatrons = row.attention == "megatron"
+    return Setup(
         model=model,
-        deepspeed=None if row.deepspeed is None else {"zero_optimization": json.loads(row.deepspeed)},
+        deepspeed={"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None,
         fsdp=row.fsdp,
-        fsdp_offload=row.fsdp is not None and bool(row.offload),
+        fsdp_offload=bool(row.fsdp and row.offload),
         group=row.group,
         ranks=_count(row, "n_gpus"),
         sequence=min(sequence, _most_tokens(model) or sequence),
         micro_batch=_count(row, "micro_batch"),
         accumulation=1 if row.grad_acc is None else _count(row, "grad_acc"),
-        precision="bf16" if _keeps_base_in_bf16(row) else row.dtype,
-        frozen="bf16" if _keeps_base_in_bf16(row) else "as_weights",
+        precision="bf16" if keeps_base else dtype,
+        frozen="bf16" if keeps_base else "as_weights",
         quantized=row.quantized,
         experts_loop=row.experts == "loop",
-        sequence_ranks=int(words.removeprefix("sp")) if words.startswith("sp") else 1,
-        layout=Layout.of_words(words) if words and not words.startswith("sp") else None,
+        sequence_ranks=int(words[2:]) if shares_rows else 1,
+        layout=Layout.of_words(words) if words and not shares_rows else None,
         checkpointing=_every(row),
         recomputes_whole_layers=row.recompute == "whole",
-        attention="eager" if row.attention == "megatron" else row.attention or "sdpa",
-        one_row_as_two=row.attention == "megatron",
+        attention="eager" if is_megatrons else row.attention or "sdpa",
+        one_row_as_two=is_megatrons,
         optimizer=OPTIMIZERS[row.optimizer_name or "adamw"] or row.optimizer or "fused",
         loss=row.loss or "whole",
         logits=row.logits or "fp32",
         keeps_cache=bool(row.keeps_cache),
         device="cuda",
     )
-    if row.gpu_name is None or row.gpu_name not in GPUS:
-        return Training(row, setup, None)
-    per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
-    machine = Machine(
-        gpu=row.gpu_name,
-        gpus_per_node=per_node,
+
+
+def _machine(row: Row, gpu: str, ranks: int) -> Machine:
+    """Return the machine of a row. The host's pace is 0 for compiled models, and None if it is not known."""
+    source = sources().get(row.source)
+    known_pace = source.host_pace_of(row) if source else None
+    return Machine(
+        gpu=gpu,
+        gpus_per_node=min(ranks, row.gpus_per_node or ranks),
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
         attention_kernel=_attention_kernel(row),
         in_8_bits=bool(row.products),
-        host_pace=_host_pace(row),
+        host_pace=0.0 if row.compiled else known_pace,
     )
-    return Training(row, setup, machine)
-
-
-def _host_pace(row: Row) -> float | None:
-    """Return the pace of the host of a row: 0 for compiled models, None if it is not known."""
-    if row.compiled:
-        return 0.0
-    source = sources().get(row.source)
-    return source.host_pace_of(row) if source else None
 
 
 def _refuse_unknown(row: Row) -> None:
@@ -208,11 +212,6 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     return replace(model, lora_rank=row.adapter_rank, lora_targets=chosen, dora=row.adapter == "dora")
 
 
-def _keeps_base_in_bf16(row: Row) -> bool:
-    """Return whether adapters in fp32 train beside a base in bf16. DeepSpeed makes both bf16, with fp32 copies."""
-    return row.adapter_dtype == "fp32" and row.dtype in ("bf16", "bf16_pure") and not row.deepspeed
-
-
 def _every(row: Row) -> int:
     """Return which layers are computed again: none, all, every n-th, or the cheap operators of all."""
     if row.recompute_part == "ops:torchtitan":
@@ -227,11 +226,11 @@ def _most_tokens(model: Transformer) -> int | None:
 
 
 def _attention_kernel(row: Row) -> str | None:
-    """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, by its release notes."""
+    """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, and FSDP2 since 2.4."""
     if row.attention_kernel in ("fa2", "fa3"):
         return row.attention_kernel
     version = re.search(r"torch (\d+)\.(\d+)", row.versions or "")
-    is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
+    is_new = row.fsdp_version == 2 or (version is not None and (int(version[1]), int(version[2])) >= (2, 2))
     return "fa2" if is_new and (row.attention_kernel or row.attention) == "sdpa" else None
 
 
@@ -281,17 +280,24 @@ def compare(row: Row) -> ComparedRow:
 
 
 def _memory(training: Training) -> list[Compared]:
-    """Compare the bytes that a GPU holds at the peak. A row without a kind: allocated, as most programs print."""
+    """Compare the bytes that a GPU holds at the peak. A row without a kind: allocated, up to the driver's."""
     row = training.row
     if row.memory_bytes is None:
         return []
     if row.products and "torchao" not in (row.versions or ""):  # torchao keeps what 16-bit products keep
         raise NotPredicted("what is kept of 8-bit products depends on the library")
-    predicted: float = estimate(training.setup).peak_bytes
-    if row.kind in ("reserved", "driver"):
-        held = memory_kinds(training.setup, training.machine.gpu if training.machine else None)
-        predicted = getattr(held, row.kind)
-    return [Compared("memory", _short(predicted), _short(row.memory_bytes))]
+    measured = _short(row.memory_bytes)
+    if row.kind == "allocated":
+        return [Compared("memory", _short(estimate(training.setup).peak_bytes), measured)]
+    gpu = training.machine.gpu if training.machine else None
+    held = memory_kinds(training.setup, gpu)
+    predicted = getattr(held, row.kind or "allocated")
+    if predicted is None:
+        raise NotPredicted(f"{row.kind} memory is not known for ranks that divide a model")
+    interval = None
+    if row.kind is None and (most := held.driver or (gpu and GPUS[gpu].memory_bytes)):
+        interval = (_short(held.allocated), _short(most))  # the source may have read any of the three
+    return [Compared("memory", _short(predicted), measured, interval)]
 
 
 def _time(training: Training) -> list[Compared]:

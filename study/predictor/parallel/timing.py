@@ -4,13 +4,13 @@ What ranks of a layer send, the layer waits for. Keys and values that go around 
 are reduced, and weights gathered, when the last pass is over, as without Megatron's --overlap-grad-reduce.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from study.predictor.parallel import pipeline
 from study.predictor.parallel.layout import Layout
 from study.predictor.parallel.memory import exchanges, hidden_bytes, states, whole_pass
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, Pace, Seconds, collective_s
+from study.predictor.timing.pace import Links, OfBlocks, Pace, collective_s, total
 from study.predictor.timing.replay import Span, length_s, replay
 from study.predictor.timing.work import Block, Product, Work
 
@@ -37,90 +37,85 @@ def divided(blocks: tuple[Block, ...], setup: Setup, layout: Layout) -> tuple[Bl
     return tuple(replace(each, forward=part(each.forward), backward=part(each.backward)) for each in blocks)
 
 
-def group_links(links: Links, layout: Layout, group: str) -> Links:
-    """Return the links of a rank's group."""
-    stage_ranks = links.ranks // layout.pipeline
-    if group == "tensor":
-        return links.within(layout.tensor)
-    if group == "pipeline":
-        return links.between(stage_ranks).within(2) if stage_ranks > 1 else links.within(2)
-    outside = links.within(stage_ranks).between(layout.tensor)
-    return outside.within({"context": layout.context, "expert": layout.expert}.get(group))
+@dataclass(frozen=True)
+class Division:
+    """A training whose ranks divide the model, and their links."""
 
+    setup: Setup
+    layout: Layout
+    links: Links
+    constants: Pace
 
-def sent_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:
-    """Seconds of a collective. What is sent to a neighbour is half of what two ranks gather."""
-    if kind == "send":
-        return collective_s("all_gather", 2 * size_bytes, links.within(2), constants)
-    return collective_s(kind, size_bytes, links, constants)
+    def group(self, name: str) -> Links:
+        """Return the links of a rank's group."""
+        stage_ranks = self.links.ranks // self.layout.pipeline
+        if name == "tensor":
+            return self.links.within(self.layout.tensor)
+        if name == "pipeline":
+            return self.links.between(stage_ranks).within(2) if stage_ranks > 1 else self.links.within(2)
+        outside = self.links.within(stage_ranks).between(self.layout.tensor)
+        return outside.within({"context": self.layout.context, "expert": self.layout.expert}.get(name))
 
+    def sent_s(self, kind: str, size_bytes: float, links: Links) -> float:
+        """Return the seconds of a collective. What is sent to a neighbour is half of what two ranks gather."""
+        if kind == "send":
+            return collective_s("all_gather", 2 * size_bytes, links.within(2), self.constants)
+        return collective_s(kind, size_bytes, links, self.constants)
 
-def step(
-    setup: Setup,
-    layout: Layout,
-    links: Links,
-    constants: Pace,
-    work: dict[str, tuple[Seconds, Seconds]],
-    update_s: float,
-) -> tuple[float, dict[str, float], list[Span]]:
-    """Return the seconds of a step, the busy seconds of its slowest rank by resource, and the spans of the schedule.
+    def hop_s(self) -> float:
+        """Return the seconds in which a stage sends to the next one."""
+        if self.layout.pipeline == 1:
+            return 0.0
+        return self.sent_s("send", hidden_bytes(self.setup) / self.layout.tensor, self.group("pipeline"))
 
-    `work` is the seconds of a rank's part of each block's passes.
-    """
-    stages = layout.blocks(setup.model)
-    hop_s = 0.0
-    if layout.pipeline > 1:
-        between = group_links(links, layout, "pipeline")
-        hop_s = sent_s("send", hidden_bytes(setup) / layout.tensor, between, constants)
-    passes: dict[str, list[float]] = {}
-    sent: dict[str, list[float]] = {}
-    for phase in ("forward", "backward"):
-        of_blocks = {name: pair[phase == "backward"] for name, pair in work.items()}
-        layer_s = dict.fromkeys(of_blocks, 0.0)
-        for name in of_blocks:
-            if name.startswith("layer."):
-                layer_s[name] = _sent_s(setup, layout, links, constants, phase, of_blocks[name].attention)
-        sent[phase] = [sum(layer_s[name] for name in stage) + hop_s for stage in stages]
-        passes[phase] = [sum(of_blocks[name].on_gpu + layer_s[name] for name in stage) + hop_s for stage in stages]
-    replayed = min(setup.accumulation, MOST_ROUNDS * layout.pipeline)
-    spans = replay(pipeline.tasks(layout, replayed, passes))
-    both = [forward + backward for forward, backward in zip(passes["forward"], passes["backward"], strict=True)]
-    ranks = [sum(both[place :: layout.pipeline]) for place in range(layout.pipeline)]
-    slowest = ranks.index(max(ranks))
-    working_s = length_s(spans) + (setup.accumulation - replayed) * max(ranks)
-    shared_s = _shared_s(setup, layout, links, constants)
-    mine = [each for stage in stages[slowest :: layout.pipeline] for name in stage for each in work[name]]
-    link_s = sum(sum(of_phase[slowest :: layout.pipeline]) for of_phase in sent.values())
-    parts = {
-        "products": setup.accumulation * sum(each.products for each in mine),
-        "attention": setup.accumulation * sum(each.attention for each in mine),
-        "memory traffic": setup.accumulation * sum(each.moving for each in mine),
-        "launching": setup.accumulation * sum(each.launching for each in mine),
-        "link": setup.accumulation * link_s + shared_s,
-        "update": update_s,
-        "bubble": working_s - setup.accumulation * max(ranks),
-    }
-    return working_s + shared_s + update_s, parts, spans
+    def layer_s(self, phase: str, attention_s: float) -> float:
+        """Return the seconds for which a pass over a layer waits for others."""
+        total_s = 0.0
+        for kind, group, calls, size_bytes in exchanges(self.setup, self.layout, phase):
+            sent = calls * self.sent_s(kind, size_bytes, self.group(group))
+            total_s += max(0.0, sent - attention_s) if group == "context" else sent
+        return total_s
 
+    def shared_s(self) -> float:
+        """Return the seconds in which replicas reduce gradients and gather weights."""
+        replicas = self.group("data")
+        stages = [states(self.setup, self.layout, place) for place in range(self.layout.pipeline)]
+        if not self.setup.stage:
+            return max(self.sent_s("all_reduce", each["gradients"], replicas) for each in stages)
+        gathering = replicas.within(self.setup.group)
+        return max(
+            self.sent_s("reduce_scatter", each["gradients"], replicas)
+            + self.sent_s("all_gather", each["weights"], gathering)
+            for each in stages
+        )
 
-def _sent_s(setup: Setup, layout: Layout, links: Links, constants: Pace, phase: str, attention_s: float) -> float:
-    """Return the seconds for which a pass over a layer waits for others."""
-    total_s = 0.0
-    for kind, group, calls, size_bytes in exchanges(setup, layout, phase):
-        sent = calls * sent_s(kind, size_bytes, group_links(links, layout, group), constants)
-        total_s += max(0.0, sent - attention_s) if group == "context" else sent
-    return total_s
+    def stage_s(self, names: list[str], work: OfBlocks) -> dict[str, tuple[float, float]]:
+        """Return for each phase the seconds of a pass over a stage, and those of them that are for what is sent."""
+        seconds = {}
+        for place, phase in enumerate(("forward", "backward")):
+            mine = {name: work[name][place] for name in names}
+            layers = [each for name, each in mine.items() if name.startswith("layer.")]
+            sent_s = self.hop_s() + sum(self.layer_s(phase, each.attention) for each in layers)
+            seconds[phase] = (sent_s + sum(each.on_gpu for each in mine.values()), sent_s)
+        return seconds
 
-
-def _shared_s(setup: Setup, layout: Layout, links: Links, constants: Pace) -> float:
-    """Return the seconds in which replicas reduce gradients and gather weights."""
-    replicas = group_links(links, layout, "data")
-    stage_states = [states(setup, layout, place) for place in range(layout.pipeline)]
-    if not setup.stage:
-        return max(sent_s("all_reduce", each["gradients"], replicas, constants) for each in stage_states)
-    gathering = replicas.within(setup.group)
-    return max(
-        sent_s("reduce_scatter", each["gradients"], replicas, constants)
-        + sent_s("all_gather", each["weights"], gathering, constants)
-        for each in stage_states
-    )
+    def step(self, work: OfBlocks, update_s: float) -> tuple[float, dict[str, float], list[Span]]:
+        """Return the seconds of a step, the busy seconds of its slowest rank by resource, and the schedule's spans."""
+        passes = self.setup.accumulation
+        pipeline_ranks = self.layout.pipeline
+        stages = self.layout.blocks(self.setup.model)
+        of_stages = [self.stage_s(names, work) for names in stages]
+        both = [each["forward"][0] + each["backward"][0] for each in of_stages]
+        ranks_s = [sum(both[place::pipeline_ranks]) for place in range(pipeline_ranks)]
+        slowest = ranks_s.index(max(ranks_s))
+        replayed = min(passes, MOST_ROUNDS * pipeline_ranks)
+        phases = {phase: [each[phase][0] for each in of_stages] for phase in ("forward", "backward")}
+        spans = replay(pipeline.tasks(self.layout, replayed, phases))
+        working_s = length_s(spans) + (passes - replayed) * max(ranks_s)
+        shared_s = self.shared_s()
+        busy = total(each for names in stages[slowest::pipeline_ranks] for name in names for each in work[name])
+        sent_s = sum(sent for each in of_stages[slowest::pipeline_ranks] for _, sent in each.values())
+        parts = {name: passes * busy_s for name, busy_s in (busy | {"link": sent_s}).items()}
+        parts["link"] += shared_s
+        parts |= {"update": update_s, "bubble": working_s - passes * max(ranks_s)}
+        return working_s + shared_s + update_s, parts, spans

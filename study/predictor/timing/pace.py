@@ -2,6 +2,7 @@
 
 import functools
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
@@ -92,6 +93,11 @@ def has_measured_ceilings(gpu: str) -> bool:
     return not any(origin.startswith("assumed") for _, origin in ceilings(gpu).values())
 
 
+def fitted_ceilings() -> list[str]:
+    """Return the GPUs whose ceilings are fitted, to rows of their own."""
+    return [gpu for gpu, entry in _read()["ceiling"]["products"].items() if entry["origin"].startswith("fitted")]
+
+
 def attention_s(kernel: str | None, gpu: str) -> float:
     """Return the seconds of a decoder's attention by a kernel, over those of kernels that compute all scores."""
     of_kernel = _read()["attention_kernel"].get(kernel, {})
@@ -124,6 +130,20 @@ class Seconds:
         """Kernel by kernel, host or GPU is the slower one. Together they take a little more than the slower one."""
         working = self.products + self.attention + self.moving
         return (working**NORM + self.launching**NORM) ** (1 / NORM)
+
+
+OfBlocks = dict[str, tuple[Seconds, Seconds]]  # of the forward and the backward pass of each block
+
+
+def total(passes: Iterable[Seconds]) -> dict[str, float]:
+    """Return the seconds of passes, by what limits them."""
+    every = list(passes)
+    return {
+        "products": sum(each.products for each in every),
+        "attention": sum(each.attention for each in every),
+        "memory traffic": sum(each.moving for each in every),
+        "launching": sum(each.launching for each in every),
+    }
 
 
 class FullPace(NamedTuple):

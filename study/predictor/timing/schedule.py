@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from study.predictor.memory import deepspeed_memory, sequence, tensor
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, Pace, Seconds, collective_s
+from study.predictor.timing.pace import Links, OfBlocks, Pace, collective_s
 from study.predictor.timing.replay import Task
 from study.predictor.timing.work import Block
 
@@ -73,7 +73,7 @@ class Schedule:
     setup: Setup
     links: Links
     constants: Pace
-    seconds: dict[str, tuple[Seconds, Seconds]]  # of each block's passes
+    seconds: OfBlocks
     blocks: tuple[Block, ...]
     sharing: Sharing
     host: "Host"

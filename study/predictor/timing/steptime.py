@@ -9,17 +9,19 @@ from study.predictor import papers
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
 from study.predictor.parallel import memory as parallel
-from study.predictor.parallel import timing as layouts
 from study.predictor.parallel.layout import Layout
+from study.predictor.parallel.timing import Division, divided
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import (
     Links,
+    OfBlocks,
     Pace,
     Seconds,
     attention_s,
     has_measured_ceilings,
     interval_factor,
     pace,
+    total,
     work_s,
 )
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
@@ -41,7 +43,7 @@ class Machine:
     network: str | None = None  # between nodes
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
-    attention_kernel: str | None = None  # a name in pace.toml; None: as fast as kernels of 2023
+    attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
     in_8_bits: bool = False  # the products of linear layers, except the head's
     host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
 
@@ -132,11 +134,11 @@ def _of_layout(
     setup: Setup, layout: Layout, machine: Machine, constants: Pace
 ) -> tuple[float, dict[str, float], list[Span]]:
     whole = parallel.whole_pass(setup)
-    work = layouts.divided(_blocks(whole, machine), setup, layout)
+    work = divided(_blocks(whole, machine), setup, layout)
     seconds = _seconds(work, whole, machine, constants)
     owned = max(parallel.owned(setup, layout, place) for place in range(layout.pipeline))
     update_s = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
-    return layouts.step(setup, layout, machine.links(setup.ranks), constants, seconds, update_s)
+    return Division(setup, layout, machine.links(setup.ranks), constants).step(seconds, update_s)
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
@@ -147,10 +149,8 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
     schedule = Schedule(setup, machine.links(setup.ranks), constants, seconds, work, Sharing.of(setup), host)
     spans = replay(schedule.step(passes))
     parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in busy_s(spans).items() if stream != "compute"}
-    of_passes = [each for pair in seconds.values() for each in pair]
-    parts["products"] = passes * sum(each.products for each in of_passes)
-    parts["attention"] = passes * sum(each.attention for each in of_passes)
-    parts["memory traffic"] = passes * sum(each.moving for each in of_passes)
+    of_passes = (each for pair in seconds.values() for each in pair)
+    parts |= {name: passes * busy for name, busy in total(of_passes).items() if name in ON_GPU}
     updates = (span.task for span in spans if span.task.name == "update" and span.task.stream == "compute")
     return spans, parts | {"update": sum(task.seconds for task in updates)}
 
@@ -166,9 +166,7 @@ def _has_single_kernels(setup: Setup, machine: Machine) -> bool:
     return machine.fused_kernels and has_single_kernels(setup.model)
 
 
-def _seconds(
-    work: tuple[Block, ...], setup: Setup, machine: Machine, constants: Pace
-) -> dict[str, tuple[Seconds, Seconds]]:
+def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants: Pace) -> OfBlocks:
     """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
     single = _has_single_kernels(setup, machine)
     attention = attention_s(machine.attention_kernel, machine.gpu) if setup.model.look.kind == "decoder" else 1.0

@@ -1,8 +1,9 @@
 """Writes `committed.zip`: traces small models of a family, or a built-in shape, and finds the terms of every number.
 
 `python -m study.predictor.tracing.commit FOLDER` keeps each member in a folder, and traces those that are not there
-yet, which takes an hour; further arguments choose members by how their names begin. Each number is fitted to a few
-samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when it is asked for.
+yet, which takes more than an hour; further arguments choose members by how their names begin. Each number is fitted to
+a few samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when it is asked
+for.
 """
 
 import functools
@@ -33,7 +34,7 @@ TERMS = {
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
 SAMPLES = 5
-ROWS_SAMPLES = 2  # for other numbers of rows
+ROWS = (2, 1, 3)
 MANY = committed.MANY_LAYERS
 
 
@@ -91,14 +92,12 @@ class Source:
         passes: dict[str, dict] = {}
         for options in self.options:
             try:
-                passes |= {committed.key(options, rows): each for rows, each in self._pass(options).items()}
+                passes |= {committed.key(options, rows): self._pass(options, rows) for rows in ROWS}
             except NoSum as error:
                 sys.stderr.write(f"{self.name} {options[1:]}: {error}\n")
         look = self._look()
         entries = [json.loads(entry) for entry in self.entries]
-        return {
-            "terms": self.terms, "sums": [*self.sums], "entries": entries, "look": look, "passes": passes
-        }  # fmt: skip
+        return {"terms": self.terms, "sums": [*self.sums], "entries": entries, "look": look, "passes": passes}
 
     def _look(self) -> list:
         looks = [model.traced_look for model, _ in self.samples]
@@ -113,25 +112,12 @@ class Source:
         buffers, limit, vocabulary = (
             self._sum(tuple(getattr(look, name) for look in looks)) for name in ("buffers_bytes", "limit", "vocabulary")
         )
-        return [
-            first.kind,
-            first.family,
-            tensors,
-            buffers,
-            first.has_fused_attention,
-            limit,
-            first.limited_by,
-            vocabulary,
-        ]
+        return [*first[:2], tensors, buffers, first.has_fused_attention, limit, first.limited_by, vocabulary]
 
-    def _pass(self, options: TraceOptions) -> dict[int, dict]:
-        """Return the pass over one row, two and three rows."""
-        two = self._fit(options, 2)
-        return {rows: self._scaled(options, rows, two) or self._fit(options, rows) for rows in (1, 3)} | {2: two}
-
-    def _fit(self, options: TraceOptions, rows: int) -> dict:
-        """Fit each number of a pass to all samples."""
-        tapes, stacks = self._tapes(options, rows, len(self.samples))
+    def _pass(self, options: TraceOptions, rows: int) -> dict:
+        """Return a pass over some rows: each of its numbers is fitted to all samples."""
+        both = [self._followed(model, options._replace(sequence=each["t"]), rows) for model, each in self.samples]
+        tapes = [in_order(tape) for tape, _ in both]
         skeletons = [*map(_skeleton, tapes)]
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
@@ -139,48 +125,8 @@ class Source:
         for skeleton, *same in zip(skeletons[0], *tapes, strict=True):
             number = self.entries.setdefault(json.dumps(skeleton), len(self.entries))
             stored.append([number, *map(self._sum, zip(*map(sizes_of, same), strict=True))])
-        return {"tape": stored, "stacks": stacks}
-
-    def _scaled(self, options: TraceOptions, rows: int, two: dict) -> dict | None:
-        """Return a pass over other rows than two: some terms grow with the rows. None if it is another pass."""
-        tapes, stacks = self._tapes(options, rows, ROWS_SAMPLES)
-        names = [*self.entries]
-        expected = [json.loads(names[number]) for number, *_ in two["tape"]]
-        if stacks != two["stacks"] or any(_skeleton(tape) != expected for tape in tapes):
-            return None
-        stored = []
-        sums = [*self.sums]
-        for (number, *each), *same in zip(two["tape"], *tapes, strict=True):
-            found = []
-            for place, numbers in zip(each, zip(*map(sizes_of, same), strict=True), strict=True):
-                grown = self._grown(sums[place], rows, numbers)
-                if grown is None:
-                    return None
-                found.append(self.sums.setdefault(grown, len(self.sums)))
-            stored.append([number, *found])
-        return {"tape": stored, "stacks": stacks}
-
-    def _grown(self, two: tuple[int, ...], rows: int, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the sum of two rows with some of its terms grown, so that it gives these numbers."""
-        factors = two[::2]
-        terms = two[1::2]
-        for grows in itertools.product((True, False), repeat=len(terms)):
-            more = [n * rows // 2 if each else n for n, each in zip(factors, grows, strict=True)]
-            sums = [
-                sum(n * row[term] for n, term in zip(more, terms, strict=True)) for row in self._table[: len(numbers)]
-            ]
-            if sums == [*numbers]:
-                return tuple(itertools.chain(*zip(more, terms, strict=True)))
-        return None
-
-    def _tapes(self, options: TraceOptions, rows: int, count: int) -> tuple[list[Tape], list]:
-        """Return the tapes of the first samples, and the stacks of which only some layers are on them."""
-        both = [
-            self._followed(model, options._replace(sequence=values["t"]), rows)
-            for model, values in self.samples[:count]
-        ]
-        stacks = [[stack.name, [*stack.kinds], [*stack.kept]] for stack in both[0][1]]
-        return [in_order(tape) for tape, _ in both], stacks
+        # Of some stacks only a few layers are on the tapes.
+        return {"tape": stored, "stacks": [[stack.name, [*stack.kinds], [*stack.kept]] for stack in both[0][1]]}
 
     def _followed(self, model: Transformer, options: TraceOptions, rows: int) -> tuple:
         try:

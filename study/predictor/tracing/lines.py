@@ -128,7 +128,7 @@ def lines(tapes: list[Tape], rows: tuple[int, ...], alike: Alike, blocks: Mappin
     What is freed at once is in order on all tapes: see `tape.in_order`. `blocks` has the block of each tensor by name.
     """
     read = _Reader(tapes, rows, alike)
-    seen: dict = {"at_use": {}, "gradients": [], "flops": read.flops, "inputs": read.inputs}
+    seen: dict = {"at_use": {}, "before_use": {}, "gradients": [], "flops": read.flops, "inputs": read.inputs}
     work = _Work(blocks)
     start = NOTHING
     layers = {stack: {layer: n for n, layer in enumerate(followed(groups))} for stack, groups in alike.items()}
@@ -148,6 +148,7 @@ def lines(tapes: list[Tape], rows: tuple[int, ...], alike: Alike, blocks: Mappin
                 until_gradient += since
             if kind == "use":
                 seen["at_use"][name] = now[:2]
+                seen["before_use"] |= {name: highest(since, rows[0])} if since else {}
             elif kind == "gradient":
                 seen["gradients"].append((name, span.gradient, highest(since, rows[0]), now))
             else:  # the end of the forward pass

@@ -201,7 +201,8 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
         except Exception as error:  # a wrong number in a config may cause any error
             raise _refusal(model, "cannot be built from its config", error) from error
         with torch.device("meta"):
-            freeze(built, model.lora_rank, model.train_only, model.lora_targets, model.dora)
+            adapters = (model.lora_targets, model.dora, model.adapter_dropout)
+            freeze(built, model.lora_rank, model.train_only, *adapters)
     return built
 
 

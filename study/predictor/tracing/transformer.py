@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from study.errors import Stop
-from study.io import numbers
+from study.io import numbers, progress
 from study.machine import cache, hub
 from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
 from study.spec.settings import cache_home
 
-FORMAT = 11  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 12  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -63,6 +63,7 @@ class Transformer:
     lora_rank: int | None = None  # only adapters of this rank train
     lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
     dora: bool = False  # adapters have a magnitude, as DoRA's
+    adapter_dropout: bool = False  # on a GPU: adapters drop some of their inputs, as PEFT's lora_dropout does
     train_only: str | None = None  # only the tensors train whose names match this regular expression
     dropout: float | None = None  # in place of every probability of the config
     code_from: str | None = None  # a model whose own Python code the user trusts
@@ -97,15 +98,8 @@ class Transformer:
     @property
     def _key(self) -> list:
         code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
-        return [
-            self.config,
-            self.lora_rank,
-            self.train_only,
-            self.dropout,
-            code,
-            *self.lora_targets,
-            *("dora",) * self.dora,
-        ]
+        words = [*self.lora_targets, *("dora",) * self.dora, *("adapter dropout",) * self.adapter_dropout]
+        return [self.config, self.lora_rank, self.train_only, self.dropout, code, *words]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -184,6 +178,7 @@ class Transformer:
             kept=_at(seen["kept"], rows),
             most=most(seen["most"]),
             at_use={name: _at(line, rows) for name, line in seen["at_use"].items()},
+            before_use={name: most(lines) for name, lines in seen["before_use"].items()},
             gradients=gradients,
         )
 
@@ -248,7 +243,8 @@ def _cached(key: list, look, committed_answer=lambda: None) -> Any:
 def _kept(name: str, look) -> Any:
     looks = cache_home().expanduser() / "looks"
     if (known := cache.answer(looks, name)) is None:
-        known = json.loads(json.dumps(look(_tracing())))
+        with progress.during("tracing the model; this takes seconds, once"):
+            known = json.loads(json.dumps(look(_tracing())))
         cache.keep(looks, name, known)
     return known
 

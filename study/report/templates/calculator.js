@@ -236,7 +236,7 @@ function choiceWords(question, answers) {
   const other = adviceOf(question)
     ? "The answer above also knows the time of a step, the host's memory, other rows and recomputation."
     : `${adviseCommand(question)} also knows the time of a step, the host's memory, rows per pass and recomputation, and may choose another.`;
-  return `With the rows below and by memory alone, ${choice.name}: it ${room}${home}, and ${why}. ${other}${refused}`;
+  return `With these rows and by memory alone, ${choice.name}: it ${room}${home}, and ${why}. ${other}${refused}`;
 }
 
 function drawAdvice(question) {
@@ -244,10 +244,12 @@ function drawAdvice(question) {
   const place = document.getElementById("advice");
   place.hidden = !kept;
   if (!kept) return;
-  place.querySelector(".sentence").textContent = `${adviseCommand(question)}: ${kept.words.join(" ")}`;
-  const settings = kept.settings?.precision in data.models[question.model] && kept.settings;
-  const isShown = settings && Object.entries(settings).every(([name, value]) => question[name] === value);
-  place.querySelector("button").hidden = !settings || isShown;
+  const [answer, ...others] = kept.words;
+  place.querySelector(".sentence").textContent = answer;
+  place.querySelector(".alternative").textContent = [...others, `So says ${adviseCommand(question)}.`].join(" ");
+  const isHere = kept.settings?.recomputes < 2 && kept.settings.precision in data.models[question.model]; // of all layers
+  const isShown = isHere && Object.entries(kept.settings).every(([name, value]) => question[name] == value); // true == 1
+  place.querySelector("button").hidden = !isHere || isShown;
 }
 
 function showAdvice() {

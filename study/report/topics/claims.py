@@ -7,6 +7,7 @@ from functools import cached_property
 import pandas as pd
 from matplotlib.figure import Figure
 
+from study.io.numbers import number_of
 from study.io.words import joined
 from study.ledger import ledger, words
 from study.ledger.certainty import LEVELS
@@ -107,7 +108,7 @@ def answer(verdicts: pd.DataFrame) -> str:
     counts = {"supported": holding, "refuted": failing, "open": len(table) - holding - failing}
     words = joined([f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in counts.items() if count])
     answer_in_short = outcome.get((failing > 0, holding > 0), "Nothing could be decided here")
-    text = f"**{answer_in_short}: of the {len(table)} claims that this text stands for, {words}.**"
+    text = f"**{answer_in_short}: of {number_of(len(table), 'claims')} that this text stands for, {words}.**"
     refuted = joined([f"“{claimed}”" for claimed in table[table["finding"].isin(FAILS)]["claimed"]])
     return text + f" Refuted: {refuted}." * (failing > 0)
 

@@ -1,0 +1,37 @@
+"""Says on stderr what takes long: on a terminal in a line that vanishes, elsewhere in a plain line, once."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+_said: ContextVar[set[str] | None] = ContextVar("said", default=None)  # None: no command runs that shows it
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+    """Show progress within this block: a command does, a library does not."""
+    token = _said.set(set())
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
+@contextlib.contextmanager
+def during(text: str) -> Iterator[None]:
+    """Say what takes long while this block runs."""
+    said = _said.get()
+    if said is not None and sys.stderr.isatty():
+        from rich.console import Console  # they take longer to import than most answers
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            progress.add_task(text)
+            yield
+        return
+    if said is not None and text not in said:
+        said.add(text)
+        sys.stderr.write(f"{text} ...\n")
+    yield
