@@ -37,10 +37,10 @@ os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages t
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
 
-# One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages, or the
-# process that forks conformance's ranks. APART share only trained runs, which the workers share too (`trained`), and
-# take longest.
-SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
+# One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
+# predictions that claims rest on (a process makes them once), or the process that forks conformance's ranks.
+# APART share only trained runs, which the workers share too (`trained`), and take longest.
+SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_audit", "test_ledger"), "pages")
 SHARING |= dict.fromkeys(("test_conform", "test_conform_releases"), "conform")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone

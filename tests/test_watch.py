@@ -19,6 +19,7 @@ import study
 from study import WatchCallback, watch
 from study.bench.prediction import predicted
 from study.errors import Stop
+from study.io.numbers import size
 from study.measure.collectives import CollectiveLog
 from study.records import collectives, evidence, metrics, runs, store
 from study.records.compare import compare
@@ -384,7 +385,7 @@ def test_the_commands_take_watched_records_and_claims_do_not(mine):
     (row,) = compare(loaded).rows
     assert row["runs"] == 1
     (run,) = loaded
-    assert sentences(run.record, run.record) == ["At the peak both hold the same."]
+    assert sentences(run.record, run.record) == [f"At the peak both hold {size(run.tracked_bytes)}."]
     assert predicted(run.record) is None
     gathered = evidence.gather(loaded)
     assert gathered.runs == ()

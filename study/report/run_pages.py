@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import lzma
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from study.bench.prediction import predicted
@@ -28,6 +28,7 @@ MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
 RENAMED = ("precision", "attention", "optimizer", "data")  # settings whose observed value has other names
+PLACES = ("arm", "config_file", "run_dir", "cache_dir")  # its title names the arm
 ABOVE = {  # what is observed, in the table of settings
     *("arm", "ranks", "stage", "offload_optimizer", "offload_param", "accumulation", "checkpointing"),
     *("clipping", "steps", "attention", "optimizer", "data_source"),
@@ -98,8 +99,8 @@ def page(run: Run) -> dict:
         "memory": _memory(run),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
-        "settings": [line for line in _lines(record["requested"]) if line not in _defaults()],
-        "observed": [*_lines({name: value for name, value in record["observed"].items() if name not in ABOVE})],
+        "settings": [line for line in _lines(_without(record["requested"], PLACES)) if line not in _defaults()],
+        "observed": [*_lines(_without(record["observed"], ABOVE))],
     }
 
 
@@ -241,6 +242,10 @@ def _texts(run: Run) -> dict[str, str]:
 def _defaults() -> set[str]:
     """Return the trainer's settings that nobody has to give, as lines."""
     return {*_lines(dataclasses.asdict(Flags()))}
+
+
+def _without(section: dict, names: Collection[str]) -> dict:
+    return {name: value for name, value in section.items() if name not in names}
 
 
 def _lines(section: dict, indent: str = "") -> Iterator[str]:

@@ -48,7 +48,8 @@ OPEN: Look = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor":
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
-BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
+# Its black is a little lighter: of #000000, matplotlib writes no fill, and a dark page could not replace it.
+BLACK, ORANGE, SKY, GREEN, YELLOW = "#010101", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
 # More, for FSDP2 and for groups of ranks: the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
 WINE, INDIGO, OLIVE, TEAL, ROSE = "#882255", "#332288", "#999933", "#44aa99", "#cc6677"
