@@ -1,5 +1,6 @@
 """An advice in words and as a table: the answer first, then every arm, then the assumptions."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -125,7 +126,10 @@ def reason(advice: Advice) -> str:
         return ""
     rivals = [row for row in advice.tried if row.fits and row.drawbacks == choice.drawbacks and row.step_s]
     fastest = min(rivals, key=lambda row: row.step_s or 0)
-    words = {0: "fit", 1: "fit only with offloading" if choice.offloads else "fit only just"}
+    offloading = [row for row in advice.tried if row.fits and row.offloads]
+    is_slower = any((row.step_s or math.inf) < (choice.step_s or 0) for row in offloading)
+    plain = "fit without offloading" if is_slower else "fit"
+    words = {0: plain, 1: "fit only with offloading" if choice.offloads else "fit only just"}
     fit = words.get(choice.drawbacks, "fit only just, with offloading")
     if fastest is choice:
         return f"Why: of the arms that {fit}, it is the fastest, and no simpler one comes within {SEPARABLE:.0%}."
