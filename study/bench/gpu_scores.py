@@ -79,9 +79,9 @@ def lines(everything: list[Scored]) -> list[dict]:
 def errors(everything: list[Scored]) -> list[dict]:
     """Return a row for each quantity: how far off its predictions are here, and those of published measurements."""
     groups = [(name, [each.quantities[name] for each in everything if name in each.quantities]) for name in NAMES]
-    here = [(name, "these runs", members) for name, members in groups if members]
-    published = [(name, "published", members) for name, members in _published().items()] if here else []
-    return [{"quantity": name, "measured": where} | summary(members) for name, where, members in here + published]
+    own_groups = [(name, "these runs", members) for name, members in groups if members]
+    published = [(name, "published", members) for name, members in _published().items()] if own_groups else []
+    return [{"quantity": name, "measured": where} | summary(members) for name, where, members in own_groups + published]
 
 
 @functools.cache

@@ -250,8 +250,8 @@ def weights_on_rank_0(t: Training) -> None:
 
 
 WAYS: dict[str, Callable[[Training], None]] = {
-    way.__name__: way
-    for way in (
+    function.__name__: function
+    for function in (
         expert_without_tokens, fewer_batches, collective_in_branch, test_on_rank_0, checkpoint_on_rank_0,
         exception_on_rank_1, batch_skipped, generation_of_unequal_lengths, loader_stops, loader_dies,
         gradient_on_rank_0, weights_on_rank_0,

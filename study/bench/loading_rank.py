@@ -16,10 +16,10 @@ TOKENS = 16
 class Rank:
     """A rank of a cell."""
 
-    def __init__(self, asked: dict):
-        self.cell = asked
-        self.way: str = asked["way"]
-        self.folder = Path(asked["folder"])
+    def __init__(self, settings: dict):
+        self.cell = settings
+        self.way: str = settings["way"]
+        self.folder = Path(settings["folder"])
         self.number = int(os.environ["RANK"])
 
     def ended(self, phase: str) -> None:

@@ -134,18 +134,18 @@ def matrix_products(dtype: torch.dtype, tf32: bool, options: Peaks) -> dict:
 def copies(options: Peaks) -> dict[str, dict]:
     """Return bytes per second of copies over the device's link, and within it, where each byte counts twice."""
     count = options.copy_mib * 2**20
-    here = torch.randint(0, 256, (count,), dtype=torch.uint8)
+    host_tensor = torch.randint(0, 256, (count,), dtype=torch.uint8)
     if not CUDA:
-        other = torch.empty_like(here)
-        return {"within host": rates(lambda: other.copy_(here), 2 * count, options.tries)}
-    pinned = here.pin_memory()
-    device = here.to(DEVICE)
+        other = torch.empty_like(host_tensor)
+        return {"within host": rates(lambda: other.copy_(host_tensor), 2 * count, options.tries)}
+    pinned = host_tensor.pin_memory()
+    device = host_tensor.to(DEVICE)
     other = torch.empty_like(device)
     return {
         "within device": rates(lambda: other.copy_(device), 2 * count, options.tries),
         "host to device": rates(lambda: device.copy_(pinned, non_blocking=True), count, options.tries),
         "device to host": rates(lambda: pinned.copy_(device, non_blocking=True), count, options.tries),
-        "host to device, not pinned": rates(lambda: device.copy_(here), count, options.tries),
+        "host to device, not pinned": rates(lambda: device.copy_(host_tensor), count, options.tries),
     }
 
 

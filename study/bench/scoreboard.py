@@ -60,8 +60,8 @@ def main(
     show([_shown(row) for row in rows if every_cell or abs(row["ours"]) > GOAL])
     table = pd.DataFrame(rows)
     parts = {"all": table, "held out": table[table["held out"]]}
-    names = [(of, name) for of in parts for name in (*PREDICTORS, STATES_ONLY) if parts[of][name].notna().any()]
-    show([{"predictor": name, "of": of} | errors(parts[of][name]) for of, name in names])
+    names = [(part, name) for part in parts for name in (*PREDICTORS, STATES_ONLY) if parts[part][name].notna().any()]
+    show([{"predictor": name, "of": part} | errors(parts[part][name]) for part, name in names])
     for by in ("family", "arm"):
         show([{by: name} | errors(group["ours"]) for name, group in table.groupby(by)])
     if on_gpu := gpu_scores.scored(loaded):

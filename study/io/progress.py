@@ -5,24 +5,24 @@ import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-_said: ContextVar[set[str] | None] = ContextVar("said", default=None)  # None: no command runs that shows it
+_texts: ContextVar[set[str] | None] = ContextVar("texts", default=None)  # None: no command runs that shows it
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
     """Show progress within this block: a command does, a library does not."""
-    token = _said.set(set())
+    token = _texts.set(set())
     try:
         yield
     finally:
-        _said.reset(token)
+        _texts.reset(token)
 
 
 @contextlib.contextmanager
 def during(text: str) -> Iterator[None]:
     """Say what takes long while this block runs."""
-    said = _said.get()
-    if said is not None and sys.stderr.isatty():
+    texts = _texts.get()
+    if texts is not None and sys.stderr.isatty():
         from rich.console import Console  # they take longer to import than most answers
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -31,7 +31,7 @@ def during(text: str) -> Iterator[None]:
             progress.add_task(text)
             yield
         return
-    if said is not None and text not in said:
-        said.add(text)
+    if texts is not None and text not in texts:
+        texts.add(text)
         sys.stderr.write(f"{text} ...\n")
     yield

@@ -88,8 +88,8 @@ class Verdict:
     @property
     def holding(self) -> str:
         """Return in how many cases the claim holds; empty if nothing is left open."""
-        held = sum(word in HOLDS for word in self.cases)
-        return f"holds in {held} of {len(self.cases)} cases" if len(self.cases) > 1 else ""
+        holding_cases = sum(word in HOLDS for word in self.cases)
+        return f"holds in {holding_cases} of {len(self.cases)} cases" if len(self.cases) > 1 else ""
 
 
 def judge(claim: Claim, evidence: Evidence) -> Verdict:

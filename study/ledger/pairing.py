@@ -62,24 +62,24 @@ def counting(evidence: Evidence, claim: Claimed, where: Table, relative: bool = 
     raise Undecided(chosen.finding(working, without=NOT_TESTED, missing="runs in the claim's conditions"))
 
 
-def two_sides(evidence: Evidence, claim: Claimed, of: Table, to: Table, where: Side, relative: bool) -> Sides:
+def two_sides(evidence: Evidence, claim: Claimed, ours: Table, theirs: Table, where: Side, relative: bool) -> Sides:
     """Return both sides. Raise Undecided if they are not comparable."""
     chosen = []
-    for side in (of, to):
+    for side in (ours, theirs):
         wanted = (where or {}) | {name: value for name, value in side.items() if name != TRAINING}
         chosen.append(counting(evidence, claim, wanted, relative))
-    pairs, refused = paired(chosen[0].runs, chosen[1].runs, {*of, *to} - {TRAINING})
+    pairs, refused = paired(chosen[0].runs, chosen[1].runs, {*ours, *theirs} - {TRAINING})
     if not pairs:
         raise _unlike_cells(chosen[0], refused)
-    return Sides(chosen[0], pairs, refused, (of.get(TRAINING), to.get(TRAINING)))
+    return Sides(chosen[0], pairs, refused, (ours.get(TRAINING), theirs.get(TRAINING)))
 
 
-def compared(evidence: Evidence, claim: Claimed, quantity: str, of: Table, to: Table, where: Side) -> Ratio:
+def compared(evidence: Evidence, claim: Claimed, quantity: str, ours: Table, theirs: Table, where: Side) -> Ratio:
     """Return the ratio of a quantity on two sides, over all cells that both ran. Raise Undecided if there is none."""
     fit_for(claim, quantity)
-    metrics.value(UNKNOWN, quantity, of.get(TRAINING))  # refuses a name that no record has
+    metrics.value(UNKNOWN, quantity, ours.get(TRAINING))  # refuses a name that no record has
     relative = quantity.startswith(metrics.COMPONENT) or quantity == "states_bytes"
-    sides = two_sides(evidence, claim, of, to, where, relative)
+    sides = two_sides(evidence, claim, ours, theirs, where, relative)
     ratios = [ratio(pair, quantity, sides.training) for pair in sides.pairs]
     known = [each for each in ratios if isinstance(each, Ratio)]
     if not known:

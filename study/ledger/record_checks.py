@@ -286,10 +286,10 @@ def same_loss(
     return resting_on(claim, runs, "; ".join(words), value, missing=missing)
 
 
-def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> list[tuple[Table, Table]]:
-    if arms is None and of is not None and to is not None:
-        return [(of, to)]
-    if arms is None or of is not None or to is not None:
+def _compared_sides(arms: list[str] | None, ours: Side, theirs: Side) -> list[tuple[Table, Table]]:
+    if arms is None and ours is not None and theirs is not None:
+        return [(ours, theirs)]
+    if arms is None or ours is not None or theirs is not None:
         raise Stop("same_loss needs either arms, or of and to", "give one of the two")
     return [({"arm": arm}, {"arm": arms[0]}) for arm in arms[1:]]
 

@@ -84,9 +84,9 @@ def turned_by(verdict: Verdict, evidence: Evidence) -> str:
         return ""
     shown = verdict.cases.index(verdict.verdict) if verdict.verdict in verdict.cases else 0
     turned = [_turned(world) for world in _parts(World(verdict.claim, verdict.claim.cases[shown], evidence))]
-    found = [words for before, words in turned if before in FAILS or verdict.verdict in HOLDS]
-    enough = any(found) if verdict.verdict in HOLDS else all(found)
-    return next(filter(None, found), "") if enough else ""
+    falsehoods = [words for before, words in turned if before in FAILS or verdict.verdict in HOLDS]
+    enough = any(falsehoods) if verdict.verdict in HOLDS else all(falsehoods)
+    return next(filter(None, falsehoods), "") if enough else ""
 
 
 def _parts(world: World) -> list[World]:
@@ -253,17 +253,17 @@ def _finding(function: Callable[..., Finding], value: object) -> Callable[..., F
     """Return a check that finds another value. The interval of a number is moved with it."""
 
     def falsified(**given: Any) -> Finding:
-        found = function(**given)
-        factor = value / found.value if found.interval and is_number(value) and is_number(found.value) else 1
-        return replace(found, value=value, interval=scaled(found.interval, factor))
+        finding = function(**given)
+        factor = value / finding.value if finding.interval and is_number(value) and is_number(finding.value) else 1
+        return replace(finding, value=value, interval=scaled(finding.interval, factor))
 
     return falsified
 
 
 def _seen_otherwise(trial: dict, before: Verdict) -> bool:
     """Return whether the parser answered another trial otherwise: for what holds, one that has the same keys."""
-    asked = trial["what"], trial.get("look")
-    alike = [each for each in answers.kept_answers() if (each.trial.get("what"), each.trial.get("look")) == asked]
+    question = trial["what"], trial.get("look")
+    alike = [each for each in answers.kept_answers() if (each.trial.get("what"), each.trial.get("look")) == question]
     others = [each.trial for each in alike if each.found != before.found]
     if before.found == REJECTED or before.verdict in FAILS:
         return bool(others)

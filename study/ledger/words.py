@@ -123,11 +123,11 @@ def summary(verdict: Verdict) -> dict[str, str]:
 
 def ratio_words(verdict: Verdict) -> str:
     """Return the finding divided by the claimed value; empty for a limit, and for all but two numbers above 0."""
-    found = verdict.found
+    value = verdict.found
     claimed = verdict.claimed
-    if verdict.claim.relation not in ("equal", "up_to") or not (is_number(found) and is_number(claimed)):
+    if verdict.claim.relation not in ("equal", "up_to") or not (is_number(value) and is_number(claimed)):
         return ""
-    return short(found / claimed) if claimed > 0 and 0 < found < math.inf else ""
+    return short(value / claimed) if claimed > 0 and 0 < value < math.inf else ""
 
 
 def who(claim: Claim) -> str:

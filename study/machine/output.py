@@ -25,20 +25,20 @@ def replaced(out: Path) -> Iterator[Path]:
         out = out.resolve()
         refuse_foreign(out)
         old = out.with_name(f".{out.name}.replaced")
-        beside = out.with_name(f".{out.name}.being-made")
+        new = out.with_name(f".{out.name}.being-made")
         if not out.exists() and old.exists():  # a build was killed between two renames
             old.rename(out)
-        beside.mkdir(parents=True, exist_ok=True)
-        with _locked(beside, out):
+        new.mkdir(parents=True, exist_ok=True)
+        with _locked(new, out):
             try:
-                yield beside
-                files = {str(path.relative_to(beside)): _checksum(path) for path in _contents(beside) if path.is_file()}
-                (beside / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
+                yield new
+                files = {str(path.relative_to(new)): _checksum(path) for path in _contents(new) if path.is_file()}
+                (new / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
                 refuse_foreign(out)  # again: the build took its time
                 _remove(old)
-                _swap(beside, out, old)
+                _swap(new, out, old)
             except BaseException:
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(new, ignore_errors=True)
                 raise
             _remove(old)
     except OSError as error:
@@ -81,34 +81,34 @@ def _checksum(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _locked(beside: Path, out: Path) -> Iterator[None]:
+def _locked(new: Path, out: Path) -> Iterator[None]:
     """Lock a folder, and remove what a killed build left in it. The kernel unlocks it when this process ends."""
-    lock = os.open(beside, os.O_RDONLY)
+    lock = os.open(new, os.O_RDONLY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.samestat(os.fstat(lock), beside.stat())  # another build may have put it in its place
+            is_ours = os.path.samestat(os.fstat(lock), new.stat())  # another build may have put it in its place
         except (BlockingIOError, FileNotFoundError):
             is_ours = False
         if not is_ours:
             raise Stop(f"{out} is being written by another process", "wait until it has ended, or give another --out")
-        if any(beside.iterdir()) and not (beside / MANIFEST).is_file():
-            raise Stop(f"{beside} is in the way and was not made by this command", "move it away")
-        for path in beside.iterdir():
+        if any(new.iterdir()) and not (new / MANIFEST).is_file():
+            raise Stop(f"{new} is in the way and was not made by this command", "move it away")
+        for path in new.iterdir():
             if path.name != MANIFEST:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        (beside / MANIFEST).write_text('{"files": {}}')  # from now on the folder is known as ours
+        (new / MANIFEST).write_text('{"files": {}}')  # from now on the folder is known as ours
         yield
     finally:
         os.close(lock)
 
 
-def _swap(beside: Path, out: Path, old: Path) -> None:
+def _swap(new: Path, out: Path, old: Path) -> None:
     """Replace the old folder by the new one. If that fails, the old one is restored."""
     if out.exists():
         out.rename(old)
     try:
-        beside.rename(out)
+        new.rename(out)
     except BaseException:
         if old.exists():
             old.rename(out)

@@ -77,7 +77,7 @@ def device_of(model) -> torch.device:
 
 def _sizes(model) -> dict[str, int]:
     """Return parameters of the model, those that this rank holds, and those that train."""
-    whole = held = trained = 0
+    whole = held_parameters = trained = 0
     for parameter in model.parameters():
         if hasattr(parameter, "ds_tensor"):
             size = parameter.ds_numel
@@ -86,11 +86,11 @@ def _sizes(model) -> dict[str, int]:
             size = _shape(parameter).numel()
             part = getattr(parameter, "_local_tensor", parameter).numel()
         whole += size
-        held += part
+        held_parameters += part
         trained += size * parameter.requires_grad
     if roles.fsdp_version(model) == 1:
         return roles.fsdp_sizes(model)
-    return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
+    return {"parameters": whole, "held_parameters": held_parameters, "trained_parameters": trained}
 
 
 def _engine(engine, zero) -> dict:

@@ -165,8 +165,8 @@ def fsdp_sizes(model) -> dict[str, int]:
     """Return the number of parameters of a model in FSDP1, and of those that this rank holds."""
     flat = list(_flat_parameters(model))
     whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
-    held = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
-    return {"parameters": whole, "held_parameters": held}
+    held_parameters = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
+    return {"parameters": whole, "held_parameters": held_parameters}
 
 
 def describe_fsdp(model) -> dict:

@@ -83,7 +83,7 @@ def _fill(form: Any, values: dict) -> Any:
     names = NAME.findall(form)
     if form == f"{{{''.join(names)}}}":
         return values[names[0]]
-    return None if any(values[name] is None for name in names) else NAME.sub(lambda found: str(values[found[1]]), form)
+    return None if any(values[name] is None for name in names) else NAME.sub(lambda match: str(values[match[1]]), form)
 
 
 def _known(content: dict) -> dict:

@@ -136,7 +136,7 @@ def _losses(runs: Runs) -> dict[str, Any]:
 def _memory(runs: Runs) -> dict[str, str]:
     rows = answers.of_memory(runs).rows
     largest = rows[rows["model"] == rows["model"].iloc[0]]
-    return {arm: size(held) for arm, held in answers.totals(largest, answers.VIRTUAL).items()}
+    return {arm: size(peak_bytes) for arm, peak_bytes in answers.totals(largest, answers.VIRTUAL).items()}
 
 
 def _traffic(runs: Runs) -> dict[str, str]:
@@ -181,14 +181,14 @@ def _documents(judged: Judged) -> dict[str, dict[str, Any]]:
         f"d{name}": {verdict: table.loc[name, verdict] for verdict in VERDICTS if verdict in table}
         for name in ("000", "001", "002", "003")
     }
-    found: dict[str, Any] = {verdict.claim.id: verdict.found for verdict in judged.verdicts}
+    findings: dict[str, Any] = {verdict.claim.id: verdict.found for verdict in judged.verdicts}
     by_basis = claims.by_basis(judged.table).set_index("basis")["claims"]
     suspected = [row for row in counted(judged.rows) if row["suspected"] and row["basis"] != OWN]
-    groups["d001"]["flops"] = f"{found['S001-47']:.0%}"
-    groups["guelph"] = {"engines": f"{max(found['S002-25']):g}"}
+    groups["d001"]["flops"] = f"{findings['S001-47']:.0%}"
+    groups["guelph"] = {"engines": f"{max(findings['S002-25']):g}"}
     papers = table[table.index.str.fullmatch(r"P\d")].sum(numeric_only=True)
     groups["papers"] = {str(verdict): count for verdict, count in papers.items()}
-    groups["states"] = {"bytes": f"{sum(found['P1-01']):g}"}
+    groups["states"] = {"bytes": f"{sum(findings['P1-01']):g}"}
     groups["basis"] = {str(name): count for name, count in by_basis.items()}
     refuted = sum(row["verdict"] == REFUTED for row in suspected)
     return groups | {"suspected": {"total": len(suspected), "refuted": refuted}}

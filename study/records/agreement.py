@@ -22,11 +22,11 @@ FIRST_LOSS_WITHIN = 0.05  # stage 3 draws the weights in parts: 0.5 % in the kep
 def disagreements(runs: Iterable[Run]) -> dict[Run, list[str]]:
     """Return why finished runs that disagree with others are not evidence, in words."""
     compared = [run for run in runs if run.done and not run.record.is_script]
-    found: dict[Run, list[str]] = defaultdict(list)
+    reasons: dict[Run, list[str]] = defaultdict(list)
     for check in (_copies, _seeds, _weights, _outliers):
         for run, words in check(compared):
-            found[run].append(words)
-    return found
+            reasons[run].append(words)
+    return reasons
 
 
 def _groups(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
@@ -120,8 +120,8 @@ def _calls(run: Run) -> int | None:
 
 def _after_step(run: Run) -> int | None:
     """Return the bytes that the first rank holds after a step."""
-    held = run.record.memory.components.per_rank[0].after_step if run.components else {}
-    return sum(held.values()) if held else None
+    components = run.record.memory.components.per_rank[0].after_step if run.components else {}
+    return sum(components.values()) if components else None
 
 
 # With how far they may be apart. The largest differences in the kept records are 0, 0, 0.5 %, 0 and 85 %.

@@ -82,25 +82,25 @@ def _sizes(record: Record) -> Sizes:
 
 
 def _unlike(values: Values) -> Iterator[str]:
-    for what, (found, allowed) in values.items():
+    for what, (value, allowed) in values.items():
         expected = list(allowed)
-        if found not in expected:
-            yield f"{what} is {found!r}, but should be {' or '.join(sorted(map(repr, expected)))}"
+        if value not in expected:
+            yield f"{what} is {value!r}, but should be {' or '.join(sorted(map(repr, expected)))}"
 
 
 def _beyond(limits: Limits) -> Iterator[str]:
     """Yield the numbers beyond their limits. What is unknown is no fault."""
-    for what, found, least, most in limits:
-        if found is not None and most is not None and found > most:
-            yield f"{what} is {found:.6g}, and should be at most {most:.6g}"
-        if found is not None and least is not None and found < least:
-            yield f"{what} is {found:.6g}, and should be at least {least:.6g}"
+    for what, value, least, most in limits:
+        if value is not None and most is not None and value > most:
+            yield f"{what} is {value:.6g}, and should be at most {most:.6g}"
+        if value is not None and least is not None and value < least:
+            yield f"{what} is {value:.6g}, and should be at least {least:.6g}"
 
 
-def _elements(what: str, found: float, expected: float) -> tuple[str, float, float, float]:
+def _elements(what: str, value: float, expected: float) -> tuple[str, float, float, float]:
     """Return the limits of a number of elements: parts are padded."""
     room = EXACT * expected + EXACT_ELEMENTS
-    return f"{what} in elements", found, expected - room, expected + room
+    return f"{what} in elements", value, expected - room, expected + room
 
 
 # --- the training --------------------------------------------------------------------------------------------------
@@ -248,39 +248,39 @@ def _states(record: Record, rank: int) -> Limits:
 def _held_parameters(record: Record, rank: int) -> Limits:
     """Each rank holds its share of the parameters. FSDP2 divides by rows, so that the last ranks may have fewer."""
     observed = record.observed
-    sizes, held = _sizes(record), _held(record, rank)
+    sizes, rank_size = _sizes(record), _rank_size(record, rank)
     about = f"rank {rank}: the held parameters"
     if observed.tensor_ranks:  # a part of the layers, and whole norms and embeddings
-        return [(about, held, sizes.parameters / observed.tensor_ranks, sizes.parameters - 1)]
+        return [(about, rank_size, sizes.parameters / observed.tensor_ranks, sizes.parameters - 1)]
     if observed.fsdp or not observed.held_parameters_per_rank:
         return []
-    return [_elements(about, held, sizes.parameters / (sizes.ranks if sizes.stage == 3 else 1))]
+    return [_elements(about, rank_size, sizes.parameters / (sizes.ranks if sizes.stage == 3 else 1))]
 
 
 def _shares(record: Record, rank: int) -> dict[str, float]:
     """Return the elements of each kind of state that a rank holds, as far as the record says."""
     observed = record.observed
-    sizes, held = _sizes(record), _held(record, rank)
+    sizes, rank_size = _sizes(record), _rank_size(record, rank)
     is_whole = sizes.trained == sizes.parameters  # else nobody knows which frozen parameters a rank holds
     shares: dict[str, float] = {}
     if not observed.second_partition_parameters:  # hpZ holds some of them twice
-        shares["weights"] = held
+        shares["weights"] = rank_size
     if is_whole and observed.offload_optimizer == "none":
-        shares["gradients"] = held
+        shares["gradients"] = rank_size
     share = sizes.trained / (sizes.ranks if sizes.stage else 1)
     if observed.tensor_ranks:
-        share = held / (sizes.ranks // observed.tensor_ranks)
+        share = rank_size / (sizes.ranks // observed.tensor_ranks)
     if observed.fsdp and observed.held_parameters_per_rank:
-        share = held
+        share = rank_size
     if observed.optimizer in ADAM and (is_whole or not observed.fsdp):
         shares |= {"master": share, "moments": 2 * share}
     return shares
 
 
-def _held(record: Record, rank: int) -> int:
+def _rank_size(record: Record, rank: int) -> int:
     """Return the parameters that a rank holds. A virtual run records those of the first rank only."""
-    held = record.observed.held_parameters_per_rank
-    return held[rank] if rank < len(held) else _sizes(record).parameters
+    per_rank = record.observed.held_parameters_per_rank
+    return per_rank[rank] if rank < len(per_rank) else _sizes(record).parameters
 
 
 def _saved(record: Record) -> Limits:
@@ -310,7 +310,7 @@ def _traffic(record: Record, rank: int, counts: dict[str, Collective]) -> Limits
     reduced = sizes.passes if sizes.stage > 1 else 1
     about = f"rank {rank}: what {', '.join(GRADIENTS)} moved"
     if observed.tensor_ranks:  # sums of activations come on top
-        return [*limits, (about, gradients, reduced * _held(record, rank) * (1 - PADDING) - SMALL_ELEMENTS, None)]
+        return [*limits, (about, gradients, reduced * _rank_size(record, rank) * (1 - PADDING) - SMALL_ELEMENTS, None)]
     if observed.fsdp:
         return limits
     expected = reduced * sizes.trained

@@ -168,10 +168,10 @@ def _one_memory(record: Record) -> list[str]:
     homes = record.memory.components
     components = peak(record).components
     roles = [role for home, roles in OFFLOADED.items() if getattr(homes, home) not in (None, "none") for role in roles]
-    held = [role for role in roles if components.get(role)]
-    if record.observed.device != "cpu" or not held:
+    offloaded = [role for role in roles if components.get(role)]
+    if record.observed.device != "cpu" or not offloaded:
         return []
-    amount = f"{size(sum(components[role] for role in held))} of {record.arm}'s peak ({' and '.join(held)})"
+    amount = f"{size(sum(components[role] for role in offloaded))} of {record.arm}'s peak ({' and '.join(offloaded)})"
     where = "would be in host memory on a machine with a GPU"
     return [f"On this CPU host and device share one memory: {amount} {where}."]
 

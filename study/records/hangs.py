@@ -126,7 +126,7 @@ def _different_branches(group: Group) -> Finding | None:
         if len(calls) > 1:
             in_order = sorted(calls.items(), key=lambda call: -len(call[1]))
             sides = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in in_order)
-            sentence = f"Ranks took different branches: at collective {index}{_of(group.name)}, {sides}"
+            sentence = f"Ranks took different branches: at collective {index}{_group_words(group.name)}, {sides}"
             remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
             return Finding(sentence, remedy)
     return None
@@ -138,7 +138,7 @@ def _behind(group: Group, rank: int) -> Finding:
     missing = group.begun[rank] + 1
     others = [other for other, begun in group.begun.items() if begun >= missing]
     ahead = next((group.calls[other][missing] for other in others if missing in group.calls[other]), None)
-    place = _name(ahead) if ahead else f"collective {missing}{_of(group.name)}"
+    place = _name(ahead) if ahead else f"collective {missing}{_group_words(group.name)}"
     others_are = f"{_ranks(others)} {_verb(others, 'is', 'are')}"
     elsewhere = next((entry for entry in log.recent if not entry.ended), None)
     sentence = f"Rank {rank} has not begun {place}, where {others_are}"
@@ -154,10 +154,10 @@ def _behind(group: Group, rank: int) -> Finding:
 
 
 def _name(entry: Collective) -> str:
-    return f"{entry.kind} {entry.index}{_of(entry.group)}"
+    return f"{entry.kind} {entry.index}{_group_words(entry.group)}"
 
 
-def _of(group: str) -> str:
+def _group_words(group: str) -> str:
     return "" if group == DEFAULT else f" of group {group[:12]}"
 
 

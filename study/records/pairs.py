@@ -38,14 +38,14 @@ class Ratio:
     runs: tuple[Run, ...]
 
 
-def paired(of: Iterable[Run], to: Iterable[Run], named: set[str]) -> tuple[list[Pair], list[str]]:
+def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> tuple[list[Pair], list[str]]:
     """Return the cells that were run on both sides, and why other cells are not comparable.
 
     `named` are the conditions in which the sides differ on purpose.
     """
     free = {"seed", *named, *itertools.chain.from_iterable(DECIDED_BY.get(name, ()) for name in named)}
-    ours = _by_cell(of, free)
-    theirs = _by_cell(to, free)
+    ours = _by_cell(our_runs, free)
+    theirs = _by_cell(their_runs, free)
     pairs = [Pair(tuple(runs), tuple(theirs[key])) for key, runs in ours.items() if key in theirs]
     if not pairs:
         return [], _difference(ours, theirs, free)

@@ -47,8 +47,8 @@ def draw_memory(ax: Axes, rows: pd.DataFrame, arms: list[str]) -> None:
     """Draw the parts of each arm's peak as one bar, pale if it is predicted, and other totals as marks."""
     for place, arm in enumerate(arms):
         of_basis = parts(rows[rows["arm"] == arm], "basis")
-        basis, held = next(iter(of_basis.items()))
-        few = held.assign(part=held["part"].where(held["part"].isin(PARTS), OTHER))
+        basis, first_rows = next(iter(of_basis.items()))
+        few = first_rows.assign(part=first_rows["part"].where(first_rows["part"].isin(PARTS), OTHER))
         sizes = {part: sums(few, "part", "bytes").get(part, 0) for part in PARTS}
         pieces = [(sizes[part], PARTS[part], f"{arm}, {part}, {basis}: {size(sizes[part])}") for part in PARTS]
         known = [piece for piece in pieces if piece[0]]
@@ -139,7 +139,7 @@ def draw_traffic(ax: Axes, rows: pd.DataFrame) -> list:
 
 
 @style.figure
-def picture(losses: pd.DataFrame, held: pd.DataFrame, sent: pd.DataFrame) -> Figure:
+def picture(losses: pd.DataFrame, memory_rows: pd.DataFrame, sent: pd.DataFrame) -> Figure:
     """Three panels side by side: the losses lie on each other; GPU memory by part; bytes sent."""
     drawing = Figure(figsize=(2 * style.WIDTH, 4.6), layout="constrained")
     left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.35, 1.1))
@@ -151,9 +151,9 @@ def picture(losses: pd.DataFrame, held: pd.DataFrame, sent: pd.DataFrame) -> Fig
     left.set(xlabel="optimizer step", ylabel="training loss of a small GPT (nats)")
     text = f"every arm within\n{nats(losses['difference'].max())} of DDP"
     left.text(0.97, 0.95, text, transform=left.transAxes, ha="right", va="top", fontsize=9)
-    first = held.iloc[0]
-    measured = held.groupby("arm", sort=False)["basis"].transform("first") == held["basis"]
-    draw_memory(middle, held[measured], style.ordered(held["arm"]))
+    first = memory_rows.iloc[0]
+    measured = memory_rows.groupby("arm", sort=False)["basis"].transform("first") == memory_rows["basis"]
+    draw_memory(middle, memory_rows[measured], style.ordered(memory_rows["arm"]))
     middle.set_xlim(0, 1.28 * middle.dataLim.x1)
     middle.set_title(f"Less GPU memory\n{first['model']} on {first['ranks']} virtual ranks")
     middle.set_xlabel("a rank at its peak")

@@ -136,7 +136,7 @@ def _most(same: list[tuple[Event, ...]]) -> Bytes:
     chosen = []
     for samples in GROUPS:
         of_sample = [[each[number] for each in same] for number in range(len(SAMPLES))[samples]]
-        points = numpy.array([[sum(held) for event in each for held in event.since] for each in of_sample]).T
+        points = numpy.array([[sum(counts) for event in each for counts in event.since] for each in of_sample]).T
         chosen.append(points[highest(differences(points))])
     rows = max(map(len, chosen))
     return Bytes.of(numpy.hstack([numpy.resize(points, (rows, points.shape[1])) for points in chosen]))

@@ -53,12 +53,12 @@ def documents(verdicts: Iterable[Verdict]) -> list[Document]:
     for verdict in verdicts:
         titles.setdefault(verdict.claim.document, verdict.claim.title)
         counts.setdefault(verdict.claim.document, Counter())[verdict.verdict] += 1
-    found = []
+    entries = []
     for name, title in titles.items():
         about = {"name": title, "title": title} | known.get(name, {})
         number_of = {word: counts[name][word] for word in VERDICTS if counts[name][word]}
-        found.append(Document(name, **about, number_of=number_of))
-    return found
+        entries.append(Document(name, **about, number_of=number_of))
+    return entries
 
 
 def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles: dict[str, str]) -> None:
@@ -106,7 +106,7 @@ def page(verdict: Verdict) -> dict:
     claim = verdict.claim
     left_open = {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
     names = {name: words.NAMES.get(name, name.replace("_", " ")) for name in left_open}
-    found = {
+    details = {
         "Claimed": words.claimed_in_full(verdict),
         "Found": words.found_words(verdict, claim.unit),
         "Right in releases": committed.ranges().get(claim.id, ""),
@@ -132,7 +132,7 @@ def page(verdict: Verdict) -> dict:
     return {
         "sentence": words.plainly(verdict),
         "written": written,
-        "found": found,
+        "found": details,
         "differs": [words for words in verdict.differs if INSTRUMENTS not in words],
         "instruments": "; ".join(words for words in verdict.differs if INSTRUMENTS in words),
         "changed_by": words.readable(changed_by),
@@ -141,8 +141,8 @@ def page(verdict: Verdict) -> dict:
 
 
 def _result(check: Check, verdict: Verdict) -> dict[str, str]:
-    found = words.found_words(verdict, check.unit)
-    return {"Claimed": words.claimed_words(check, verdict), "Found": found, "Working": words.readable(verdict.working)}
+    text = words.found_words(verdict, check.unit)
+    return {"Claimed": words.claimed_words(check, verdict), "Found": text, "Working": words.readable(verdict.working)}
 
 
 def _cases(cases: tuple[str, ...]) -> str:

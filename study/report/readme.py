@@ -65,8 +65,8 @@ def picture(runs: Runs) -> str:
     losses, memory, _, traffic = answers.answers(runs)
     if not (losses.figure and traffic.figure and answers.VIRTUAL in memory.bases):
         return ""
-    held = memory.rows[memory.rows["model"] == memory.rows["model"].iloc[0]]
-    return style.svg(answer_figures.picture(losses.rows, held, traffic.rows), CAPTION)
+    memory_rows = memory.rows[memory.rows["model"] == memory.rows["model"].iloc[0]]
+    return style.svg(answer_figures.picture(losses.rows, memory_rows, traffic.rows), CAPTION)
 
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
@@ -85,8 +85,8 @@ def findings(folder: str, judged: Judged) -> str:
     lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if picture(judged.runs) else []
     shown = [each for each in answers.answers(judged.runs) if each.figure]
     lines += [f"- {each.question} {each.first_sentence} ({each.bases[0]})" for each in shown]
-    found = answers.beyond_papers(judged.rows)
-    lines += [f"- {text} (`study claims {claim}`)" for claim, text in found.items() if claim != "L-32"]
+    sentences = answers.beyond_papers(judged.rows)
+    lines += [f"- {text} (`study claims {claim}`)" for claim, text in sentences.items() if claim != "L-32"]
     lines += ["", claims.in_one_sentence(judged.table), "", f"**Which arm for my model?** `{ADVISE}` (predicted)", ""]
     lines += [f"> {line}\\" for line in answers.advice()]
     return "\n".join(lines).strip("\n\\") + "\n"

@@ -98,7 +98,7 @@ def page(run: Run) -> dict:
         "seconds": _seconds(run),
         "memory": _memory(run),
         "traffic": _traffic(run),
-        "asked": list(_asked(run.record)),
+        "asked": list(_settings(run.record)),
         "settings": [line for line in _lines(_without(record["requested"], PLACES)) if line not in _defaults()],
         "observed": [*_lines(_without(record["observed"], ABOVE))],
     }
@@ -163,14 +163,14 @@ def _memory(run: Run) -> dict | None:
     fullest = max(ranks, key=lambda rank: rank.tracked_peak_bytes)
     at_peak = fullest.at_peak or {}
     after = fullest.after_step
-    held = {"at the peak": at_peak, "after the step": after, PREDICTED: _predicted(run)}
-    stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
+    moments = {"at the peak": at_peak, "after the step": after, PREDICTED: _predicted(run)}
+    stacks = {name: memory.part_bytes(components) for name, components in moments.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
     largest = max(parts, key=lambda part: (part != "other") * parts[part])
     share = parts[largest] / sum(parts.values())
-    components = {when: parts for when, parts in held.items() if parts}
+    components = {when: parts for when, parts in moments.items() if parts}
     names = sorted({name for parts in components.values() for name in parts}, key=lambda name: -at_peak.get(name, 0))
     return {
         "title": f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}",
@@ -201,7 +201,7 @@ def _traffic(run: Run) -> dict | None:
     return {"title": f"The collectives of a step handle {size(sum(run.traffic.values()))}", "bars": drawn}
 
 
-def _asked(record: Record) -> Iterator[dict]:
+def _settings(record: Record) -> Iterator[dict]:
     """Yield each requested setting beside the one read back from the prepared objects, if one of the two is known."""
     promised = facts.promised(record)
     wanted = record.requested
@@ -223,10 +223,10 @@ def _asked(record: Record) -> Iterator[dict]:
         "optimizer": (promised.optimizer, seen.optimizer),
         "data": (wanted.data, seen.data_source),
     }
-    for what, (asked, observed) in pairs.items():
-        if asked is not None or observed is not None:
-            differs = what not in RENAMED and None not in (asked, observed) and asked != observed
-            yield {"what": what, "asked": asked, "observed": observed, "differs": differs}
+    for what, (requested, observed) in pairs.items():
+        if requested is not None or observed is not None:
+            differs = what not in RENAMED and None not in (requested, observed) and requested != observed
+            yield {"what": what, "asked": requested, "observed": observed, "differs": differs}
 
 
 def _texts(run: Run) -> dict[str, str]:

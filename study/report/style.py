@@ -231,14 +231,14 @@ def wrapped(text: str, room: float, size: float | None = None) -> str:
 
 def _wrap_titles(drawing: Figure) -> int:
     """Wrap titles at the edge of the figure: they begin where the panels do. Return the number of lines added."""
-    beside = 0.0  # inches, of labels
+    label_inches = 0.0
     for axes in drawing.axes:
         labels = max(width(label.get_text() or "0", 9) for label in axes.get_yticklabels())
-        beside = max(beside, labels + (0.5 if axes.get_ylabel() else 0.25))
+        label_inches = max(label_inches, labels + (0.5 if axes.get_ylabel() else 0.25))
     added = 0
     for axes in drawing.axes:
         lines = axes.get_title("left").splitlines()
-        broken = [wrapped(line, WIDTH - beside) for line in lines]
+        broken = [wrapped(line, WIDTH - label_inches) for line in lines]
         axes.set_title("\n".join(broken))
         added += sum(line.count("\n") for line in broken)
     return added

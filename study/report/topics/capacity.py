@@ -81,13 +81,13 @@ def room(needed: Estimate, gpu_bytes: int | None, host_bytes: int) -> dict:
     """Return needed and available memory. Without a GPU, the host holds everything."""
     if gpu_bytes is None:
         on_host = needed.peak_bytes + PROCESS_BYTES
-        here = {"gpu_memory": "there is no GPU", "host_memory": f"{size(on_host)} of {size(host_bytes)}"}
-        return here | {"fits": on_host <= host_bytes}
+        row = {"gpu_memory": "there is no GPU", "host_memory": f"{size(on_host)} of {size(host_bytes)}"}
+        return row | {"fits": on_host <= host_bytes}
     on_host = needed.host_bytes + HOST_PROCESS_BYTES
     free = gpu_bytes - OUTSIDE_AT_MOST_BYTES - FRAGMENTATION * gpu_bytes
-    here = {"gpu_memory": f"{size(needed.peak_bytes)} of {size(free)}"}
-    here |= {"host_memory": f"{size(on_host)} of {size(host_bytes)}"}
-    return here | {"fits": needed.peak_bytes <= free and on_host <= host_bytes}
+    row = {"gpu_memory": f"{size(needed.peak_bytes)} of {size(free)}"}
+    row |= {"host_memory": f"{size(on_host)} of {size(host_bytes)}"}
+    return row | {"fits": needed.peak_bytes <= free and on_host <= host_bytes}
 
 
 def needed_by(cell: Cell, device: str) -> Estimate:

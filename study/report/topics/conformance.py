@@ -94,10 +94,10 @@ def power() -> str:
     """Return how many known bugs and planted faults the suite finds."""
     known, planted = kept("bugs"), kept("faults")
     seen = sum(row["caught"] for row in known)
-    found = sum(bool(row["caught_by"]) for row in planted)
+    caught = sum(bool(row["caught_by"]) for row in planted)
     return (
         f"Of {len(known)} bugs that a release mended, {seen} are seen before the fix and not after it. "
-        f"Of {len(planted)} faults planted into the installed libraries, {found} are found."
+        f"Of {len(planted)} faults planted into the installed libraries, {caught} are found."
     )
 
 

@@ -59,8 +59,8 @@ def memory_000(runs: Runs) -> pd.DataFrame:
         for recompute, how in ((False, ""), (True, ", recomputing")):
             if repeats := [run for run in measured if bool(run.requested.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
-                held = memory.part_bytes(run.components)
-                rows += memory.stack(place | {"kind": run.kind}, f"measured{how}", held, len(repeats))
+                bytes_by_part = memory.part_bytes(run.components)
+                rows += memory.stack(place | {"kind": run.kind}, f"measured{how}", bytes_by_part, len(repeats))
             ours = estimate(Setup.of_arm(shape, arm, **setting, **more, checkpointing=recompute))
             rows += memory.stack(place, f"predicted{how}", memory.part_bytes(ours.at_peak), 0)
         rows += memory.stack(place, "document 000", {"all": printed_bytes}, 0)
@@ -69,15 +69,15 @@ def memory_000(runs: Runs) -> pd.DataFrame:
 
 def answer_000(rows: pd.DataFrame) -> str:
     """Return which of document 000's peaks are possible where activations are recomputed, from `memory_000`."""
-    held = sums(rows[rows["source"] == "predicted, recomputing"], "arm", "bytes")
-    alike = {arm: abs(held[arm] / MEMORY_000[arm] - 1) < NEAR for arm in held}
-    texts = {arm: f"{size(held[arm])} under {arm}" for arm in held}
-    printed = {arm: f"{MEMORY_000[arm] / 1e9:g} GB" for arm in held}
-    near = joined([texts[arm] for arm in held if alike[arm]])
-    far = joined([f"{texts[arm]}, not {printed[arm]}" for arm in held if not alike[arm]])
+    peaks = sums(rows[rows["source"] == "predicted, recomputing"], "arm", "bytes")
+    alike = {arm: abs(peaks[arm] / MEMORY_000[arm] - 1) < NEAR for arm in peaks}
+    texts = {arm: f"{size(peaks[arm])} under {arm}" for arm in peaks}
+    printed = {arm: f"{MEMORY_000[arm] / 1e9:g} GB" for arm in peaks}
+    near = joined([texts[arm] for arm in peaks if alike[arm]])
+    far = joined([f"{texts[arm]}, not {printed[arm]}" for arm in peaks if not alike[arm]])
     text = "With bf16 weights, an fp32 master copy and recomputed activations, a rank needs"
     if near:
-        text += f" {near}; the document prints {joined([printed[arm] for arm in held if alike[arm]])}."
+        text += f" {near}; the document prints {joined([printed[arm] for arm in peaks if alike[arm]])}."
     in_short = {(True, True): "In part", (True, False): "Yes"}.get((bool(near), bool(far)), "No")
     return f"**{in_short}.** {text}" + f" But it needs {far}." * bool(far)
 
@@ -91,9 +91,9 @@ def memory_003(runs: Runs) -> pd.DataFrame:
     rows = rows[rows["source"] != "predicted"]
     printed = []
     for group in rows["group"].unique():
-        for arm, held in MEMORY_003.items():
+        for arm, bytes_by_part in MEMORY_003.items():
             place = {"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real", "panel": ""}
-            printed += memory.stack(place | {"parameters": PARAMETERS_003}, "document 003", held, 0)
+            printed += memory.stack(place | {"parameters": PARAMETERS_003}, "document 003", bytes_by_part, 0)
     return pd.concat([rows, pd.DataFrame(printed)], ignore_index=True) if printed else rows
 
 

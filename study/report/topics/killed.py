@@ -47,7 +47,7 @@ def _diagnosed(row: dict) -> dict:
     causes = hang_causes.causes(logs)
     explained = [texts(OF_HANGS)[cause.id or ""]["ways"] for cause in causes]
     findings = [finding.sentence for finding in waits.hangs(logs)]
-    return {"findings": findings, "causes": causes, "named": any(row["way"] in ways for ways in explained)}
+    return {"findings": findings, "causes": causes, "named": any(row["way"] in names for names in explained)}
 
 
 def by_arm(rows: pd.DataFrame) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def by_arm(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows
     wide = rows.pivot_table(index="way", columns="arm", values="outcome", aggfunc="first", sort=False)
-    return wide.rename(index=lambda way: way.replace("_", " ")).reset_index()
+    return wide.rename(index=lambda name: name.replace("_", " ")).reset_index()
 
 
 def messages(rows: pd.DataFrame) -> pd.DataFrame:

@@ -76,8 +76,8 @@ def buckets(runs: Runs) -> pd.DataFrame:
         line = place["line"].replace(run.arm, f"{arm}, {'default' if run.arm != arm else 'small'} buckets")
         rows += stack(place | {"line": line}, "measured", part_bytes(run.components), n)
         if run.arm == arm and (estimate := predicted(run.record, deepspeed=defaults[arm])):
-            held = part_bytes(estimate.at_peak)
-            rows += stack(place | {"line": f"{arm}, default buckets"}, "predicted", held, 0)
+            bytes_by_part = part_bytes(estimate.at_peak)
+            rows += stack(place | {"line": f"{arm}, default buckets"}, "predicted", bytes_by_part, 0)
     if not rows:
         return pd.DataFrame()
     return pd.DataFrame(rows).sort_values(["group", "line"], kind="stable", ignore_index=True)
@@ -106,9 +106,9 @@ def held_bytes(run: Run) -> int:
     return sum(run.components.values())
 
 
-def stack(place: dict, source: str, held: Mapping[str, float], n: int) -> list[dict]:
+def stack(place: dict, source: str, bytes_by_part: Mapping[str, float], n: int) -> list[dict]:
     """Return the parts of one bar as rows."""
-    return [place | {"source": source, "part": part, "bytes": size, "n": n} for part, size in held.items()]
+    return [place | {"source": source, "part": part, "bytes": size, "n": n} for part, size in bytes_by_part.items()]
 
 
 def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
@@ -128,15 +128,15 @@ def sentence(rows: pd.DataFrame, most: int = 2) -> str:
     sentences = []
     for mine in largest_groups(rows, most):
         measured = mine[(mine["source"] == "measured") & (mine["panel"] == "")]
-        held = sums(measured, "line", "bytes")
-        if len(held) < 2:
+        sizes = sums(measured, "line", "bytes")
+        if len(sizes) < 2:
             continue
-        least, *_, most_of_all = sorted(held, key=lambda line: held[line])
+        least, *_, most_of_all = sorted(sizes, key=lambda line: sizes[line])
         part = largest(measured[measured["line"] == most_of_all], "bytes")
-        beside = f"; ddp holds {size(held['ddp'])}" if "ddp" in held.keys() - {least, most_of_all} else ""
-        text = f"In {conditions(mine['group'].iloc[0])}, **{least} holds the least ({size(held[least])}) and"
-        text += f" {most_of_all} the most ({size(held[most_of_all])})**{beside}. The largest part of {most_of_all}'s"
-        sentences.append(f"{text} peak is {part['part']} ({part['bytes'] / held[most_of_all]:.0%}).")
+        baseline = f"; ddp holds {size(sizes['ddp'])}" if "ddp" in sizes.keys() - {least, most_of_all} else ""
+        text = f"In {conditions(mine['group'].iloc[0])}, **{least} holds the least ({size(sizes[least])}) and"
+        text += f" {most_of_all} the most ({size(sizes[most_of_all])})**{baseline}. The largest part of {most_of_all}'s"
+        sentences.append(f"{text} peak is {part['part']} ({part['bytes'] / sizes[most_of_all]:.0%}).")
     totals = rows.groupby(["group", "line", "source"])["bytes"].sum().unstack("source") if len(rows) else rows
     if "predicted" in totals:
         errors = (totals["predicted"] / totals["measured"] - 1).abs().dropna()
@@ -200,8 +200,8 @@ def sentence_of_peaks(rows: pd.DataFrame) -> str:
         return ""
     mine = largest_groups(rows, 1)[0]
     last = mine[(mine["ranks"] == mine["ranks"].max()) & (mine["source"] == "predicted")]
-    held = ", ".join(f"{row.arm} {size(row.bytes)}" for row in each(last))
-    return f"On {mine['ranks'].max()} ranks, a rank is predicted to hold: {held}."
+    amounts = ", ".join(f"{row.arm} {size(row.bytes)}" for row in each(last))
+    return f"On {mine['ranks'].max()} ranks, a rank is predicted to hold: {amounts}."
 
 
 @style.figure
@@ -251,14 +251,14 @@ def states(runs: Runs) -> pd.DataFrame:
     rows = []
     for place in sorted(members, key=str):
         run = members[place][0]
-        held = run.record.memory.components.per_rank[0].after_step
+        after_step = run.record.memory.components.per_rank[0].after_step
         theory = predicted(run.record)
         of_papers = claimed(run)
         parameters = run.parameters or 1
         for component in COMPONENTS:
             numbers = {"claimed": of_papers.get(component)}
             numbers["predicted"] = theory.after_step.get(component, 0) / parameters if theory else None
-            numbers["measured"] = held.get(component, 0) / parameters
+            numbers["measured"] = after_step.get(component, 0) / parameters
             if any(numbers.values()):
                 rows.append(_place(run) | {"component": component} | numbers | {"n": len(members[place])})
     return pd.DataFrame(rows)

@@ -92,7 +92,7 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
     theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
     wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
-    held = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
+    components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
     return {
         "arm": run.arm,
         "ranks": f"{run.ranks} virtual" if run.virtual else str(run.ranks),
@@ -101,7 +101,7 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
         "predicted_between_mb": sum(theory.values()) / 1e6 if theory else None,
         "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
-        "weights_at_peak_mb": held.get("weights", 0) / 1e6 if held else None,
+        "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
         "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
     }
 
