@@ -134,8 +134,8 @@ def _waiting(logs: list[RankLog]) -> dict:
 
 
 def _lines(answer: dict) -> list[str]:
-    found = number_of(len(answer["findings"]), "findings") if answer["findings"] else "nothing was found"
-    lines = wrapped(f"{answer['run']}: {answer['how']}: {found}.")
+    result = number_of(len(answer["findings"]), "findings") if answer["findings"] else "nothing was found"
+    lines = wrapped(f"{answer['run']}: {answer['how']}: {result}.")
     if error := answer["error"]:
         status = "" if answer["status"] == error["message"] else f"{answer['status']}: "
         lines += _indented(f"{status}{error['message']}. What to do: {error['what_to_do']}.", 2)
@@ -179,18 +179,18 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     sides = {"a": sources.read(a), "b": sources.read(b)}
     only_a, only_b = differences.found_in_one(sides["a"], sides["b"])
     compared = differences.compare(sides["a"], sides["b"])
-    found = {name: contradictions(source) for name, source in sides.items()}
+    problems = {name: contradictions(source) for name, source in sides.items()}
     if as_json:
         rows = {name: [_row(each) for each in getattr(compared, name)] for name in ("known", "other")}
         names = {name: getattr(compared, name) for name in ("only_a", "only_b", "equal")}
         found_in = {"found_in_a": only_a, "found_in_b": only_b}
         names |= {name: [each.sentence for each in findings] for name, findings in found_in.items()}
-        return rows | names | {f"{name}_contradictions": texts for name, texts in found.items()}
-    say_wrapped(_in_short(compared, found), "")
+        return rows | names | {f"{name}_contradictions": texts for name, texts in problems.items()}
+    say_wrapped(_in_short(compared, problems), "")
     for name, source in sides.items():
         say(*wrapped(f"{name.upper()}: {source.path} ({source.words})", "   "))
         say(*(_indented(f"{source.unread}.", 3) if source.unread else []))
-        say(*(line for text in found[name] for line in wrapped(f"- {text}.", "     ", "   ")))
+        say(*(line for text in problems[name] for line in wrapped(f"- {text}.", "     ", "   ")))
     for letter, findings in (("A", only_a), ("B", only_b)):
         for finding in findings:
             say("", *wrapped(f"Found in {letter} only: {finding.sentence}. What to do: {finding.remedy}.", "  "))

@@ -22,18 +22,19 @@ def loads(setup: Setup, gpu: str | None) -> dict[Way, dict[str, Load]]:
         "pickled before 2020": (same, True),
     }
     return {
-        way: {
-            kind: Load(setup.model, way, ranks, saved, same, reads_whole=legacy, on_gpu=setup.on_gpu)
+        method: {
+            kind: Load(setup.model, method, ranks, saved, same, reads_whole=legacy, on_gpu=setup.on_gpu)
             for kind, (saved, legacy) in kinds.items()
         }
-        for way in WAYS
+        for method in WAYS
     }
 
 
 def needed_bytes(setup: Setup, gpu: str | None) -> dict[Way, dict[str, float]]:
     """Return the private memory of a node at the highest peak, by way and kind of files, without the page cache."""
     return {
-        way: {kind: max(peaks(load).values()) for kind, load in row.items()} for way, row in loads(setup, gpu).items()
+        method: {kind: max(peaks(load).values()) for kind, load in row.items()}
+        for method, row in loads(setup, gpu).items()
     }
 
 
@@ -46,7 +47,7 @@ def tell(setup: Setup, gpu: str | None) -> None:
     needs = [needed for _, row in rows for needed in row.values()]
     span = f"{size(min(needs))} to {size(max(needs))}" if min(needs) < max(needs) else size(needs[0])
     say_wrapped(f"{node} needs {span} of host memory to load {one.model.name} in {dtype}, predicted.", "")
-    show([{"way": WAYS[way]} | {kind: size(needed) for kind, needed in row.items()} for way, row in rows])
+    show([{"way": WAYS[method]} | {kind: size(needed) for kind, needed in row.items()} for method, row in rows])
     each = f"{size(HOST_PROCESS_BYTES)} each, assumed" if setup.on_gpu else "counted on a CPU"
     say_wrapped(
         "",

@@ -39,7 +39,7 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
                 "optimizer states": HOMES[arm.offload_optimizer],
                 "weights": HOMES[arm.offload_param],
                 "file": path.relative_to(ROOT),
-                "here": _here(arm, gpus),
+                "here": _support(arm, gpus),
             }
         )
     if as_json:
@@ -51,7 +51,7 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
     return None
 
 
-def _here(arm: Arm, gpus: int) -> str:
+def _support(arm: Arm, gpus: int) -> str:
     """Return yes if this machine can run an arm, or why not."""
     if stop := examination.why_not(arm, gpus):
         return f"no: {stop.what}; {stop.remedy}"
@@ -110,8 +110,8 @@ def _mistakes(config: Path | None) -> list[examination.Finding]:
         return []
     source = sources.read(config)
     parts = [text.rpartition(": ") for text in contradictions(source)]
-    found = [examination.Finding(config.name, problem, remedy) for problem, _, remedy in parts]
-    return found or [examination.Finding(config.name, source.words)]
+    findings = [examination.Finding(config.name, problem, remedy) for problem, _, remedy in parts]
+    return findings or [examination.Finding(config.name, source.words)]
 
 
 def _compare(comparison: hosts.Comparison) -> None:

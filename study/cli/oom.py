@@ -59,9 +59,9 @@ def _message(seen: OomError) -> str:
     names = {"allocated": "in tensors", "unallocated": "reserved and not in use", "free": "free", "total": "in all"}
     numbers = {words: getattr(seen, name) for name, words in names.items()}
     says |= {words: None if value is None else size(value) for words, value in numbers.items()}
-    told = ", ".join(f"{value} {words}" for words, value in says.items() if value)
+    summary = ", ".join(f"{value} {words}" for words, value in says.items() if value)
     more = f" The text has {seen.count} such messages; this is the first." if seen.count > 1 else ""
-    return f"Out of memory ({seen.where}): {told or seen.line}.{more}"
+    return f"Out of memory ({seen.where}): {summary or seen.line}.{more}"
 
 
 def _show_causes(ranked: list[Cause], *, has_sizes: bool) -> None:

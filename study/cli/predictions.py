@@ -42,14 +42,14 @@ class Prediction:
     kinds: MemoryKinds
     gpu: str | None
     step: StepTime | None
-    beside: float = 0.0  # the share of the GPU that another program takes
+    other_share: float = 0.0  # the share of the GPU that another program takes
 
     @property
     def fits(self) -> Fits | None:
         """Return whether it fits on the GPU, by the rule of an advice. None: no GPU."""
         if self.gpu is None:
             return None
-        return fits_on(self.gpu, self.whole.peak_bytes, beside_bytes(self.gpu, self.beside))
+        return fits_on(self.gpu, self.whole.peak_bytes, beside_bytes(self.gpu, self.other_share))
 
 
 def estimate(
@@ -96,7 +96,7 @@ def estimate(
     combinations.check_share(beside)
     prediction = None
     if not is_number:
-        known = steps.asked(asked_for(wanted, training.sequence or 1), training, kernels, divided, links, ranks)
+        known = steps.full_setup(asked_for(wanted, training.sequence or 1), training, kernels, divided, links, ranks)
         prediction = _predicted(known if fsdp is None else steps.with_fsdp(known, fsdp), beside)
     if loading:
         return _loading(prediction, as_json)
@@ -134,11 +134,11 @@ def _is_only_a_number(wanted: Wanted) -> bool:
     return wanted.params is not None and wanted == Wanted(params=wanted.params) and not is_size(wanted.params)
 
 
-def _predicted(known: steps.Asked, beside: float) -> Prediction:
+def _predicted(known: steps.Asked, other_share: float) -> Prediction:
     setup = known.setup
     gpu = known.machine.gpu if known.machine else None
     step = step_time(setup, known.machine) if known.machine else None
-    return Prediction(known.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step, beside)
+    return Prediction(known.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step, other_share)
 
 
 def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:
@@ -165,7 +165,7 @@ def _as_dict(prediction: Prediction | None) -> dict:
 
 
 def _answers(prediction: Prediction) -> list[combinations.Answer]:
-    return combinations.answers(prediction.setup, prediction.gpu, prediction.beside)
+    return combinations.answers(prediction.setup, prediction.gpu, prediction.other_share)
 
 
 def _show(prediction: Prediction) -> None:
@@ -205,7 +205,7 @@ def _answer(prediction: Prediction) -> str:
         text += f"; nvidia-smi will show {size(prediction.kinds.driver)}"
     if gpu is None or prediction.fits is None:
         return f"{text}."
-    other = " beside the other program" if prediction.beside else ""
+    other = " beside the other program" if prediction.other_share else ""
     free = f"{size(GPUS[gpu].memory_bytes)}, of which {size(reserve_bytes(GPUS[gpu]))} stay free"
     return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({free}){other}')}"
 

@@ -183,7 +183,7 @@ def with_fsdp(known: Asked, fsdp: Fsdp) -> Asked:
     return replace(known, arm=fsdp, setup=setup)
 
 
-def asked(
+def full_setup(
     model: Transformer, training: Training, kernels: Kernels, divided: Divided, links: Links, ranks: int
 ) -> Asked:
     """Return the setup under an arm with the sizes that are given, and the machine."""
@@ -236,7 +236,7 @@ def timeline(
     arm = training.arm or divided.arm
     if gpus != 1 and arms.load_arm(arm).distributed_type == "NO":
         raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
-    known = asked(model, training, kernels, divided, replace(links, gpu=links.gpu or GPU), gpus)
+    known = full_setup(model, training, kernels, divided, replace(links, gpu=links.gpu or GPU), gpus)
     machine = known.machine or Machine(gpu=GPU)
     step = step_time(known.setup, machine)
     title = f"{known.arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"

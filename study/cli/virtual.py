@@ -63,7 +63,7 @@ def virtual(
     say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(answer['peak_bytes'])} at the peak.", "")
     times = {"at the peak": answer["at_peak"], "after a step": answer["after_step"]}
     parts = answer["at_peak"] | answer["after_step"]
-    show([{"component": part} | {name: size(held.get(part, 0)) for name, held in times.items()} for part in parts])
+    show([{"component": part} | {name: size(sizes.get(part, 0)) for name, sizes in times.items()} for part in parts])
     say("")
     calls = {kind: {"calls of a step": number} for kind, number in answer["calls"].items()}
     sent = answer["traffic"].items()

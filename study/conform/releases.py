@@ -226,9 +226,9 @@ def _of_claim(name: str, wanted: str, release: Release, overlays: Path, out: Pat
     if release.reason:
         return release.reason
     rests_on = [each[1:] for each in trials.claims() if each[0] == wanted]
-    asked = {name for name, *_ in rests_on}
+    names = {name for name, *_ in rests_on}
     folders = (overlays / str(release), out / str(release))
-    answers = trials.tried(release.package, release.version, *folders, asked)
+    answers = trials.tried(release.package, release.version, *folders, names)
     right = all(changes.is_right(answers.get(name), value, tolerance) for name, value, tolerance in rests_on)
     return f"the claim is {'right' if right else 'wrong'}"
 

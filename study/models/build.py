@@ -108,7 +108,7 @@ def freeze(
 
 def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Callable) -> None:
     """Put an adapter beside frozen linear layers, by their names or at all except the output embeddings."""
-    found = set()
+    adapted_names = set()
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -117,8 +117,8 @@ def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Cal
             wanted = name in targets if targets else child is not head
             if not child.weight.requires_grad and wanted:
                 setattr(module, name, adapted(child))
-                found.add(name)
-    if missing := sorted({*targets} - found):
+                adapted_names.add(name)
+    if missing := sorted({*targets} - adapted_names):
         raise Stop(f"the model has no linear layer named {' or '.join(missing)}", "name those of its layers")
 
 

@@ -128,10 +128,10 @@ def class_for(config: PretrainedConfig) -> type[PreTrainedModel]:
 
     It is not an Auto class: under stage 3 those would partition the model while it is built.
     """
-    if (found := find_class(config)) is None:
+    if (model_class := find_class(config)) is None:
         what = f"transformers {transformers.__version__} has no class to train a model of type {config.model_type}"
         raise Stop(what, "give a text decoder or encoder, an encoder-decoder, an image classifier or a speech model")
-    return found
+    return model_class
 
 
 def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:

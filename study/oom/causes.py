@@ -218,16 +218,16 @@ def _impossible(error: OomError, total: int) -> Iterator[Evidence]:
     yield Evidence("activations", HINT, reason)
 
 
-def _unused(error: OomError, asked: int, total: int, free: int) -> Iterator[Evidence]:
+def _unused(error: OomError, requested_bytes: int, total: int, free: int) -> Iterator[Evidence]:
     """Yield what the parts of the GPU show that are free, unused, or neither PyTorch's nor free."""
     unused = error.unallocated or 0
     outside = error.outside or 0
     with_nccl = min(CONTEXT_BYTES + NCCL_BYTES, SMALL_SHARE * total)
-    if outside > max(CONTEXT_BYTES, with_nccl, OUTSIDE_SHARE * total) and free + outside >= asked:
+    if outside > max(CONTEXT_BYTES, with_nccl, OUTSIDE_SHARE * total) and free + outside >= requested_bytes:
         yield Evidence("other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained")
-    if unused >= max(asked, UNUSED_SHARE * total, UNUSED_BYTES):
+    if unused >= max(requested_bytes, UNUSED_SHARE * total, UNUSED_BYTES):
         yield Evidence("fragmentation", CLUE, "the unused part alone is larger than what was asked for")
-    elif unused >= asked:
+    elif unused >= requested_bytes:
         yield Evidence(
             "fragmentation", 1, "the unused part is larger than what was asked for, but PyTorch often has as much"
         )
@@ -249,9 +249,9 @@ def _states(error: OomError, states_bytes: float | None) -> Iterator[Evidence]:
 def _values(error: OomError) -> dict[str, str]:
     sizes = {name: getattr(error, name) for name in ("total", "free", "allocated", "unallocated", "outside")}
     shown = {name: "-" if value is None else size(value) for name, value in sizes.items()}
-    asked = error.asked.text if error.asked else "a tensor"
+    request = error.asked.text if error.asked else "a tensor"
     host = "the kernel, a container or Slurm ended the process"
     if error.where == "host":
-        host = f"{asked} could not be had"
-    listed = ", ".join(f"process {number}: {size(held)}" for number, held in error.processes)
-    return shown | {"asked": asked, "host": host, "processes": f" ({listed})" if listed else ""}
+        host = f"{request} could not be had"
+    listed = ", ".join(f"process {number}: {size(process_bytes)}" for number, process_bytes in error.processes)
+    return shown | {"asked": request, "host": host, "processes": f" ({listed})" if listed else ""}

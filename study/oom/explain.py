@@ -43,14 +43,14 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     model = model_of(wanted, given)
     run = training(model, filled, zero)
     known = dimensions(wanted, model, filled)
-    size_matches = _found(error, known, run)
+    size_matches = _size_matches(error, known, run)
     shards = (filled.arm or "").startswith(SHARD_WEIGHTS)
     states = _states_bytes(run, known, filled)
     facts = Known(vocabulary=known.vocabulary, shards_weights=shards, states_bytes=states)
     return Explanation(error, causes(error, size_matches, facts), run, gpu_of(filled.gpu, error.total), read)
 
 
-def _found(error: OomError, known: sizes.Dimensions, run: Training | None) -> list[sizes.Match]:
+def _size_matches(error: OomError, known: sizes.Dimensions, run: Training | None) -> list[sizes.Match]:
     """Return what has the size that was asked for."""
     if error.asked is None or error.where != "GPU":
         return []

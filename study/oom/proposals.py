@@ -31,17 +31,17 @@ class Proposal:
 
 def proposals(training: Training, gpu: str) -> list[Proposal]:
     """Return the training as it is, and then the changes that fit, the fastest first."""
-    now = _of("as it is", training.setup, gpu)
+    now = _proposal("as it is", training.setup, gpu)
     better = []
     for change, setup in _changes(training):
         with contextlib.suppress(Stop):  # it has to be traced, and torch is not installed
-            better.append(_of(change, setup, gpu))
+            better.append(_proposal(change, setup, gpu))
     fitting = [each for each in better if each.fits and each.peak_bytes < now.peak_bytes]
     fitting.sort(key=lambda each: (each.step_s or 0, each.peak_bytes))
     return [now, *fitting[:MOST]]
 
 
-def _of(change: str, setup: Setup, gpu: str) -> Proposal:
+def _proposal(change: str, setup: Setup, gpu: str) -> Proposal:
     peak = estimate(setup).peak_bytes
     fits = peak + outside_bytes(setup.ranks) <= GPUS[gpu].memory_bytes
     machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))

@@ -163,7 +163,7 @@ def _error(where: Where, text: str, begins: list[int]) -> OomError:
     context = text[max(0, begin - ABOVE) : first + MESSAGE // 3]
     processes = re.findall(rf"Process (\d{{1,10}}) has {SIZE} memory in use", message)
     listed = tuple((int(number), _bytes(value, unit)) for number, value, unit in processes)
-    return OomError(where, line, context, len(begins), _asked(where, message), processes=listed, **_fields(message))
+    return OomError(where, line, context, len(begins), _request(where, message), processes=listed, **_fields(message))
 
 
 def _until_next(message: str, after: int) -> str:
@@ -194,7 +194,7 @@ def _bytes(value: str, unit: str) -> int:
     return int(float(value) * UNITS[unit])
 
 
-def _asked(where: Where, message: str) -> Asked | None:
+def _request(where: Where, message: str) -> Asked | None:
     match = re.search(rf"(?:to allocate|asking for) {SIZE}", message)
     if match is None or float(match[1]) == 0:
         return None

@@ -121,24 +121,24 @@ def states_bytes(model: Dimensions, arm: str | None, ranks: int | None) -> float
     return model.parameters * (STATES_BYTES - shared + shared / (ranks or 1))
 
 
-def matches(asked: Asked, model: Dimensions, setup: Setup | None = None) -> list[Match]:
+def matches(request: Asked, model: Dimensions, setup: Setup | None = None) -> list[Match]:
     """Return what has the asked size, the surest first and one for each cause."""
-    if asked.is_small:
+    if request.is_small:
         return []
-    candidates = [*_of_tokens(asked, model), *_attention(asked, model), *_exact(asked, _weights(model))]
+    candidates = [*_of_tokens(request, model), *_attention(request, model), *_exact(request, _weights(model))]
     if setup is not None:
-        candidates += _exact(asked, _states(setup))
-        candidates = list(_traced(asked, setup, candidates))
+        candidates += _exact(request, _states(setup))
+        candidates = list(_traced(request, setup, candidates))
     return _best(candidates)
 
 
-def common(asked: Asked) -> list[Match]:
+def common(request: Asked) -> list[Match]:
     """Return what has the asked size in common models, for a user who named none: weights, and round counts."""
     shapes = {name: config for name, config in SHAPES.items() if not name.endswith(SMALL_SHAPES)}
     models = {name: Dimensions.of_config(config) for name, config in (shapes | COMMON["models"]).items()}
     by_cause: dict[str, list[Match]] = {}
     for name, model in models.items():
-        for match in matches(asked, model):
+        for match in matches(request, model):
             if match.points >= IS_ROUND and match.oddness <= COMMON_ODDNESS:
                 by_cause.setdefault(match.cause, []).append(_as_in(name, match))
     joined = [_joined(each) for each in by_cause.values()]
@@ -169,7 +169,7 @@ def _best(candidates: list[Match]) -> list[Match]:
     return list(best.values())
 
 
-def _of_tokens(asked: Asked, model: Dimensions) -> Iterator[Match]:
+def _of_tokens(request: Asked, model: Dimensions) -> Iterator[Match]:
     """Yield logits and activations: a number for each token. Any count of tokens can be that of logits."""
     widths = [
         ("logits", model.vocabulary, "words"),
@@ -179,7 +179,7 @@ def _of_tokens(asked: Asked, model: Dimensions) -> Iterator[Match]:
     for (cause, width, what), element in itertools.product(widths, (4, 2)):
         if not width:
             continue
-        tokens, points = _count(asked, width * element, model.tokens)
+        tokens, points = _count(request, width * element, model.tokens)
         if cause == "activations" and points < EXACT:
             points -= 1
         if points > 0:
@@ -188,10 +188,10 @@ def _of_tokens(asked: Asked, model: Dimensions) -> Iterator[Match]:
             yield Match(cause, factors, points, _odd(tokens))
 
 
-def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int]:
+def _count(request: Asked, unit: int, known: int | None) -> tuple[int, int]:
     """Return how many units the requested size has, and how likely that count is: known, round, any, or none."""
-    low = -(-asked.low // unit)
-    high = asked.high // unit
+    low = -(-request.low // unit)
+    high = request.high // unit
     if known and low <= known <= high:
         return known, EXACT
     if high < max(low, FEWEST) or low > LONGEST:
@@ -212,20 +212,20 @@ def _odd(number: int) -> int:
     return number // (number & -number)
 
 
-def _attention(asked: Asked, model: Dimensions) -> Iterator[Match]:
+def _attention(request: Asked, model: Dimensions) -> Iterator[Match]:
     """Yield scores of all heads, and masks of none, whose lengths are known or round."""
     rows = {model.rows or 1, 1, 2, 4, 8}
     scores = itertools.product([model.heads] if model.heads else [], (4, 2), rows)
     masks = itertools.product([1], (4, 2, 1), rows)
     for heads, element, count in itertools.chain(scores, masks):
-        match = _square(asked, model, heads, element, count)
+        match = _square(request, model, heads, element, count)
         if match:
             yield match
 
 
-def _square(asked: Asked, model: Dimensions, heads: int, element: int, rows: int) -> Match | None:
-    low = math.isqrt(max(0, asked.low - 1) // (rows * heads * element)) + 1
-    high = math.isqrt(asked.high // (rows * heads * element))
+def _square(request: Asked, model: Dimensions, heads: int, element: int, rows: int) -> Match | None:
+    low = math.isqrt(max(0, request.low - 1) // (rows * heads * element)) + 1
+    high = math.isqrt(request.high // (rows * heads * element))
     if high < max(low, ROUND):
         return None
     length = _roundest(low, high)
@@ -241,10 +241,10 @@ def _square(asked: Asked, model: Dimensions, heads: int, element: int, rows: int
     return Match("attention", factors, points, _odd(length))
 
 
-def _exact(asked: Asked, tensors: Iterator[tuple[str, float, str]]) -> Iterator[Match]:
+def _exact(request: Asked, tensors: Iterator[tuple[str, float, str]]) -> Iterator[Match]:
     """Yield the tensors of this size, whose elements do not depend on tokens."""
     for (cause, elements, what), element in itertools.product(tensors, (4, 2)):
-        if asked.low <= elements * element <= asked.high:
+        if request.low <= elements * element <= request.high:
             yield Match(cause, what.format(DTYPES[element]), EXACT)
 
 
@@ -271,10 +271,10 @@ def _states(setup: Setup) -> Iterator[tuple[str, float, str]]:
             yield "buckets", elements, f"{int(elements):,} elements x {{}}, {name}"
 
 
-def _traced(asked: Asked, setup: Setup, candidates: list[Match]) -> Iterator[Match]:
+def _traced(request: Asked, setup: Setup, candidates: list[Match]) -> Iterator[Match]:
     """Yield the matches. Those of tokens gain or lose by what the traced pass has of the asked size."""
     sizes, _ = setup.model.allocations(setup.trace_options, setup.micro_batch)
-    same = [size for size in sizes if asked.low <= size <= asked.high]
+    same = [size for size in sizes if request.low <= size <= request.high]
     if not same:
         yield from candidates
         return

@@ -43,18 +43,18 @@ class Answer:
     threads: tuple[str, ...]
 
 
-def answers(setup: Setup, gpu: str | None = None, beside: float = 0.0) -> list[Answer]:
-    """Return what a setup's combinations cost. `beside` is the share of the GPU that another program takes."""
-    found = [
+def answers(setup: Setup, gpu: str | None = None, other_share: float = 0.0) -> list[Answer]:
+    """Return what a setup's combinations cost. `other_share` is the share of the GPU that another program takes."""
+    rows = [
         *_frozen_gathered(setup),
         *_quantized(setup),
         *_recomputed(setup),
         *_long_rows(setup),
-        *_beside(setup, gpu, beside),
+        *_other_program(setup, gpu, other_share),
         *_offloaded(setup, gpu),
         *_compiled(setup),
     ]
-    return [Answer(id, sentence, tuple(PREFIX + thread for thread in threads)) for id, sentence, threads in found]
+    return [Answer(id, sentence, tuple(PREFIX + thread for thread in threads)) for id, sentence, threads in rows]
 
 
 def in_words(answer: Answer) -> str:
@@ -69,14 +69,14 @@ def gathers(setup: Setup) -> bool:
     return setup.ranks > 1 and (setup.stage == 3 or setup.fsdp == "full_shard")
 
 
-def check_share(beside: float) -> None:
-    if not 0 <= beside < 1:
-        raise Stop(f"--beside must be at least 0 and less than 1 (got {beside})", "give a share, such as 0.55")
+def check_share(other_share: float) -> None:
+    if not 0 <= other_share < 1:
+        raise Stop(f"--beside must be at least 0 and less than 1 (got {other_share})", "give a share, such as 0.55")
 
 
-def beside_bytes(gpu: str, beside: float) -> float:
+def beside_bytes(gpu: str, other_share: float) -> float:
     """Return the bytes of a GPU that are not this training's."""
-    return beside * GPUS[gpu].memory_bytes
+    return other_share * GPUS[gpu].memory_bytes
 
 
 def _frozen_gathered(setup: Setup) -> Found:
@@ -158,12 +158,12 @@ def _engine(setup: Setup) -> str:
     return "DDP" if setup.ranks > 1 else "one process"
 
 
-def _beside(setup: Setup, gpu: str | None, beside: float) -> Found:
+def _other_program(setup: Setup, gpu: str | None, other_share: float) -> Found:
     """A reference model or an inference engine has a part of the GPU, and gets the weights after each update."""
-    if not (gpu and beside):
+    if not (gpu and other_share):
         return
     total = GPUS[gpu].memory_bytes
-    taken = beside_bytes(gpu, beside)
+    taken = beside_bytes(gpu, other_share)
     whole = estimate(setup)
     states = sum(whole.after_step.values())
     most = max(0.0, 1 - (whole.peak_bytes + outside_bytes(setup.ranks)) / total)

@@ -300,8 +300,8 @@ def _rounding(size: int) -> int:
 def disk_bytes(engine: Engine) -> dict[str, int]:
     """Return the bytes held on disk, and read and written in a step: master and two moments, but no gradients."""
     part = 4 * engine.part
-    held = 3 * part if engine.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
-    return dict.fromkeys(("held", "read_per_step", "written_per_step"), held)
+    swapped_bytes = 3 * part if engine.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
+    return dict.fromkeys(("held", "read_per_step", "written_per_step"), swapped_bytes)
 
 
 def traffic(engine: Engine) -> dict[str, int]:

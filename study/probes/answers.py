@@ -120,8 +120,8 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
     new = []
     for trial in {key(trial): trial for trial in trials}.values():
         if own := _own(key(trial)):
-            told = redact(own.model_dump(include={"found", "told"}))
-            answer = Answer(trial=trial, versions=versions(), code=code(trial), **told)
+            values = redact(own.model_dump(include={"found", "told"}))
+            answer = Answer(trial=trial, versions=versions(), code=code(trial), **values)
             new.append(answer.model_copy(update={"seal": answer.digest}))
     if new:
         replaced = [(each.trial, each.versions) for each in new]  # one of older code is not kept
@@ -140,9 +140,11 @@ def set_aside() -> list[str]:
     sentences = [] if paths else [f"{REPORTS.name} has no {KEPT}: no kept answer of the libraries decides anything"]
     for path in paths:
         intact, wrong = _read(path)
-        here = [each for each in intact.values() if each.versions == versions() and not refusal(each.trial)]
+        current = [each for each in intact.values() if each.versions == versions() and not refusal(each.trial)]
         old = [
-            f"{each} was given by other code, which has changed since" for each in here if each.code != code(each.trial)
+            f"{each} was given by other code, which has changed since"
+            for each in current
+            if each.code != code(each.trial)
         ]
         sentences += [f"{path.parent.name}/{KEPT}: {words}. It does not count" for words in (*wrong, *old)]
     return sentences

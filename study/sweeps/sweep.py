@@ -53,7 +53,7 @@ class Outcome:
     reason: str | None = None
 
     @classmethod
-    def of(cls, record: Record) -> "Outcome":
+    def from_record(cls, record: Record) -> "Outcome":
         error = record.error
         return cls(record.status, f"{error.message}. What to do: {error.what_to_do}" if error else None)
 
@@ -189,7 +189,7 @@ class _Sweep:
                 started = True
         except OSError as error:
             record = self._without_folder(turn, error)
-        outcome = Outcome("left", left) if record is None else Outcome.of(record)
+        outcome = Outcome("left", left) if record is None else Outcome.from_record(record)
         self.outcomes.append(outcome)
         self.progress.end(turn, outcome, started)
         return outcome.status

@@ -71,8 +71,8 @@ def pairs(folder: Path) -> NDArray[np.float64]:
 
 def interval(values: NDArray[np.float64]) -> dict[str, float]:
     """Return the median, and the interval that holds it in 95 % of resamples."""
-    found = median_with_interval(values.tolist(), np.random.default_rng(SEED))
-    return {name: float(f"{each:.3g}") for name, each in zip(("median", "low", "high"), found, strict=True)}
+    estimates = median_with_interval(values.tolist(), np.random.default_rng(SEED))
+    return {name: float(f"{each:.3g}") for name, each in zip(("median", "low", "high"), estimates, strict=True)}
 
 
 def main(path: Path) -> None:

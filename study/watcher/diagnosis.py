@@ -74,15 +74,15 @@ def _gradients(facts: Facts) -> Results:
 def _clipping(facts: Facts) -> Results:
     """DeepSpeed clips at the value of its config, not at the one that the script gives clip_grad_norm_."""
     seen = required(facts.observed.clipping)
-    asked = facts.promised.clipping
+    requested = facts.promised.clipping
     is_zero = facts.observed.stage is not None
     if is_zero and facts.record.watched.clip_grad_norm not in (None, seen):
         yield "clip_grad_norm_ignored", {}
-    elif asked is None:
+    elif requested is None:
         if is_zero and seen > 0:
             yield "clipping_by_default", {}
-    elif max(asked, 0) != max(seen, 0):  # all values up to 0 mean off
-        with_zero = "clipping_zero_dropped" if asked <= 0 else "clipping_differs"
+    elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
+        with_zero = "clipping_zero_dropped" if requested <= 0 else "clipping_differs"
         yield with_zero if is_zero else "clipping_missing", {}
 
 
@@ -122,11 +122,11 @@ def _rows(facts: Facts) -> Results:
 def _precision(facts: Facts) -> Results:
     seen = facts.observed
     weights = facts.weights
-    asked = facts.promised.precision
-    dtype = AUTOCAST.get(asked or "")
+    requested = facts.promised.precision
+    dtype = AUTOCAST.get(requested or "")
     if dtype in weights.split() and seen.autocast is None and seen.stage is not None:
         yield "cast_instead_of_autocast", {"dtype": dtype}
-    if weights == "float32" and dtype and seen.autocast != asked:
+    if weights == "float32" and dtype and seen.autocast != requested:
         yield "no_autocast", {}
     if weights == "float32" and facts.promised.weights in HALVES:
         yield "weights_upcast", {"wide_bytes": facts.weights_bytes, "narrow_bytes": facts.weights_bytes // 2}
@@ -359,12 +359,12 @@ def _judged(record: Record) -> list[tuple[str, list[Finding], bool]]:
     source = facts.promised.source or "the script"
     judged = []
     for topic, rule in RULES:
-        found: list[Finding] = []
+        findings: list[Finding] = []
         is_known = True
         try:
             for id, values in rule(facts):
-                found.append(finding(id, **values, source=source, **about))
+                findings.append(finding(id, **values, source=source, **about))
         except Unknown:
             is_known = False
-        judged.append((topic, found, is_known))
+        judged.append((topic, findings, is_known))
     return judged

@@ -32,7 +32,7 @@ def promised(record: Record) -> Promised:
         return record.promised
     arm = arms.load_arm(wanted.arm)
     homes = {part: getattr(arm, part) for part in OFFLOADS} if arm.deepspeed is not None else {}
-    asked = homes | {
+    values = homes | {
         "source": f"{wanted.arm}.yaml",
         "deepspeed": arm.deepspeed is not None,
         "stage": arm.stage,
@@ -42,7 +42,7 @@ def promised(record: Record) -> Promised:
         "optimizer": "AdamW",
         "checkpointing": wanted.checkpointing,
     }
-    return Promised.model_validate(asked)
+    return Promised.model_validate(values)
 
 
 class Facts:

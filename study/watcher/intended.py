@@ -71,8 +71,8 @@ def _asked_by_arguments(arguments) -> dict[str, Any]:
         "checkpointing": any(getattr(arguments, name, False) for name in names),
     }
     if config := arguments.deepspeed:
-        asked = _asked_by_json(config if isinstance(config, dict) else _json_file(Path(config)))
-        wanted |= {"deepspeed": True} | {name: value for name, value in asked.items() if value is not None}
+        json_values = _asked_by_json(config if isinstance(config, dict) else _json_file(Path(config)))
+        wanted |= {"deepspeed": True} | {name: value for name, value in json_values.items() if value is not None}
     return wanted
 
 

@@ -127,11 +127,11 @@ class Recording:
         """Print what the run was, and write it, its findings and a trace of its last steps beside the record."""
         tables = trends.load(self.folder)
         trends.write_trace(self.folder / TRACE, tables)
-        found = trends.findings(tables)
+        findings = trends.findings(tables)
         shares = {rank: trends.shares(table) for rank, table in trends.judged(tables).items()}
-        values = {"steps": self.steps.count, "shares": shares, "findings": [each.sentence for each in found]}
+        values = {"steps": self.steps.count, "shares": shares, "findings": [each.sentence for each in findings]}
         (self.folder / SUMMARY).write_text(json.dumps(values, indent=1) + "\n")
-        lines = results.summary(store.load(self.folder), self.folder, trends.in_words(tables), found)
+        lines = results.summary(store.load(self.folder), self.folder, trends.in_words(tables), findings)
         sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
 

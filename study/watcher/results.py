@@ -193,7 +193,7 @@ def divergence(ranks: list[RankMeasurements]) -> Stop | None:
 # --- the summary ---------------------------------------------------------------------------------------------------
 
 
-def summary(record: Record, folder: Path, steps: str | None = None, found: Sequence[Finding] = ()) -> list[str]:
+def summary(record: Record, folder: Path, steps: str | None = None, findings: Sequence[Finding] = ()) -> list[str]:
     """Return a summary of a record, of its steps and of what was found in them, in lines of at most 100 columns."""
     seen = record.observed
     ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
@@ -201,7 +201,7 @@ def summary(record: Record, folder: Path, steps: str | None = None, found: Seque
     if record.error:
         lines += _wrapped(f"{record.status}: {record.error.message}", "  ")
     lines += [*_measured(record), *([f"  {steps}"] if steps else []), *_hints(record)]
-    for finding in ordered((*found, *diagnose(record))):
+    for finding in ordered((*findings, *diagnose(record))):
         lines += _wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "  - ")
     return [*lines, f"  {folder / 'record.json'}"]
 

@@ -150,35 +150,35 @@ def _slow_rank(steps: Steps) -> Results:
 def _memory(steps: Steps) -> Results:
     """Yield the rank whose memory grows most."""
     rows = zip(steps.ranks, steps.table["step"], steps.table["memory_bytes"], strict=True)
-    if creeps := [(creep, rank) for rank, step, held in rows if (creep := _creep(step, held))]:
+    if creeps := [(creep, rank) for rank, step, memory_bytes in rows if (creep := _creep(step, memory_bytes))]:
         (growth, since, total), rank = max(creeps)
         yield "memory_creeps", {"rank": rank, "growth_bytes": growth, "since": since, "grown_bytes": total}
 
 
-def _creep(step: Column, held: Column) -> tuple[float, int, float] | None:
+def _creep(step: Column, memory_bytes: Column) -> tuple[float, int, float] | None:
     """Return the bytes that each step adds, since which step, and all that was added. None without steady growth.
 
     Growth is steady if a line explains the memory from some step on, and each quarter of it is higher.
     """
-    if not np.all((held >= 0) & (held < LARGEST * 1e6)):
+    if not np.all((memory_bytes >= 0) & (memory_bytes < LARGEST * 1e6)):
         return None
     starts = range(0, len(step) - FEWEST + 1, max(1, len(step) // 50))
-    start = min(starts, key=lambda each: _misfit(step, held, each))
-    late = held[start:]
+    start = min(starts, key=lambda each: _misfit(step, memory_bytes, each))
+    late = memory_bytes[start:]
     line = np.poly1d(np.polyfit(step[start:], late, 1))
     added = line[1] * (step[-1] - step[start])
     is_line = np.var(late - line(step[start:])) <= (1 - STEADY) * np.var(late)
-    is_much = added >= max(CREEP_BYTES, CREEP * held[start])
+    is_much = added >= max(CREEP_BYTES, CREEP * memory_bytes[start])
     if is_line and is_much and np.diff(_quarters(late)).min() > 0:
         return float(line[1]), int(step[start]), float(added)
     return None
 
 
-def _misfit(step: Column, held: Column, start: int) -> float:
+def _misfit(step: Column, memory_bytes: Column, start: int) -> float:
     """Return how far the memory is from constant before a step, and from a line that rises from there."""
     rising = np.maximum(step - step[start], 0)
-    line = np.poly1d(np.polyfit(rising, held, 1))
-    return float(np.sum((held - line(rising)) ** 2))
+    line = np.poly1d(np.polyfit(rising, memory_bytes, 1))
+    return float(np.sum((memory_bytes - line(rising)) ** 2))
 
 
 def _quarters(values: Column) -> Column:

@@ -76,8 +76,8 @@ def spread(cells: list[Cell], standing: Cluster | None) -> list[Cell]:
     """The cells with the hosts of the cluster that is up, unless they say which cluster they need."""
     if standing is None and not all(cell.value("hosts") for cell in cells):
         raise Stop("no emulated cluster is up", "study cluster up --hosts 2 --bandwidth 200mbit")
-    here = {"hosts": len(standing.hosts), "bandwidth_mbit": standing.bandwidth_mbit} if standing else {}
-    return [cell if cell.value("hosts") else replace(cell, settings=cell.settings | here) for cell in cells]
+    hosts = {"hosts": len(standing.hosts), "bandwidth_mbit": standing.bandwidth_mbit} if standing else {}
+    return [cell if cell.value("hosts") else replace(cell, settings=cell.settings | hosts) for cell in cells]
 
 
 @contextlib.contextmanager

@@ -53,8 +53,8 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("records-*.tar.gz"):
         old.unlink()
-    found = {path.relative_to(results): path for path in sorted(results.rglob("*")) if path.is_file()}
-    new = {name: path for name, path in found.items() if name not in brought or changes(name)}
+    paths = {path.relative_to(results): path for path in sorted(results.rglob("*")) if path.is_file()}
+    new = {name: path for name, path in paths.items() if name not in brought or changes(name)}
     names = [name for name, path in new.items() if may_travel(name) and not _log_of_done_run(path)]
     parts: list[Path] = []
     written = {}
@@ -63,11 +63,11 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
         with tarfile.open(parts[-1], "w:gz") as archive:
             while names and parts[-1].stat().st_size < PART_BYTES:
                 name = names.pop(0)
-                lines = found[name].read_bytes().splitlines(keepends=True)
+                lines = paths[name].read_bytes().splitlines(keepends=True)
                 content = b"".join(lines if name.suffix == ".json" else lines[-LAST_LINES:])
                 header = tarfile.TarInfo(str(name))
                 header.size = len(content)
-                header.mtime = int(found[name].stat().st_mtime)
+                header.mtime = int(paths[name].stat().st_mtime)
                 archive.addfile(header, io.BytesIO(content))
                 written[name.as_posix()] = _seal(content)
     (out / MANIFEST).write_text(json.dumps({"files": written}, indent=1) + "\n")

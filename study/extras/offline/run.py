@@ -252,9 +252,9 @@ def install(pack: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         remedy = "run make gpu where there is a network, and copy it here"
         raise Stop(f"{pack} is not a complete pack", remedy) from None
-    here = f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine()
-    if (target := (manifest["python"], manifest["machine"])) != here:
-        what = "the pack is for Python {} on {}, but this is Python {} on {}".format(*target, *here)
+    system = f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine()
+    if (target := (manifest["python"], manifest["machine"])) != system:
+        what = "the pack is for Python {} on {}, but this is Python {} on {}".format(*target, *system)
         raise Stop(what, "make another, with --python and --machine")
     if not ((SITE / "pack.json").exists() and (SITE / "pack.json").read_text() == text):
         shutil.rmtree(SITE, ignore_errors=True)

@@ -328,15 +328,15 @@ def _with_most_rows(question: Question, arm: Arm) -> list[Row]:
     share = question.batch * arm.row_ranks // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
     sizes = sorted({*small, *(share // rows for rows in small)})
-    found: list[Row] = []
+    settings: list[Row] = []
     for miss in (MISS, 0.0):
         for each in with_buckets(arm):  # smaller buckets pay only if more rows fit
-            most = max((row.micro_batch for row in found if row.leaves(miss)), default=0)
+            most = max((row.micro_batch for row in settings if row.leaves(miss)), default=0)
             if larger := [size for size in sizes if size > most]:
-                found.append(most_rows(question, each, miss, larger))
-        if any(row.fits and not row.is_tight for row in found):
+                settings.append(most_rows(question, each, miss, larger))
+        if any(row.fits and not row.is_tight for row in settings):
             break
-    return found
+    return settings
 
 
 def zero_of(arm: Arm) -> dict:

@@ -68,16 +68,16 @@ def to_load(row: Row, question: Question) -> str | None:
     if row.layout:
         return None  # Megatron-LM's ranks read their own parts
     arm = arms.load_arm(row.arm)
-    way: Way = "plain"
+    method: Way = "plain"
     better: Way = "meta"
     how = "let rank 0 load alone and the others begin on the meta device"
     if arm.stage == 3:
-        way, better = "zero3_late", "zero3"
+        method, better = "zero3_late", "zero3"
         how = "create the Accelerator or TrainingArguments before from_pretrained"
     elif arm.fsdp is not None:
-        way = "fsdp2"
+        method = "fsdp2"
     weight_bytes = 2 if row.precision in HALF_WEIGHTS else 4
-    load = Load(question.model, way, question.local, PUBLISHED_BYTES, weight_bytes, on_gpu=True)
+    load = Load(question.model, method, question.local, PUBLISHED_BYTES, weight_bytes, on_gpu=True)
     needed = max(peaks(load).values())
     if needed <= question.host_memory_bytes:
         return None

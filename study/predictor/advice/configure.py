@@ -138,13 +138,13 @@ def write(path: Path, advice: Advice, arm: str | None = None, nvme_dir: Path | N
         lines = megatron(row, advice.question) if row.layout else torchtitan(row, advice.question)
         return _write({path: "\n".join([f"# {use(row, advice.question)}.", *lines]) + "\n"})
     accelerate, deepspeed = config(advice, arm, nvme_dir)
-    beside = path.with_suffix(".json")
+    json_path = path.with_suffix(".json")
     lines = [f"# {line}" for line in script_notes(advice.question, row, deepspeed)]
     texts = {}
     if deepspeed:
-        accelerate["deepspeed_config"] |= {"deepspeed_config_file": str(beside.resolve())}
-        texts[beside] = json.dumps(deepspeed, indent=2) + "\n"
-        lines += [f"# In {beside.name}:", *(f"#   {line}" for line in json_notes(deepspeed))]
+        accelerate["deepspeed_config"] |= {"deepspeed_config_file": str(json_path.resolve())}
+        texts[json_path] = json.dumps(deepspeed, indent=2) + "\n"
+        lines += [f"# In {json_path.name}:", *(f"#   {line}" for line in json_notes(deepspeed))]
     return _write({path: "\n".join([*lines, *commented(accelerate)]) + "\n"} | texts)
 
 

@@ -41,22 +41,22 @@ def fewest(model: Transformer, counts: tuple[int, ...], gpu: str, given: Given) 
 
 def remedies(question: Question, given: Given) -> list[Remedy]:
     """Return what would make the training fit: only adapters, more host memory, more GPUs, larger GPUs."""
-    found: list[tuple[Change, Advice]] = []
+    candidates: list[tuple[Change, Advice]] = []
     model = question.model
     if not model.is_partly_frozen:
         adapted = replace(question, model=replace(model, lora_rank=LORA_RANK))
         with contextlib.suppress(Stop):  # adapters have to be traced, and torch may not be installed
-            found.append(("adapters", advise(adapted)))
-            if found[-1][1].choice is None:
-                found.append(("quantized adapters", advise(replace(adapted, quantized="nf4"))))
+            candidates.append(("adapters", advise(adapted)))
+            if candidates[-1][1].choice is None:
+                candidates.append(("quantized adapters", advise(replace(adapted, quantized="nf4"))))
     if question.optimizer == "fused":
-        found.append(("8-bit optimizer", advise(replace(question, optimizer="adamw_8bit"))))
+        candidates.append(("8-bit optimizer", advise(replace(question, optimizer="adamw_8bit"))))
     if lacking := [row.host_bytes for row in advise(question).tried if row.limit == "host memory"]:
-        found.append(("more host memory", advise(replace(question, host_memory_bytes=min(lacking)))))
+        candidates.append(("more host memory", advise(replace(question, host_memory_bytes=min(lacking)))))
     more = tuple(question.gpus * 2**n for n in range(1, 7) if question.gpus * 2**n <= MOST_GPUS)
-    found += [("more GPUs", advice) for advice in fewest(model, more, question.gpu, given)[-1:]]
-    found += [("larger GPUs", advice) for advice in _on_larger_gpus(question, replace(given, link=None))]
-    return [Remedy(what, advice, advice.choice) for what, advice in found if advice.choice]
+    candidates += [("more GPUs", advice) for advice in fewest(model, more, question.gpu, given)[-1:]]
+    candidates += [("larger GPUs", advice) for advice in _on_larger_gpus(question, replace(given, link=None))]
+    return [Remedy(what, advice, advice.choice) for what, advice in candidates if advice.choice]
 
 
 def _on_larger_gpus(question: Question, given: Given) -> list[Advice]:

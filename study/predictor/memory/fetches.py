@@ -191,8 +191,8 @@ def _without_backward(model: Transformer) -> set[str]:
 
     One does come through frozen input embeddings, because checkpointed layers need it (enable_input_require_grads).
     """
-    beside = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
-    return {tensor.name for tensor in beside if not tensor.trains}
+    tables = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
+    return {tensor.name for tensor in tables if not tensor.trains}
 
 
 def _modules(model: Transformer) -> list[list[str]]:

@@ -48,13 +48,13 @@ class Sharding:
             units[TAIL if tied else EMBEDDINGS] = []
         for tensor in setup.tensors:
             units.setdefault(self._unit(tensor, tied), []).append(tensor)
-        self.units = {unit: held for unit, held in units.items() if held or unit == ROOT}
+        self.units = {unit: tensors for unit, tensors in units.items() if tensors or unit == ROOT}
         self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
         self.late = {ROOT, TAIL if tied else EMBEDDINGS} & self.units.keys()
-        self.unit_of = {tensor.name: unit for unit, held in self.units.items() for tensor in held}
+        self.unit_of = {tensor.name: unit for unit, tensors in self.units.items() for tensor in tensors}
         # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
-        self.whole = {unit: self._bytes(held) for unit, held in self.units.items()}
-        self.gradient = {unit: self._bytes([t for t in held if t.trains]) for unit, held in self.units.items()}
+        self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
+        self.gradient = {unit: self._bytes([t for t in tensors if t.trains]) for unit, tensors in self.units.items()}
 
     def _unit(self, tensor: Tensor, tied: bool) -> str:
         if tensor.block.startswith("layer"):
@@ -71,9 +71,9 @@ class Sharding:
             return ceil(tensor.elements / self.ranks)
         return ceil(tensor.shape[0] / self.ranks) * tensor.elements // tensor.shape[0]
 
-    def _bytes(self, held: list[Tensor]) -> int:
+    def _bytes(self, tensors: list[Tensor]) -> int:
         """Bytes of whole tensors, with the rows that FSDP2 pads."""
-        padded = (self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements for tensor in held)
+        padded = (self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements for tensor in tensors)
         return sum(padded) * self.setup.weight_bytes
 
     def buffer(self, unit: str) -> int:
@@ -135,9 +135,9 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
 def _update(sharding: Sharding) -> dict[str, int]:
     setup = sharding.setup
     trains = sharding.part()
-    made = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
+    made_bytes = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
     master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
-    return {"gradients": gradients(sharding), "temporaries": made + master}
+    return {"gradients": gradients(sharding), "temporaries": made_bytes + master}
 
 
 def _earlier(sharding: Sharding) -> int:
@@ -181,12 +181,12 @@ class Backward:
         self.parts = 0 if whole else _earlier(sharding)
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
 
-    def moment(self, held: Held, extra: int, ahead: int) -> dict:
+    def moment(self, usage: Held, extra: int, ahead: int) -> dict:
         sharding = self.sharding
         weights = sum(sharding.whole[unit] for unit in self.alive) + ahead
         on_device = self.parts if not (sharding.setup.fsdp_offload and sharding.setup.on_gpu) else 0
-        states = {"activations": held.kept, "gathered_weights": weights, "buckets": self.reducing}
-        return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": held.in_use + extra}
+        states = {"activations": usage.kept, "gathered_weights": weights, "buckets": self.reducing}
+        return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": usage.in_use + extra}
 
     def ahead(self, unit: str) -> int:
         """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
@@ -194,15 +194,15 @@ class Backward:
         before = order[order.index(unit) - 1] if unit not in self.sharding.late and order.index(unit) else None
         return self.sharding.buffer(before) if before and before not in self.sharding.stay else 0
 
-    def reduced(self, unit: str, held: Held, ahead: int) -> Iterator[dict]:
+    def reduced(self, unit: str, usage: Held, ahead: int) -> Iterator[dict]:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding = self.sharding
         self.alive.discard(unit)
         self.reducing = 0
-        yield self.moment(held, sharding.gradient[unit], ahead)
+        yield self.moment(usage, sharding.gradient[unit], ahead)
         self.reducing = sharding.gradient[unit]
         self.gradients[unit] = 0
-        yield self.moment(held, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
+        yield self.moment(usage, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
         accumulates = sharding.setup.accumulation > 1 and not sharding.keeps_whole_gradients
         self.parts += 0 if accumulates else sharding.gradient_part(unit)
 
@@ -214,33 +214,33 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     """
     state = Backward(sharding)
     unit = ROOT
-    held = profile.most
+    usage = profile.most
     for gradient in profile.gradients:
         next_unit = sharding.unit_of[gradient.tensor.name]
         if unit not in sharding.late and next_unit != unit:
-            yield from state.reduced(unit, held, state.ahead(unit))
+            yield from state.reduced(unit, usage, state.ahead(unit))
         begins = gradient is profile.gradients[0]  # until then the loss holds the most, and nothing is gathered yet
         most = gradient.most
         if next_unit not in state.alive:
             if begins:  # a frozen head: its part of the loss is freed before the layer's begins
-                held = most = gradient.complete
+                usage = most = gradient.complete
             state.alive.add(next_unit)
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
-                yield state.moment(held, 0, sharding.buffer(next_unit))
+                yield state.moment(usage, 0, sharding.buffer(next_unit))
         unit = next_unit
         size = gradient.tensor.elements * sharding.setup.weight_bytes
         ahead = state.ahead(unit)
         yield state.moment(most, size, 0 if begins and unit == TAIL else ahead)
         if not sharding.keeps_whole_gradients:
             state.gradients[unit] += size
-        held = gradient.complete
-        yield state.moment(held, size if sharding.keeps_whole_gradients else 0, ahead)
+        usage = gradient.complete
+        yield state.moment(usage, size if sharding.keeps_whole_gradients else 0, ahead)
     if unit not in sharding.late:
-        yield from state.reduced(unit, held, state.ahead(unit))
+        yield from state.reduced(unit, usage, state.ahead(unit))
     if not sharding.by_accelerate:
         state.alive.clear()
     for late in [ROOT, *(sharding.late - {ROOT})]:
-        yield from state.reduced(late, held, 0)
+        yield from state.reduced(late, usage, 0)
 
 
 def _arriving(sharding: Sharding, unit: str) -> int:

@@ -93,18 +93,18 @@ def loaded_bytes(load: Load) -> float:
 
 def prepared_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights and states, at the peak of `prepare`."""
-    held = load.weights_bytes if load.read_bytes else 0  # by a rank that has loaded the model
+    loaded_bytes = load.weights_bytes if load.read_bytes else 0  # by a rank that has loaded the model
     whole = load.weights_bytes
     if load.on_gpu:
-        return load.copies * held if load.way != "zero3" else 0
+        return load.copies * loaded_bytes if load.way != "zero3" else 0
     if load.way == "plain":  # Accelerate wraps a single rank in DDP too
         return load.ranks * (whole + min(whole, BROADCAST_BYTES))
     if load.way.startswith("zero3"):
         parts = STATES[load.way] + (MASTER if load.weight_bytes == 2 else 0)
         return (parts + load.ranks * KEPT[load.way]) * whole
     if load.way == "fsdp2":
-        return load.ranks * held + whole
-    return load.copies * held + max(_sent(load))
+        return load.ranks * loaded_bytes + whole
+    return load.copies * loaded_bytes + max(_sent(load))
 
 
 def _sent(load: Load) -> Iterator[float]:

@@ -88,8 +88,8 @@ def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | Non
         replay.run()
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return capacity_bytes
-    held = max(replay.allocator.peak_reserved + streams, estimate(setup).peak_bytes)
-    return min(held, capacity_bytes or held)
+    most_bytes = max(replay.allocator.peak_reserved + streams, estimate(setup).peak_bytes)
+    return min(most_bytes, capacity_bytes or most_bytes)
 
 
 class _Replay:
@@ -101,7 +101,7 @@ class _Replay:
         self.made, self.log = setup.model.allocations(setup.trace_options, setup.micro_batch)
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
         self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
-        self.beside = _beside(setup)
+        self.engine_sizes = _engine_sizes(setup)
         self.update = _update(setup)
 
     def run(self) -> None:
@@ -118,21 +118,21 @@ class _Replay:
 
     def _pass(self, gradients: list[Block], keeps: bool) -> None:
         """A forward and a backward pass. Without an engine, gradients stay until the update."""
-        beside = self._take(self.beside)
+        engine_blocks = self._take(self.engine_sizes)
         live: dict[int, Block] = {}  # by the number of the tensor
-        made = 0
+        tensor_count = 0
         kept = set()
         for entry in self.log:
             if entry == 0:
-                live[made] = self.allocator.take(self.made[made])
-                made += 1
+                live[tensor_count] = self.allocator.take(self.made[tensor_count])
+                tensor_count += 1
             elif entry < 0:
                 kept |= {-entry - 1} if keeps else set()
             elif entry - 1 not in kept:
                 self.allocator.give(live.pop(entry - 1))
         gradients += [live.pop(number) for number in kept]
         self._give([*live.values()])  # such as the loss
-        self._give(beside)
+        self._give(engine_blocks)
 
     def _take(self, sizes: list[int]) -> list[Block]:
         return [self.allocator.take(size) for size in sizes]
@@ -158,8 +158,8 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
     if setup.precision == "bf16_cast":
         sizes += [parts[tensor] * setup.state_bytes for tensor in trained]  # the master copy
     pieces = [moments.piece(t, (parts[t],) if parts[t] < t.elements else None) for t in trained]
-    held = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
-    return sizes, [each // 2 for each in held for _ in range(2)]
+    moment_sizes = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
+    return sizes, [each // 2 for each in moment_sizes for _ in range(2)]
 
 
 def _parts(setup: Setup) -> dict[Tensor, int]:
@@ -168,7 +168,7 @@ def _parts(setup: Setup) -> dict[Tensor, int]:
     return {tensor: ceil(tensor.elements / share) for tensor in setup.tensors}
 
 
-def _beside(setup: Setup) -> list[int]:
+def _engine_sizes(setup: Setup) -> list[int]:
     """Sizes of what an engine holds during a pass besides its states: a block each, as at the peak of the backward."""
     if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
         sharding = Sharding(setup)

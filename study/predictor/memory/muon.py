@@ -75,15 +75,15 @@ def made_bytes(engine: Engine) -> int:
         return 0
     most = 0
     for group in _in_buckets(engine):
-        held = engine.weight_bytes * (2 * sum(tensor.elements for tensor in group) + engine.part_of(group))
+        bucket_bytes = engine.weight_bytes * (2 * sum(tensor.elements for tensor in group) + engine.part_of(group))
         left = 0  # of the round before
         for i in range(0, len(group), engine.ranks):
             each_rank = group[i : i + engine.ranks]
             unlike = len(each_rank) < engine.ranks or len({tensor.shape for tensor in each_rank}) > 1
             sent = max(tensor.elements for tensor in each_rank) * 2 * (1 + engine.ranks) * unlike
-            most = max(most, held + left + moments.multiplied_bytes(each_rank[0], engine.setup.on_gpu))
+            most = max(most, bucket_bytes + left + moments.multiplied_bytes(each_rank[0], engine.setup.on_gpu))
             left = engine.weight_bytes * (sent + each_rank[0].elements)
-            most = max(most, held + left)
+            most = max(most, bucket_bytes + left)
     return most
 
 

@@ -73,13 +73,13 @@ def lines(members: Iterable[ComparedRow]) -> list[dict]:
     errors = table(members)
     groups = grouped(errors, lambda each: each.row.source)
     groups |= {f"all of role {role}": [each for each in errors if each.row.role == role] for role in get_args(Role)}
-    found = []
+    error_lines = []
     for name, group in (groups | {"all": errors}).items():
         for quantity in get_args(Quantity):
             if mine := [each for each in group if each.compared.quantity == quantity]:
                 own_error = sources()[name].own_error.get(quantity) if name in sources() else None
-                found.append({"source": name, "quantity": quantity} | _line(mine, own_error))
-    return found
+                error_lines.append({"source": name, "quantity": quantity} | _line(mine, own_error))
+    return error_lines
 
 
 def _line(errors: list[Error], own_error: float | None) -> dict:
@@ -107,14 +107,14 @@ def misses(members: Iterable[ComparedRow]) -> list[dict]:
         about = (row.source, each.compared.quantity, row.model, f"{row.n_gpus} x {row.gpu}", row.arm)
         return (*about, "yes" if each.complete else "no", each.why or "not explained")
 
-    found = []
+    miss_lines = []
     names = ("source", "quantity", "model", "on", "arm", "complete", "why")
     for key, mine in grouped((each for each in table(members) if each.compared.missed), alike).items():
         off = [each.compared.error for each in mine]
         ends = dict.fromkeys((signed(min(off)), signed(max(off))))
         *about, why = zip(names, key, strict=True)
-        found.append(dict(about) | {"rows": len(mine), "off by": " to ".join(ends)} | dict([why]))
-    return found
+        miss_lines.append(dict(about) | {"rows": len(mine), "off by": " to ".join(ends)} | dict([why]))
+    return miss_lines
 
 
 def accuracies(members: Iterable[ComparedRow]) -> dict[str, dict]:

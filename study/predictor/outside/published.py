@@ -227,13 +227,13 @@ def _comparable() -> list[list[tuple[Row, float]]]:
     return [*groups.values()]
 
 
-def ratios_of_speed(of: Patterns, to: Patterns) -> list[tuple[str, float]]:
+def ratios_of_speed(numerator: Patterns, denominator: Patterns) -> list[tuple[str, float]]:
     """Return the source of each comparable pair of rows, and the speed of the first row over that of the second."""
     return [
         (row.source, speed / other_speed)
         for group in _comparable()
         for (row, speed), (other, other_speed) in itertools.product(group, repeat=2)
-        if row.matches(of) and other.matches(to)
+        if row.matches(numerator) and other.matches(denominator)
     ]
 
 

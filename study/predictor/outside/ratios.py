@@ -57,7 +57,7 @@ def pairs() -> list[Pair]:
         row = member.row
         for step in (each for each in member.quantities if each.quantity == "time"):
             groups[row.source, row.config, row.gpu_name, row.n_gpus, row.seq].append((row, step))
-    found = {
+    numbers = {
         (row.source, step.measured, step.predicted, other_step.measured, other_step.predicted)
         for members in groups.values()
         for (row, step), (other, other_step) in itertools.combinations(members, 2)
@@ -65,7 +65,7 @@ def pairs() -> list[Pair]:
     }
     return [
         Pair(source, step / other, predicted / other_predicted)
-        for source, step, predicted, other, other_predicted in found
+        for source, step, predicted, other, other_predicted in numbers
     ]
 
 

@@ -290,13 +290,13 @@ def _memory(training: Training) -> list[Compared]:
     if row.kind == "allocated":
         return [Compared("memory", _short(estimate(training.setup).peak_bytes), measured)]
     gpu = training.machine.gpu if training.machine else None
-    held = memory_kinds(training.setup, gpu)
-    predicted = getattr(held, row.kind or "allocated")
+    kinds = memory_kinds(training.setup, gpu)
+    predicted = getattr(kinds, row.kind or "allocated")
     if predicted is None:
         raise NotPredicted(f"{row.kind} memory is not known for ranks that divide a model")
     interval = None
-    if row.kind is None and (most := held.driver or (gpu and GPUS[gpu].memory_bytes)):
-        interval = (_short(held.allocated), _short(most))  # the source may have read any of the three
+    if row.kind is None and (most := kinds.driver or (gpu and GPUS[gpu].memory_bytes)):
+        interval = (_short(kinds.allocated), _short(most))  # the source may have read any of the three
     return [Compared("memory", _short(predicted), measured, interval)]
 
 

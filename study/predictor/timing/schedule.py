@@ -43,7 +43,7 @@ class Sharing:
 
     @classmethod
     @functools.cache
-    def of(cls, setup: Setup) -> "Sharing":
+    def from_setup(cls, setup: Setup) -> "Sharing":
         if setup.fsdp:
             again = 1.0 if setup.fsdp == "full_shard" else 0.0
             size = setup.product_bytes

@@ -146,7 +146,7 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
     work = _blocks(setup, machine)
     seconds = _seconds(work, setup, machine, constants)
     host = _host(setup, machine, constants)
-    schedule = Schedule(setup, machine.links(setup.ranks), constants, seconds, work, Sharing.of(setup), host)
+    schedule = Schedule(setup, machine.links(setup.ranks), constants, seconds, work, Sharing.from_setup(setup), host)
     spans = replay(schedule.step(passes))
     parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in busy_s(spans).items() if stream != "compute"}
     of_passes = (each for pair in seconds.values() for each in pair)

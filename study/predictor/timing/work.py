@@ -134,12 +134,12 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
-        found = _work(passes[phase, name])
+        total = _work(passes[phase, name])
         again = ["forward"] if phase == "backward" and setup.computes_again(name) else []
         for each in [phase, *again]:
-            found = found.and_then(_dequantization(setup, tensors[name])) if setup.quantized else found
-            found = found.and_then(_loop(tensors[name], each)) if setup.experts_loop else found
-        return same.setdefault(found, found)
+            total = total.and_then(_dequantization(setup, tensors[name])) if setup.quantized else total
+            total = total.and_then(_loop(tensors[name], each)) if setup.experts_loop else total
+        return same.setdefault(total, total)
 
     kept = {name: tuple(map(setup.as_kept, each)) for name, each in tensors.items()}
     return tuple(Block(name, work("forward", name), work("backward", name), kept[name]) for name in tensors)

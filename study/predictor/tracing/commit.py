@@ -42,11 +42,11 @@ def all_options(
     attention: str, cuda: tuple[str, ...], precisions: tuple[str, ...], both_linears: bool = True
 ) -> list[TraceOptions]:
     """Return the passes that commands ask for, of one token."""
-    found = []
+    options = []
     for precision, checkpointing in itertools.product(precisions, (False, True)):
         linears = (False, True) if both_linears and precision != "bf16_gathered" else (False,)
-        found += [TraceOptions(1, precision, attention, checkpointing, "whole", linear, cuda) for linear in linears]
-    return found
+        options += [TraceOptions(1, precision, attention, checkpointing, "whole", linear, cuda) for linear in linears]
+    return options
 
 
 class Source:
@@ -175,11 +175,11 @@ class Source:
 
 def _skeleton(tape: Tape) -> list[list]:
     """Return a tape without the numbers that depend on dimensions."""
-    made = 0
+    tensor_count = 0
     skeleton = []
     for entry in tape:
-        skeleton.append(without_sizes(entry, made))
-        made += entry[0] == "made"
+        skeleton.append(without_sizes(entry, tensor_count))
+        tensor_count += entry[0] == "made"
     return skeleton
 
 
@@ -197,7 +197,7 @@ def sources() -> list[Source]:
     gelu = {"activation_function": "gelu"}
     tied = {"tie_word_embeddings": True}
     same_heads = {"num_key_value_heads": 32}
-    found = [
+    members = [
         Source(llama, None, gpu),
         Source(gpt2, None, gpu + eager + cpu),
         Source(bert, None, gpu + eager + cpu),
@@ -222,10 +222,10 @@ def sources() -> list[Source]:
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
         if family in ALL_PRECISIONS:
             passes = all_options(attention, CUDA_DIFFERENCES, PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
-            found.append(Source(config_of(name), None, passes))
+            members.append(Source(config_of(name), None, passes))
         elif family not in committed.DIMENSIONS:
-            found.append(Source(config_of(name), None, all_options(attention, CUDA_DIFFERENCES, PRECISIONS[:2])))
-    return found
+            members.append(Source(config_of(name), None, all_options(attention, CUDA_DIFFERENCES, PRECISIONS[:2])))
+    return members
 
 
 def main(folder: Path, names: list[str]) -> None:

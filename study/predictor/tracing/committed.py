@@ -128,10 +128,10 @@ def installed() -> dict[str, str | None]:
 def remarks(config: dict, dropout: float | None) -> list[str]:
     """Return a sentence if a model has traces here, and another transformers is installed than they were made with."""
     made_with = (_content(VERSIONS) or {}).get("transformers")
-    here = installed()["transformers"]
-    if here in (None, made_with) or not has_passes(config, dropout):
+    current = installed()["transformers"]
+    if current in (None, made_with) or not has_passes(config, dropout):
         return []
-    return [f"Activations are traced with transformers {made_with}; {here} is installed here, and may differ."]
+    return [f"Activations are traced with transformers {made_with}; {current} is installed here, and may differ."]
 
 
 @functools.cache
@@ -222,14 +222,14 @@ def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
 def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     """Return a stored tape with its sizes."""
     tape: Tape = []
-    made = 0
+    tensor_count = 0
     known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other
     for numbers in map(tuple, stored["tape"]):
         entry = content["entries"][numbers[0]]
         if entry[0] in ("freed", "gradient"):
-            tape.append((entry[0], made - entry[1]))
+            tape.append((entry[0], tensor_count - entry[1]))
             continue
-        made += entry[0] == "made"
+        tensor_count += entry[0] == "made"
         if numbers not in known:
             known[numbers] = with_sizes(entry, [values[size] for size in numbers[1:]])
         tape.append(known[numbers])
@@ -243,11 +243,11 @@ def sizes_of(entry: tuple) -> list[int]:
     return [entry[{"made": 1, "inputs": 1, "event": 2}[entry[0]]]] if entry[0] in ("made", "inputs", "event") else []
 
 
-def without_sizes(entry: tuple, made: int) -> list:
+def without_sizes(entry: tuple, tensor_count: int) -> list:
     """Return an entry without those numbers. Tensors are counted back from the one that is made next."""
     kind = entry[0]
     if kind in ("freed", "gradient"):
-        return [kind, made - entry[1]]
+        return [kind, tensor_count - entry[1]]
     if kind == "kernel":
         return [kind, entry[1] and entry[1][0]]
     if kind == "made":

@@ -50,7 +50,7 @@ class _Reader:
         self._around = 0
         self._begin(Place("around", None, 0))
         following = self._place
-        readers = {"made": self._made, "freed": self._freed, "kernel": self._kernel}
+        readers = {"made": self._allocated, "freed": self._freed, "kernel": self._kernel}
         readers |= {"event": self._event, "inputs": self._input, "gradient": lambda first, second: None}
         for first, second in zip(tapes[0], tapes[-1], strict=True):
             kind = first[0]
@@ -90,7 +90,7 @@ class _Reader:
             self._lines[first, second] = (first - slope * self.rows[0], slope)
         return self._lines[first, second]
 
-    def _made(self, first: tuple, second: tuple) -> None:
+    def _allocated(self, first: tuple, second: tuple) -> None:
         at, slope = self._line(first[1], second[1])
         self._tensors.append((at, slope, first[2], self._place))
         self._held[2 * first[2]] += at
@@ -157,8 +157,8 @@ def lines(tapes: list[Tape], rows: tuple[int, ...], alike: Alike, blocks: Mappin
     return seen | {"most": highest(until_gradient, rows[0]), "work": work.entries()}
 
 
-def _moved(held: Held, start: Held) -> Held:
-    return held[0] + start[0], held[1] + start[1], held[2] + start[2], held[3] + start[3]
+def _moved(live_bytes: Held, start: Held) -> Held:
+    return live_bytes[0] + start[0], live_bytes[1] + start[1], live_bytes[2] + start[2], live_bytes[3] + start[3]
 
 
 def _name(event: str, place: Place, model: Place, layers: dict[str, dict[int, int]]) -> str:
@@ -196,13 +196,13 @@ class _Work:
     def entries(self) -> list[list]:
         """Return (phase, block, kind, count, line). Equal products are one entry; others are summed by kind."""
         summed: dict[tuple[int, ...], list[tuple]] = {}
-        found: list[list] = []
+        rows: list[list] = []
         for key, parts in self.taken.items():
             same = tuple(map(id, parts))  # layers that do the same have the same lists
             if same not in summed:
                 summed[same] = _summed(kernel for kernels in parts for kernel in kernels)
-            found += [[*key, *entry] for entry in summed[same]]
-        return found
+            rows += [[*key, *entry] for entry in summed[same]]
+        return rows
 
 
 def _summed(kernels: Iterable[tuple[str, Line]]) -> list[tuple]:
@@ -224,8 +224,8 @@ def allocations(tapes: list[Tape], rows: tuple[int, ...], alike: Alike) -> dict:
     log = [numbers[kind](what) for kind, what, *_ in whole[-1] if kind in numbers]
     sizes = [[entry[1] for entry in tape if entry[0] == "made"] for tape in whole]
     slopes = [(b - a) // (rows[-1] - rows[0] or 1) for a, b in zip(sizes[0], sizes[-1], strict=True)]
-    made = [n for a, slope in zip(sizes[0], slopes, strict=True) for n in (a - slope * rows[0], slope)]
-    return {"log": log, "made": made}
+    tensor_lines = [n for a, slope in zip(sizes[0], slopes, strict=True) for n in (a - slope * rows[0], slope)]
+    return {"log": log, "made": tensor_lines}
 
 
 def highest(points: list[Held], least: int) -> list[Held]:

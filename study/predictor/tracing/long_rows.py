@@ -35,11 +35,11 @@ class _Tiled(torch.autograd.Function):
         flat = rows.detach().reshape(-1, rows.shape[-1])
         of_rows = torch.zeros_like(flat)
         parts = [tensor.chunk(ctx.tiles) for tensor in (flat, gradient.reshape(flat.shape), of_rows)]
-        for number, (tile, of_tile, made) in enumerate(zip(*parts, strict=True), 1):
+        for number, (tile, of_tile, tile_gradient) in enumerate(zip(*parts, strict=True), 1):
             for tensor in layer.parameters():
                 setattr(tensor, IS_LAST, number == len(parts[0]))
             tile.requires_grad_()
-            tile.grad = made
+            tile.grad = tile_gradient
             with torch.enable_grad(), place():  # backward() puts function modes aside
                 out = forward(tile)
             torch.autograd.backward(out, of_tile)

@@ -67,13 +67,13 @@ class Tensor(NamedTuple):
     place: Place  # where it is made; if near, `layer` counts the layers from the section to there
     near: bool
     nth: int  # its number among the tensors made there
-    made: tuple[int, bool]  # its bytes, and whether the backward pass makes it
+    allocation: tuple[int, bool]  # its bytes, and whether the backward pass makes it
 
 
 @dataclass
 class Section:
     entries: list[tuple] = field(default_factory=list)
-    made: list[tuple[int, bool]] = field(default_factory=list)
+    tensors: list[tuple[int, bool]] = field(default_factory=list)
     freed: set[int] = field(default_factory=set)  # numbers of its tensors that are freed
     freed_around: list[tuple] = field(default_factory=list)  # tensors that other parts of the model free, and where
 
@@ -88,14 +88,14 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
     copies = defaultdict(list)
     for place, model in models.items():
         first[place] = count
-        count = count + len(sections[model].made)
+        count = count + len(sections[model].tensors)
         copies[model].append(place)
 
     def numbers(place: Place, tensor: Tensor) -> list[int]:
         if not tensor.near:
             return [first[copy] + tensor.nth for copy in copies[tensor.place]]
         where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
-        if where not in models or sections[models[where]].made[tensor.nth : tensor.nth + 1] != [tensor.made]:
+        if where not in models or sections[models[where]].tensors[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
             raise Unlike(f"{place} frees what {where} does not make")
         return [first[where] + tensor.nth]
 
@@ -135,7 +135,7 @@ def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
                 near = made_in.stack is not None and made_in.stack == place.stack
                 where = made_in._replace(layer=distance(place, made_in.layer)) if near else made_in
                 sections[made_in].freed |= {number} if kind == "freed" else set()
-                section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].made[number]))
+                section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].tensors[number]))
                 if made_in.stack and not near:
                     sections[made_in].freed_around.append((place, number))
             elif kind == "event" and named and (name := named.fullmatch(what)):
@@ -161,8 +161,8 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
             sections[place] = Section()
         sections[place].entries.append(entry)
         if entry[0] == "made":
-            origins.append((place, len(sections[place].made)))
-            sections[place].made.append(entry[1:])
+            origins.append((place, len(sections[place].tensors)))
+            sections[place].tensors.append(entry[1:])
     return sections, origins
 
 

@@ -46,21 +46,21 @@ def in_order(tape: Tape) -> Tape:
 
 def events(tape: Tape) -> list[Event]:
     """Return the events of a tape."""
-    found: list[Event] = []
+    event_list: list[Event] = []
     since: list[tuple[int, int]] = []
     tensors: list[tuple[int, bool]] = []
-    held = [0, 0]  # from the forward pass, and made by the backward pass
+    live_bytes = [0, 0]  # from the forward pass, and made by the backward pass
     for kind, *values in tape:
         if kind == "made":
             size, backward = values
             tensors.append((size, backward))
-            held[backward] += size
+            live_bytes[backward] += size
         elif kind == "freed":
             size, backward = tensors[values[0]]
-            held[backward] -= size
+            live_bytes[backward] -= size
         elif kind == "kernel":
-            since.append((held[0], held[1]))
+            since.append((live_bytes[0], live_bytes[1]))
         elif kind == "event":
-            found.append(Event(values[0], held[0], held[1], values[1], since))
+            event_list.append(Event(values[0], live_bytes[0], live_bytes[1], values[1], since))
             since = []
-    return found
+    return event_list

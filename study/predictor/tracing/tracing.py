@@ -307,16 +307,16 @@ def _pass(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, w
 
 def _give_device(model: torch.nn.Module) -> None:
     """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
-    made: dict[int, torch.nn.Parameter] = {}
+    copies: dict[int, torch.nn.Parameter] = {}
 
     def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in made:
-                made[id(parameter)] = torch.nn.Parameter(on_cpu(parameter), requires_grad=parameter.requires_grad)
-            module._parameters[key] = made[id(parameter)]
+            if id(parameter) not in copies:
+                copies[id(parameter)] = torch.nn.Parameter(on_cpu(parameter), requires_grad=parameter.requires_grad)
+            module._parameters[key] = copies[id(parameter)]
         for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             module._buffers[key] = on_cpu(buffer)
 
@@ -390,9 +390,9 @@ def lines(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with
         both = [followed(model, options, count, with_all_layers) for count in rows]
         tapes = [in_order(tape) for tape, _ in both]
         alike = {stack.name: stack.alike() for stack in both[0][1]}
-        made = allocations(tapes, rows, alike)
+        trace = allocations(tapes, rows, alike)
     except Unlike:
         if with_all_layers:
             raise
         return lines(model, options, rows, with_all_layers=True)
-    return made | pass_lines(tapes, rows, alike, {tensor.name: tensor.block for tensor in model.tensors})
+    return trace | pass_lines(tapes, rows, alike, {tensor.name: tensor.block for tensor in model.tensors})

@@ -167,8 +167,8 @@ class Transformer:
             return Held(_at(line[:2], rows), _at(line[2:], rows))
 
         def most(lines, gradient_bytes: int = 0) -> Held:
-            held = max(map(at, lines), key=lambda held: held.total)
-            return Held(held.kept, held.in_use - gradient_bytes)
+            largest = max(map(at, lines), key=lambda each: each.total)
+            return Held(largest.kept, largest.in_use - gradient_bytes)
 
         gradients = tuple(
             Gradient(by_name[name], most(lines, size), Held(at(line).kept, at(line).in_use - size))
