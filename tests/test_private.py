@@ -18,7 +18,7 @@ from study.records.privacy import redact
 from study.records.schema import Record
 from study.report.notebook import Book
 from study.report.templating import machine, no_formula
-from study.report.topics import capacity, speed
+from study.report.topics import speed, traffic
 
 PRIVATE = {
     "a path": "/home/alice/thesis/plan.txt",
@@ -148,9 +148,9 @@ def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_p
     rows = pd.DataFrame([speed.row_of(run) for run in book.runs])
     assert {arm.partition(" ")[0] for arm in rows["arm"]} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
-    bar = {"group": "<script>$\\frac{$", "what": "micro_batch", "arm": '=a|" <img src=x onerror=x>'}
-    sizes = {"largest": 2, "size": 2, "failed": 3, "failed_size": 3}
-    book.figure(capacity.figure, pd.DataFrame([bar | sizes]), "capacity")
+    bar = {"group": "<script>$\\frac{$", "arm": '=a|" <img src=x onerror=x>', "line": "=a|<img src=x onerror=x>"}
+    sent = {"source": traffic.COUNTED, "kind": "real", "n": 1, "collective": "all_reduce", "times": 1.0}
+    book.figure(traffic.figure, pd.DataFrame([bar | sent]), "traffic")
     book.inventory()
     (svg,) = tmp_path.glob("*.svg")
     xml.etree.ElementTree.fromstring(svg.read_text())

@@ -135,7 +135,7 @@ def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
         is_virtual=False,
         settings=Flags(),
         arm=types.SimpleNamespace(row_ranks=1),
-        accelerator=types.SimpleNamespace(num_processes=2),
+        accelerator=types.SimpleNamespace(num_processes=2, is_main_process=True),
         gathered=lambda mine: [clock.step_s if mine is clocks[0].step_s else clock.window_s for clock in clocks],
     )
     monkeypatch.setattr(finish, "flops_per_row", lambda _: 1e9)
