@@ -181,7 +181,6 @@ def of_tools() -> list[str]:
         f"the same seed under {WORDS[len(NAMES)]} [",
         f"look at steps {AFTER + 1} to {AFTER + CollectiveLook.STEPS + ComponentLook.STEPS}",
         f"In one run it added {watch('watch_cost', ' of CPU time')}",
-        f"on a slower machine, {watch('watch_cost_later')}",
         f"{WORDS[len({each['way'] for each in kept('cpu-2core/hangs.jsonl')})]} such ways",
         f"The causes of {len(threads)} public threads were collected",
         f"The last {len(last)} were scored once, after its rules were final: it names the cause of {sum(last)} of them",
