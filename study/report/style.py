@@ -22,10 +22,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from study.io.numbers import short
@@ -216,7 +217,8 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
 
 def width(text: str, size: float | None = None) -> float:
     """Return the width of a line in a browser, in inches."""
-    return WIDER * TextPath((0, 0), text, size or matplotlib.rcParams["axes.titlesize"]).get_extents().width / 72
+    letters = FontProperties(size=size or matplotlib.rcParams["axes.titlesize"])
+    return WIDER * text_to_path.get_text_width_height_descent(text, letters, ismath=False)[0] / 72
 
 
 def wrapped(text: str, room: float, size: float | None = None) -> str:
