@@ -45,12 +45,20 @@ def misses() -> pd.DataFrame:
 
 def board() -> pd.DataFrame:
     """Return the score of each predictor on rows that nothing was fitted to, the best first."""
-    return pd.DataFrame(boards.scores())
+    return _in_percent(pd.DataFrame(boards.scores()))
 
 
 def on_their_rows() -> pd.DataFrame:
     """Return the median errors of simulators on the rows that they published, beside ours there."""
-    return pd.DataFrame(boards.on_their_rows())
+    return _in_percent(pd.DataFrame(boards.on_their_rows()))
+
+
+def _in_percent(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose shares are percentages."""
+    rows = rows.copy()
+    for name in rows.select_dtypes("float").columns:
+        rows[name] = [None if pd.isna(share) else stored.percent(share) for share in rows[name]]
+    return rows
 
 
 def sources() -> pd.DataFrame:
