@@ -203,3 +203,15 @@ def test_one_of_a_thing_has_no_plural():
         "1 of 2 runs is",
         "2 of 2 runs are",
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("memory.components.per_rank.0.after_step.moments", "moments after a step"),
+        ("observed.runs.1.losses.-1", "losses of training 1"),
+        ("observed.runs.1", "values of training 1"),
+    ],
+)
+def test_a_field_of_a_record_is_said_in_words(path, expected):
+    assert words.readable(path) == expected
