@@ -42,7 +42,6 @@ HELD = {  # words of the documents, and the words of a file that hold them
     "another program has 55 % of each GPU": ("GUIDE.md", "--beside 0.55"),
     "exit code 137": ("tests/test_oom.py", '("Command exited with code 137", "host")'),
     "equal those of DDP to 1e-5 at every step": ("tests/test_parity.py", 'TOLERANCE = {"fp32": 1e-5'),
-    "A tolerance is 0 or": ("study/conform/cases.py", "def bound("),
     "differs by 4 kB of data rows": ("tests/test_virtual.py", "abs=4096"),
     "no buckets of 25 MiB": ("study/training/setup.py", "BUCKET_MIB = 25"),
     "at 2.5 for an hour of a GPU": ("GUIDE.md", "--price 2.5"),
@@ -73,11 +72,11 @@ def within(differences: list[float]) -> str:
     return f"1e{math.ceil(math.log10(max(differences)))}"
 
 
-def watch(name: str, of: str = "") -> str:
-    cost = kept(f"cpu-2core/{name}.json")
+def cost_of_watch() -> str:
+    cost = kept("cpu-2core/watch_cost.json")
     share = {each: f"{100 * value + 1e-9:.2f} %" for each, value in cost["added_cpu_share"].items()}
     step_ms = 1e3 * cost["step_cpu_s"]["median"]
-    return f"{share['median']}{of} ({share['low']} to {share['high']}) to steps of {step_ms:.0f} ms"
+    return f"{share['median']} of CPU time ({share['low']} to {share['high']}) to steps of {step_ms:.0f} ms"
 
 
 def divided(source: str, quantity: str, without: set[str] = frozenset()) -> list[float]:
@@ -180,7 +179,7 @@ def of_tools() -> list[str]:
         f"{len(conformance.kept('faults'))} faults, planted one by one",
         f"the same seed under {WORDS[len(NAMES)]} [",
         f"look at steps {AFTER + 1} to {AFTER + CollectiveLook.STEPS + ComponentLook.STEPS}",
-        f"In one run it added {watch('watch_cost', ' of CPU time')}",
+        f"In one run it added {cost_of_watch()}",
         f"{WORDS[len({each['way'] for each in kept('cpu-2core/hangs.jsonl')})]} such ways",
         f"The causes of {len(threads)} public threads were collected",
         f"The last {len(last)} were scored once, after its rules were final: it names the cause of {sum(last)} of them",

@@ -110,7 +110,8 @@ def claims(
     loaded = load(runs, every_folder_has_runs=True) if runs else load(evidence.default_folders())
     gathered, judged = _judged(chosen, loaded, keep)
     if differences:
-        in_full = " ".join(["study claims", *["--runs"][: len(runs)], *map(str, runs)])
+        flag = ["--runs"] if runs else []
+        in_full = " ".join(["study claims", *flag, *map(str, runs)])
         say_wrapped(*committed.differences(judged), f"All of them: {in_full}", indent="    ")
         return None
     notes = _notes(gathered, files.doubts(known) if file == files.FOLDER else [])
@@ -252,8 +253,9 @@ def _say_chosen(verdicts: list[Verdict], given: tuple[str, ...]) -> None:
 
 
 def _say_plainly(verdicts: list[Verdict]) -> None:
-    lines = [f"{each.claim.id}: {words.plainly(each)}" for each in verdicts]
-    say_wrapped(*lines, *[""][: len(lines)], indent="    ")
+    if verdicts:
+        lines = [f"{each.claim.id}: {words.plainly(each)}" for each in verdicts]
+        say_wrapped(*lines, "", indent="    ")
 
 
 def _named(given: tuple[str, ...], claims: list[Claim]) -> list[Claim]:

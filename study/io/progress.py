@@ -1,4 +1,4 @@
-"""Says on stderr what takes long: on a terminal in a line that vanishes, elsewhere in a plain line, once."""
+"""Show on stderr what a slow command is doing: on a terminal a line with a clock, elsewhere one plain line."""
 
 import contextlib
 import sys
@@ -20,7 +20,7 @@ def shown() -> Iterator[None]:
 
 @contextlib.contextmanager
 def during(text: str) -> Iterator[None]:
-    """Say what takes long while this block runs."""
+    """Show a text while this block runs."""
     texts = _texts.get()
     if texts is not None and sys.stderr.isatty():
         from rich.console import Console  # they take longer to import than most answers

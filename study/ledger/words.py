@@ -245,7 +245,7 @@ def readable(text: str) -> str:
 def _recorded(parts: list[str]) -> str:
     """Return the dotted path of a field in words: moments after a step, losses of training 1."""
     *places, name = [part for part in parts if part not in STRUCTURE and part not in ("0", "-1")]
-    if name.isdigit():  # the whole of an entry
+    if name.isdigit():  # the path ends at an entry of a list, not at one of its fields
         places, name = [*places, name], "values"
     words = [PLACES.get(place, place if place.isdigit() else f"of {place}") for place in places]
     return " ".join([NAMES.get(name, name.replace("_", " ")), *words])

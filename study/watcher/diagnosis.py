@@ -143,12 +143,12 @@ def _offloading(facts: Facts) -> Results:
     seen = facts.observed
     stage = required(seen.stage)
     states = seen.offload_optimizer
-    home = facts.asked_home("offload_optimizer")
+    home = facts.requested_home("offload_optimizer")
     if (home, states) == ("nvme", "cpu") and stage < 3:
         yield "nvme_is_cpu", {}
     elif states not in (None, home):
         yield "states_not_offloaded", {"home": home}
-    home = facts.asked_home("offload_param")
+    home = facts.requested_home("offload_param")
     if home != "none" and seen.offload_param in (None, "none"):
         why = f": stage {stage} ignores offload_param" if stage < 3 else ""
         yield "weights_not_offloaded", {"home": home, "why": why}

@@ -1,4 +1,4 @@
-"""A record's values as the rules of `diagnosis.py` need them, and what its training was asked to be."""
+"""The values of a record that the rules of `diagnosis.py` use, and the settings that were requested."""
 
 import functools
 from typing import Any, TypeVar
@@ -112,7 +112,7 @@ class Facts:
     def moved_bytes(self, *kinds: str) -> int:
         return sum(self.traffic[kind].bytes for kind in kinds if kind in self.traffic)
 
-    def asked_home(self, part: str) -> str:
+    def requested_home(self, part: str) -> str:
         """Return where the optimizer states or the weights should be offloaded to."""
         return getattr(self.promised, part) or self.zero(part).get("device") or "none"
 

@@ -17,14 +17,14 @@ LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")  # families whose sparse blocks a
 
 
 class Whole(NamedTuple):
-    """Elements that a rank holds beside its parts."""
+    """Elements that a rank holds in addition to its own parts."""
 
     weights: int  # including those that are on their way
     flat: int  # of buffers from which weights were made
 
 
 class Visit(NamedTuple):
-    """What is whole when a pass comes to a module."""
+    """The elements that are gathered when a pass reaches a module."""
 
     before: Whole  # while the module before it runs
     waiting: Whole  # when it has waited for its weights

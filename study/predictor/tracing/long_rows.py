@@ -1,6 +1,6 @@
-"""What keeps the passes over long rows small: feed-forward layers in tiles, and checkpoints on the host.
+"""Lower the memory of passes over long rows: feed-forward layers in tiles, and checkpoints on the host.
 
-Both are of Arctic Long Sequence Training (arXiv 2506.13996). For shapes alone: nothing is copied.
+Both come from Arctic Long Sequence Training (arXiv 2506.13996). Only shapes are traced: nothing is copied.
 """
 
 import math
@@ -33,21 +33,21 @@ class _Tiled(torch.autograd.Function):
         layer, forward, place = ctx.rest
         (rows,) = ctx.saved_tensors
         flat = rows.detach().reshape(-1, rows.shape[-1])
-        of_rows = torch.zeros_like(flat)
-        parts = [tensor.chunk(ctx.tiles) for tensor in (flat, gradient.reshape(flat.shape), of_rows)]
-        for number, (tile, of_tile, tile_gradient) in enumerate(zip(*parts, strict=True), 1):
+        rows_gradient = torch.zeros_like(flat)
+        parts = [tensor.chunk(ctx.tiles) for tensor in (flat, gradient.reshape(flat.shape), rows_gradient)]
+        for number, (tile, output_gradient, tile_gradient) in enumerate(zip(*parts, strict=True), 1):
             for tensor in layer.parameters():
                 setattr(tensor, IS_LAST, number == len(parts[0]))
             tile.requires_grad_()
             tile.grad = tile_gradient
             with torch.enable_grad(), place():  # backward() puts function modes aside
                 out = forward(tile)
-            torch.autograd.backward(out, of_tile)
-        return of_rows.view(rows.shape), None, None, None
+            torch.autograd.backward(out, output_gradient)
+        return rows_gradient.view(rows.shape), None, None, None
 
 
 def keep_less(model: nn.Module, names: tuple[str, ...], place: Callable[[], AbstractContextManager]) -> None:
-    """Let a model keep less of its passes, in the ways of LONG_ROWS that are named."""
+    """Apply the named methods to a model: HOST_CHECKPOINTS, TILED_MLP, or both."""
     if HOST_CHECKPOINTS in names:
         _keep_on_host(model)
     if TILED_MLP in names:
@@ -55,7 +55,7 @@ def keep_less(model: nn.Module, names: tuple[str, ...], place: Callable[[], Abst
 
 
 def _tile(model: nn.Module, place: Callable[[], AbstractContextManager]) -> None:
-    """Let the feed-forward layers compute some tokens at a time, and again in the backward pass."""
+    """Make the feed-forward layers compute a few tokens at a time, and recompute them in the backward pass."""
     layers = [module for module in model.modules() if type(module).__name__.endswith("MLP")]
     if not layers:
         raise Stop("this model has no feed-forward layers with a name that ends in MLP", "leave --tiled-mlp out")
@@ -68,7 +68,7 @@ def _in_tiles(layer: nn.Module, forward: Callable, place: Callable[[], AbstractC
 
 
 def _keep_on_host(model: nn.Module) -> None:
-    """Let the host keep what checkpointing keeps of a layer: its input. The backward pass fetches it.
+    """Keep the input of each checkpointed layer in host memory. The backward pass fetches it.
 
     This is transformers' own offload=True (5.23, modeling_utils.py): copies to the host around each checkpoint.
     """
