@@ -185,6 +185,8 @@ def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_p
     varied = compare(row(memory_GB=8, step_time_s=1, rows_are="padded", deepspeed=None))
     assert [each.quantity for each in varied.quantities] == ["memory"]
     assert varied.reason == "time: rows are padded, and their mean is not said"
+    with pytest.raises(NotPredicted, match="recomputation of 5 of 12 layers"):
+        training_of(row(recompute_part="layers=5", recompute=None))
     with pytest.raises(NotPredicted, match="rows vary"):
         training_of(row(seq_mean=300))
 
@@ -200,6 +202,7 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"frozen": "bf16"}),
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
+        ({"recompute_part": "layers=4", "recompute": None}, {"checkpointing": 3}),  # of 12
         ({"recompute_part": "ops:torchtitan", "recompute": None}, {"checkpointing": SELECTIVE}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
         ({"experts": "loop"}, {"experts_loop": True}),

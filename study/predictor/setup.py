@@ -18,11 +18,15 @@ Optimizer = Literal["fused", "foreach", "adamw_8bit", "sgd", "adafactor", "muon"
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16"]
-Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "mxfp4"]
+Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "fp8", "mxfp4", "mxfp8", "nvfp4"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
-# these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32.
-PACKED_BYTES = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "int8": 1.0, "mxfp4": 0.5}
-SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0, "mxfp4": 1 / 32}
+# these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32 (OCP's
+# MX v1.0, section 5.2), NVFP4 a byte for 16 (arXiv 2509.25149, section 2). Scales of rows or tensors are few.
+PACKED_BYTES = dict.fromkeys(("nf4", "nf4_double", "fp4", "mxfp4", "nvfp4"), 0.5) | dict.fromkeys(
+    ("int8", "fp8", "mxfp8"), 1.0
+)
+SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0, "fp8": 0.0}
+SCALES_BYTES |= {"mxfp4": 1 / 32, "mxfp8": 1 / 32, "nvfp4": 1 / 16}
 QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
 

@@ -161,7 +161,7 @@ def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
         experts_loop=row.experts == "loop",
         sequence_ranks=int(words[2:]) if shares_rows else 1,
         layout=Layout.of_words(words) if words and not shares_rows else None,
-        checkpointing=_every(row),
+        checkpointing=_every(row, model),
         recomputes_whole_layers=row.recompute == "whole",
         attention="eager" if is_megatrons else row.attention or "sdpa",
         one_row_as_two=is_megatrons,
@@ -190,7 +190,7 @@ def _machine(row: Row, gpu: str, ranks: int) -> Machine:
 
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
-    known = {"recompute_part": r"layers/\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
+    known = {"recompute_part": r"layers[/=]\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
     known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": ""}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
     known |= {"parallel": "" if row.fsdp else rf"sp\d+|{FORM}"}
@@ -212,11 +212,22 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     return replace(model, lora_rank=row.adapter_rank, lora_targets=chosen, dora=row.adapter == "dora")
 
 
-def _every(row: Row) -> int:
-    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all."""
+def _every(row: Row, model: Transformer) -> int:
+    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all.
+
+    A number of layers is spread evenly, because which of them are meant hardly matters.
+    """
+    if row.recompute_part is None:
+        return bool(row.recompute)
     if row.recompute_part == "ops:torchtitan":
         return SELECTIVE
-    return int(row.recompute_part.partition("/")[2]) if row.recompute_part else bool(row.recompute)
+    count = int(re.split("[/=]", row.recompute_part)[1])
+    if "/" in row.recompute_part:
+        return count
+    layers = len({tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")})
+    if count == 0 or layers % count:
+        raise NotPredicted(f"recomputation of {count} of {layers} layers is not modelled")
+    return layers // count
 
 
 def _most_tokens(model: Transformer) -> int | None:
