@@ -206,7 +206,7 @@ def _answer(prediction: Prediction) -> str:
     if gpu is None or prediction.fits is None:
         return f"{text}."
     other = " beside the other program" if prediction.other_share else ""
-    free = f"{size(GPUS[gpu].memory_bytes)}, of which {size(reserve_bytes(GPUS[gpu]))} stay free"
+    free = f"{size(GPUS[gpu].memory_bytes)}, less {size(reserve_bytes(GPUS[gpu]))} for context and fragmentation"
     return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({free}){other}')}"
 
 
