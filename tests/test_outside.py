@@ -103,6 +103,23 @@ def test_a_missing_column_is_named_and_another_one_is_ignored(tmp_path):
         published.read_rows(tmp_path / "none.csv")
 
 
+def test_what_a_source_says_of_all_its_rows_fills_in_empty_fields(tmp_path):
+    path = file(tmp_path / "rows.csv", {"attention": "eager", "deepspeed": '{"stage": 1}'}, {})
+    path.write_text(path.read_text().replace(",loss,", ",others_loss,"))
+    says = tmp_path / "says.toml"
+    says.write_text('attention = "sdpa"\nloss = "chunked"\ndeepspeed = { stage = 2 }\n')
+    first, second = published.read_rows(path, published.read_settings(says))
+    assert (first.attention, second.attention) == ("eager", "sdpa")
+    assert [training_of(each).setup.stage for each in (first, second)] == [1, 2]
+    assert second.loss == "chunked"
+    says.write_text("atention = 1\n")
+    with pytest.raises(Stop, match="'atention' is not a column"):
+        published.read_settings(says)
+    says.write_text('attention = "flash"\n')
+    with pytest.raises(Stop, match=r"line 3: attention .*'flash'"):
+        published.read_rows(path, published.read_settings(says) | {"loss": "whole"})
+
+
 def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
     assert row(tokens_per_s_per_gpu=8192).step_s == pytest.approx(2 * 2 * 1024 / 8192)
     assert row(tokens_per_s_per_gpu=8192, step_time_s=3).step_s == 3

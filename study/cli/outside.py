@@ -19,6 +19,7 @@ def outside(
     *,
     against: Literal["ours"] | None = None,
     file: Path | None = None,
+    says: Path | None = None,
     source: str | None = None,
     write: bool = False,
     board: bool = False,
@@ -29,19 +30,21 @@ def outside(
     Args:
         against: ours: show how far our stored predictions are from each measurement. --write renews the predictions.
         file: Predict other rows: a CSV file with the columns of reports/outside/measurements.csv.
+        says: What holds for all rows of --file: a TOML file with lines such as `attention = "sdpa"`. It fills in empty
+            fields.
         source: Take only the sources whose name contains this text.
         write: Predict all of the project's own rows again, and store the result for the report, advise and estimate.
         board: Score all predictors whose files are in reports/outside/board, on the rows that nothing was fitted to.
         as_json: Print everything as JSON, also each row, and why it has no prediction.
     """
     if write:
-        if file or source:
-            raise Stop("--write renews all of the project's own rows", "leave out --file and --source")
+        if file or says or source:
+            raise Stop("--write renews all of the project's own rows", "leave out --file, --says and --source")
         _write()
         return None
     if board:
         return _board(as_json)
-    rows = _chosen(file, source or "")
+    rows = _chosen(file, says, source or "")
     if file is None and not (against or as_json):
         _list(rows)
         return None
@@ -110,8 +113,11 @@ def _nearest(scores: list[dict]) -> str:
     return f"The nearest: {joined(texts)}, where no answer counts as 100 % off."
 
 
-def _chosen(file: Path | None, source: str) -> list[Row]:
-    known = published.rows() if file is None else published.read_rows(file)
+def _chosen(file: Path | None, says: Path | None, source: str) -> list[Row]:
+    if says and file is None:
+        raise Stop("--says is about the rows of --file", "give --file, too")
+    settings = published.read_settings(says) if says else {}
+    known = published.read_rows(file, settings) if file else published.rows()
     rows = [row for row in known if source.lower() in row.source.lower()]
     if not rows:
         raise Stop("there is no such row", "study outside lists the sources" if source else "give a file with rows")

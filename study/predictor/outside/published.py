@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import itertools
+import json
 import math
 import re
 from collections import defaultdict
@@ -243,8 +244,12 @@ def sources() -> dict[str, Source]:
     return read_sources(FOLDER / "sources.toml")
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file with the columns of measurements.csv. Other columns are ignored."""
+def read_rows(path: Path, settings: dict | None = None) -> list[Row]:
+    """Return the rows of a file with the columns of measurements.csv. Other columns are ignored.
+
+    `settings` are values by column, for fields that the file leaves empty.
+    """
+    settings = settings or {}
     try:
         content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
         reader = csv.DictReader(io.StringIO(content, newline=""))
@@ -254,17 +259,30 @@ def read_rows(path: Path) -> list[Row]:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
     if len(lines) > MAX_ROWS:
         raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
-    if missing := [name for name, field in Row.model_fields.items() if field.is_required() and name not in header]:
+    required = [name for name, field in Row.model_fields.items() if field.is_required()]
+    if missing := [name for name in required if name not in (*header, *settings)]:
         what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
-    return [_row(path, number, line) for number, line in lines]
+    return [_row(path, number, line, settings) for number, line in lines]
 
 
-def _row(path: Path, number: int, line: dict[str, str]) -> Row:
+def _row(path: Path, number: int, line: dict[str, str], settings: dict) -> Row:
+    given = {name: (line.get(name) or "").strip() for name in Row.model_fields}
     try:
-        return Row.model_validate({name: (line.get(name) or "").strip() or None for name in Row.model_fields})
+        return Row.model_validate({name: text or settings.get(name) for name, text in given.items()})
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
+
+
+def read_settings(path: Path) -> dict:
+    """Return what a source says of all its rows: a TOML file with values by column. A table becomes JSON."""
+    try:
+        content = texts.from_toml(files.read(path, MAX_BYTES))
+    except (OSError, ValueError) as error:
+        raise Stop(f"{path} cannot be read ({files.why(error)})", 'write lines such as attention = "sdpa"') from None
+    if unknown := [name for name in content if name not in Row.model_fields]:
+        raise Stop(f"{path}: {unknown[0]!r} is not a column of measurements.csv", nearest(unknown[0], Row.model_fields))
+    return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in content.items()}
 
 
 def read_sources(path: Path) -> dict[str, Source]:
