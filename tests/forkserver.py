@@ -213,4 +213,5 @@ if __name__ == "__main__":
     gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
     os.chdir(ROOT)
     descriptor, session = map(int, ARGUMENTS)
-    Server(socket.socket(fileno=descriptor), session).serve_forever()
+    if psutil.pid_exists(session):  # a short session is over before all that is imported
+        Server(socket.socket(fileno=descriptor), session).serve_forever()
