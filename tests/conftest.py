@@ -256,8 +256,8 @@ def module_without_traces(tmp_path_factory):
 
 def advised_config(folder: Path, arm: str) -> Path:
     """What `study advise --write` gives for an arm on two GPUs, or on one for `single`, in fp32."""
+    from study.cli.configs import write
     from study.predictor.advice.advise import advise
-    from study.predictor.advice.configure import write
     from study.predictor.advice.question import Question
     from study.predictor.architecture import describe
 

@@ -24,7 +24,6 @@ from study.predictor.advice.advise import (
     row_of,
     step_of,
 )
-from study.predictor.advice.answer import assumptions, flags, seconds
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import HALF, Given, Question, bytes_of, counts_of
 from study.predictor.architecture import describe
@@ -39,6 +38,7 @@ from study.predictor.memory.memory_kinds import (
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import step_time
+from study.report.advice import assumptions, flags, seconds
 from study.spec import arms
 
 GEMMA = Question(describe("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)

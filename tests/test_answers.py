@@ -6,9 +6,8 @@ import xml.etree.ElementTree
 import pytest
 
 from study.io.numbers import nats
-from study.predictor.outside import side_by_side
 from study.records import runs as records
-from study.report import answers, readme, style
+from study.report import answers, readme, side_by_side, style
 from study.report.topics import memory
 from study.report.topics.claims import Judged
 from study.spec.arms import ROOT

@@ -11,12 +11,12 @@ import test_parity
 import test_save
 from conftest import DECODERS_ALONE
 
+from study.cli.configs import config, torchtitan, write
 from study.errors import Stop
 from study.predictor.advice.advise import BUCKETS, Advice, advise, best_of_arm
-from study.predictor.advice.answer import use
-from study.predictor.advice.configure import config, torchtitan, write
 from study.predictor.advice.question import Question
 from study.predictor.architecture import describe, named
+from study.report.advice import use
 from study.spec import arms
 
 QUESTION = Question(describe("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, "bf16_cast", False, disk_bytes_per_s=3e9)

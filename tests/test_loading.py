@@ -8,10 +8,10 @@ from study.bench import loading as bench
 from study.bench.loading import Cell, cells, held_out, measure
 from study.cli.commands import start
 from study.predictor.advice.advise import best_of_arm
-from study.predictor.advice.answer import to_load
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
 from study.predictor.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
+from study.report.advice import to_load
 from study.report.topics import killed
 from study.spec.arms import ROOT, load_arm
 

@@ -13,10 +13,10 @@ from test_cli import in_this_process
 
 from study.machine.gpus import GPUS
 from study.predictor.architecture import describe
-from study.predictor.outside import side_by_side, stored
-from study.predictor.outside.errors import accuracy_of
+from study.predictor.outside import stored
 from study.predictor.setup import Setup
-from study.report import answers, readme
+from study.report import answers, readme, side_by_side
+from study.report.outside import accuracy_of
 from study.report.templating import TEMPLATES
 
 README = "--model mistral-7b --gpus 8 --gpu H100"

@@ -9,11 +9,13 @@ import pytest
 
 from study.cli.outside import outside
 from study.errors import Stop
+from study.io.numbers import percent
 from study.predictor.estimate import estimate
 from study.predictor.outside import errors, published, ratios, stored, trainings
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
 from study.predictor.tracing.transformer import SELECTIVE
+from study.report import outside as in_words
 
 FROZEN = published.FOLDER / "frozen.csv"
 GPT = {
@@ -280,7 +282,7 @@ def test_errors_are_what_they_are_by_hand():
     """Three of five rows are complete: two of them are within 10 %, and all within 30 %."""
     members = [*judged([1.05, 2.5, 3.0], [1, 2, 3]), *judged([9.0, 4.2], [1, 4], assumed="a guess | another")]
     assert members[-1].row.assumptions == ("a guess", "another")
-    line, last = errors.lines(members)
+    line, last = in_words.lines(members)
     assert last == line | {"source": "all", "its simulator": None}
     assert (line["rows"], line["median"], line["off by"], line["worst"]) == (5, "+5.0%", "5.0%", "+800%")
     assert (line["within 10 %"], line["within 30 %"], line["in interval"]) == ("60%", "80%", "40%")
@@ -290,10 +292,10 @@ def test_errors_are_what_they_are_by_hand():
 
 
 def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_left_over():
-    missed = errors.misses(stored.predictions())
+    missed = in_words.misses(stored.predictions())
     given = {each.why for source in published.sources().values() for each in source.miss}
     assert given == {miss["why"] for miss in missed}
-    (line,) = errors.misses(judged([0.5, 0.6], [1, 1]))
+    (line,) = in_words.misses(judged([0.5, 0.6], [1, 1]))
     assert (line["off by"], line["rows"], line["why"]) == ("-50% to -40%", 2, "not explained")
 
 
@@ -323,7 +325,7 @@ def test_the_accuracy_is_of_all_committed_rows_that_nothing_was_fitted_to():
     kept = stored.read()["accuracy"]
     assert errors.accuracies(stored.predictions()) == kept
     assert (kept["memory"]["rows"], kept["time"]["rows"]) == (150, 490)
-    assert f"memory is {stored.percent(kept['memory']['median_error'])} off over 150 rows" in stored.accuracy()
+    assert f"memory is {percent(kept['memory']['median_error'])} off over 150 rows" in in_words.accuracy()
 
 
 # --- stored predictions, and the command ---------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from study.cli.configs import write
 from study.cli.predictions import estimate
 from study.cli.steps import Divided, Kernels, Links, Training
 from study.errors import Stop
 from study.predictor.advice.advise import advise, best_layout
-from study.predictor.advice.answer import in_words
-from study.predictor.advice.configure import write
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import decoder, named
 from study.predictor.estimate import estimate as predict
@@ -21,6 +20,7 @@ from study.predictor.setup import Setup
 from study.predictor.timing.replay import length_s, replay
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.wanted import Wanted
+from study.report.advice import in_words
 
 STAGE_1 = {"zero_optimization": {"stage": 1}}
 LLAMA = Setup(

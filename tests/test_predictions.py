@@ -304,10 +304,10 @@ def test_others_speeds_are_compared_on_one_machine_and_by_rows():
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(published, "rows", lambda: listed)
-        published._comparable.cache_clear()
+        citations._comparable.cache_clear()
         found = citations.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
         nothing = citations.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
-    published._comparable.cache_clear()
+    citations._comparable.cache_clear()
     assert (found.value, found.interval, found.evidence) == (3, (3, 3), ("a",))
     assert nothing.value is None
     with pytest.raises(Stop, match="'arms' is not a column"):

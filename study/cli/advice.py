@@ -8,18 +8,18 @@ from typing import Annotated
 
 import tyro
 
+from study.cli import configs
 from study.errors import Stop
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
-from study.predictor.advice import answer, configure
 from study.predictor.advice.advise import Advice, setup_of_row
 from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, counts_of
-from study.predictor.outside.errors import accuracy_of
-from study.predictor.outside.stored import accuracy
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
+from study.report import advice as answer
+from study.report.outside import accuracy, accuracy_of
 from study.spec.options import AsJson
 
 
@@ -53,7 +53,7 @@ def advise(
             raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
         return _advise_number(model, counts, [gpu_named(gpu)] if gpu else list(GPUS), given, as_json)
     advice = recommend(Question.of(model, counts[0], gpu, given))
-    for path in configure.write(write, advice, nvme_dir=nvme_dir) if write else []:
+    for path in configs.write(write, advice, nvme_dir=nvme_dir) if write else []:
         sys.stderr.write(f"written: {path}\n")
     lines = answer.in_words(advice)
     why = answer.reason(advice)

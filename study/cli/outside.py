@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Literal
 
 from study.errors import Stop
-from study.io.numbers import number_of
+from study.io.numbers import number_of, percent
 from study.io.tables import say, say_wrapped, show
 from study.io.words import joined
-from study.predictor.outside import errors, published, side_by_side, stored
+from study.predictor.outside import errors, published, stored
 from study.predictor.outside.published import Row
-from study.predictor.outside.stored import percent
 from study.predictor.outside.trainings import ComparedRow, compare
+from study.report import outside as in_words
+from study.report import side_by_side
 from study.spec.options import AsJson
 
 
@@ -51,15 +52,15 @@ def outside(
     kept = [] if file else stored.predictions()
     members = [compare(row) for row in rows] if file else [member for member in kept if member.row in rows]
     if as_json:
-        return {"rows": [member.as_json() for member in members], "summary": errors.lines(members)}
+        return {"rows": [member.as_json() for member in members], "summary": in_words.lines(members)}
     _show(members, is_whole=not (file or source))
     return None
 
 
 def _show(members: list[ComparedRow], *, is_whole: bool) -> None:
     """Print how far off the predictions are, over all rows and source by source."""
-    lines = errors.lines(members)
-    say_wrapped(stored.accuracy() if is_whole else _answer(lines), "")
+    lines = in_words.lines(members)
+    say_wrapped(in_words.accuracy() if is_whole else _answer(lines), "")
     show(lines)
     predicted = {member.row.source for member in members if member.quantities}
     if without := Counter(member.row.source for member in members if member.row.source not in predicted):

@@ -19,12 +19,11 @@ from study.predictor.combinations import beside_bytes
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
-from study.predictor.outside.errors import accuracy_of
-from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
 from study.predictor.setup import Fsdp, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of, is_size
+from study.report.outside import accuracy, accuracy_of
 from study.spec import arms
 from study.spec.optimizers import refusal
 from study.spec.options import AsJson

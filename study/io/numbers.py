@@ -66,6 +66,16 @@ def part_of(number: int, whole: int, things: str) -> str:
     return f"{number} of {whole} {things} {'is' if number == 1 else 'are'}"
 
 
+def percent(share: float) -> str:
+    """A share: 3.4%, or 12%."""
+    return f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
+
+
+def signed(share: float) -> str:
+    """A share with its sign: -3.4%, or +12%."""
+    return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+.0%}"
+
+
 def _singular(plural: str) -> str:
     """The word for one of a thing. Units such as s and GB/s have none."""
     if not plural.replace("-", "").isalpha() or len(plural) < 3 or plural.endswith("ss"):

@@ -1,7 +1,9 @@
 """Checks that rest on a source: what it says, with its own sentence; that none says it; or what others measured."""
 
 import functools
-from collections import Counter
+import itertools
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -15,7 +17,7 @@ from study.io.load import load
 from study.io.numbers import number_of, short
 from study.ledger.arguments import STRICT, as_list
 from study.ledger.verdict import Finding
-from study.predictor.outside.published import Patterns, ratios_of_speed
+from study.predictor.outside import published as others
 
 FOLDER = Path(__file__).resolve().parent / "claims"
 SOURCES = "sources.toml"
@@ -23,6 +25,7 @@ MAX_BYTES = 4 * 2**20  # the longest claims file of this study has 90 kB
 LONGEST_QUOTE = 40  # words
 REMEDY = "correct the file (in TOML, a table in braces must be on a single line)"
 Form = TypeVar("Form", bound=BaseModel)
+Patterns = dict[str, str]  # a regular expression for each of some columns
 
 
 def read_form(path: Path, form: type[Form]) -> Form:
@@ -124,6 +127,34 @@ def _read(ids: Iterable[str], own: list[dict] | None) -> str:
             raise Stop(f"{name!r} is not a source in {SOURCES}", remedy)
         words.append(f"{name} ({known[name].read})")
     return ", ".join(words)
+
+
+@functools.cache
+def _comparable() -> list[list[tuple[others.Row, float]]]:
+    """Return the published rows with a known speed: those of one source, model, machine and row length together."""
+    groups = defaultdict(list)
+    for row in others.rows():
+        if speed := row.rows_per_s:
+            groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append((row, speed))
+    return [*groups.values()]
+
+
+def ratios_of_speed(numerator: Patterns, denominator: Patterns) -> list[tuple[str, float]]:
+    """Return the source of each comparable pair of rows, and the speed of the first row over that of the second."""
+    return [
+        (row.source, speed / other_speed)
+        for group in _comparable()
+        for (row, speed), (other, other_speed) in itertools.product(group, repeat=2)
+        if _matches(row, numerator) and _matches(other, denominator)
+    ]
+
+
+def _matches(row: others.Row, patterns: Patterns) -> bool:
+    for name in patterns:
+        if name not in others.Row.model_fields:
+            what = f"{name!r} is not a column of measurements.csv"
+            raise Stop(what, validation.nearest(name, others.Row.model_fields))
+    return all(re.search(pattern, str(getattr(row, name))) for name, pattern in patterns.items())
 
 
 def published(*, of: Patterns, to: Patterns, where: Patterns = {}) -> Finding:  # noqa: B006

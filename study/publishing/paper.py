@@ -13,7 +13,7 @@ import pandas as pd
 
 from study.bench.prediction import predicted
 from study.errors import Stop
-from study.io.numbers import nats, size
+from study.io.numbers import nats, percent, size
 from study.io.tables import say
 from study.io.words import joined
 from study.ledger import words
@@ -226,14 +226,14 @@ def _peaks(runs: Runs) -> dict[str, Any]:
 def _outside() -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for quantity, each in stored.read()["accuracy"].items():
-        facts |= {quantity: stored.percent(each["median_error"])}
+        facts |= {quantity: percent(each["median_error"])}
         facts |= {f"{quantity}_rows": each["rows"], f"{quantity}_sources": each["sources"]}
-    return facts | {"inside": stored.percent(stored.read()["accuracy"]["time"]["inside"])}
+    return facts | {"inside": percent(stored.read()["accuracy"]["time"]["inside"])}
 
 
 def _board() -> pd.DataFrame:
     board = predictions.board()
-    shares = {name: board[name].map(stored.percent) for name in ("error", "median of answered")}
+    shares = {name: board[name].map(percent) for name in ("error", "median of answered")}
     return board[BOARD].assign(**shares)
 
 

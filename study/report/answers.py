@@ -16,10 +16,9 @@ from study.io.numbers import count, nats, size
 from study.io.words import joined
 from study.ledger.verdict import REFUTED
 from study.predictor.estimate import estimate
-from study.predictor.outside import side_by_side
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
-from study.report import answer_figures, grouping
+from study.report import answer_figures, grouping, side_by_side
 from study.report.grouping import parts, sums
 from study.report.templating import machine
 from study.report.topics import losses, memory, traffic

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy
 
-from study.predictor.advice import answer
 from study.predictor.advice.advise import BUCKET_ELEMENTS, advise, with_buckets
 from study.predictor.advice.question import Given, Question
 from study.predictor.estimate import estimate, memory
@@ -24,6 +23,7 @@ from study.predictor.setup import Setup, distribution
 from study.predictor.tracing import committed
 from study.predictor.tracing.tape import Event, events
 from study.predictor.tracing.transformer import Transformer
+from study.report import advice as answer
 from study.report.topics.memory import PARTS
 from study.spec import arms, optimizers
 from study.spec.shapes import SHAPES, config_of

@@ -16,10 +16,9 @@ from study.errors import Stop
 from study.io import files
 from study.ledger.verdict import VERDICTS
 from study.ledger.words import WHAT_A_BASIS_IS
-from study.predictor.outside import side_by_side
 from study.records import runs as records
 from study.records.runs import Runs
-from study.report import answer_figures, answers, style
+from study.report import answer_figures, answers, side_by_side, style
 from study.report.templating import literal, machine
 from study.report.topics import claims
 from study.report.topics.claims import Judged

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import NamedTuple, TypeVar, get_args
 
-from study.io.numbers import count
+from study.io.numbers import count, percent, signed
 from study.predictor.outside import published, stored
-from study.predictor.outside.published import Quantity, Role, Row, sources
-from study.predictor.outside.stored import percent, signed
+from study.predictor.outside.published import Quantity, Row
 from study.predictor.outside.trainings import FLAT, Compared, ComparedRow, compare
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import LARGE
@@ -66,55 +65,6 @@ def summary(numbers: Sequence[Compared]) -> dict:
         "within 30 %": percent(mean(each <= 0.3 for each in off)),
         "in interval": percent(mean(inside)) if inside else None,
     }
-
-
-def lines(members: Iterable[ComparedRow]) -> list[dict]:
-    """Return the errors of each source, of each role, and of all rows."""
-    errors = table(members)
-    groups = grouped(errors, lambda each: each.row.source)
-    groups |= {f"all of role {role}": [each for each in errors if each.row.role == role] for role in get_args(Role)}
-    error_lines = []
-    for name, group in (groups | {"all": errors}).items():
-        for quantity in get_args(Quantity):
-            if mine := [each for each in group if each.compared.quantity == quantity]:
-                own_error = sources()[name].own_error.get(quantity) if name in sources() else None
-                error_lines.append({"source": name, "quantity": quantity} | _line(mine, own_error))
-    return error_lines
-
-
-def _line(errors: list[Error], own_error: float | None) -> dict:
-    complete = [each.off for each in errors if each.complete]
-    flat = [abs(each.flat) for each in errors if each.flat is not None]
-    return summary([each.compared for each in errors]) | {
-        "complete rows": len(complete) or None,
-        "off by (complete)": percent(median(complete)) if complete else None,
-        "within 10 % (complete)": _counted(complete, 0.1),
-        "within 30 % (complete)": _counted(complete, 0.3),
-        FLAT: percent(median(flat)) if flat else None,
-        "its simulator": None if own_error is None else percent(own_error),
-    }
-
-
-def _counted(off: list[float], limit: float) -> str | None:
-    return f"{sum(each <= limit for each in off)} of {len(off)}" if off else None
-
-
-def misses(members: Iterable[ComparedRow]) -> list[dict]:
-    """Return the predictions that missed, with their explanations. Rows that only differ in their batch are one."""
-
-    def alike(each: Error) -> tuple:
-        row = each.row
-        about = (row.source, each.compared.quantity, row.model, f"{row.n_gpus} x {row.gpu}", row.arm)
-        return (*about, "yes" if each.complete else "no", each.why or "not explained")
-
-    miss_lines = []
-    names = ("source", "quantity", "model", "on", "arm", "complete", "why")
-    for key, mine in grouped((each for each in table(members) if each.compared.missed), alike).items():
-        off = [each.compared.error for each in mine]
-        ends = dict.fromkeys((signed(min(off)), signed(max(off))))
-        *about, why = zip(names, key, strict=True)
-        miss_lines.append(dict(about) | {"rows": len(mine), "off by": " to ".join(ends)} | dict([why]))
-    return miss_lines
 
 
 def accuracies(members: Iterable[ComparedRow]) -> dict[str, dict]:
@@ -189,20 +139,6 @@ def _place(gpus: int | str | None, local: int) -> str:
 
 def _scale(parameters: float) -> str:
     return f"{'from' if parameters >= LARGE else 'below'} {count(LARGE)} parameters"
-
-
-def accuracy_of(setup: Setup, local: int) -> str:
-    """Return in a sentence how far off predictions of this kind of training are, each source with the same weight."""
-    kind = Kind.of_setup(setup, local)
-    known = accuracies(each for each in stored.predictions() if Kind.of_row(each.row) == kind)
-    parts = [
-        f"{name} is {percent(each['median_error'])} off (rows: {each['rows']}, sources: {each['sources']}, "
-        f"over 10% too low: {each['too_low']:.0%})"
-        if (each := known.get(name))
-        else f"{name}: no published row of this kind"
-        for name in get_args(Quantity)
-    ]
-    return f"Of this kind alone ({', '.join(kind)}): {'; '.join(parts)}."
 
 
 def write() -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from study.errors import Stop
 from study.io import files
-from study.io import parsing as texts
+from study.io.load import load
 from study.io.validation import nearest, sentence
 from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Fsdp, Loss, Quantized
@@ -41,7 +40,6 @@ def _count(text: object) -> object:
 Count = Annotated[int | str | None, BeforeValidator(_count)]
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
-Patterns = dict[str, str]  # a regular expression for each of some columns
 
 
 class Row(BaseModel):
@@ -140,12 +138,6 @@ class Row(BaseModel):
         passes = self.grad_acc if isinstance(self.grad_acc, int) else 1
         return self.micro_batch * passes / self.together / self.step_s
 
-    def matches(self, patterns: Patterns) -> bool:
-        for name in patterns:
-            if name not in Row.model_fields:
-                raise Stop(f"{name!r} is not a column of measurements.csv", nearest(name, Row.model_fields))
-        return all(re.search(pattern, str(getattr(self, name))) for name, pattern in patterns.items())
-
     @property
     def assumptions(self) -> tuple[str, ...]:
         return tuple(self.assumed.split(" | ")) if self.assumed else ()
@@ -212,30 +204,16 @@ class Source(BaseModel):
         return next((part for part in self.part if re.search(part.about, words)), self)
 
 
+class Sources(BaseModel):
+    """The sources of a file."""
+
+    source: tuple[Source, ...]
+
+
 @functools.cache
 def rows() -> tuple[Row, ...]:
     """Return the rows that the project keeps."""
     return tuple(read_rows(FOLDER / "measurements.csv"))
-
-
-@functools.cache
-def _comparable() -> list[list[tuple[Row, float]]]:
-    """Return the rows with a known speed: those of one source, model, machine and row length together."""
-    groups = defaultdict(list)
-    for row in rows():
-        if speed := row.rows_per_s:
-            groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append((row, speed))
-    return [*groups.values()]
-
-
-def ratios_of_speed(numerator: Patterns, denominator: Patterns) -> list[tuple[str, float]]:
-    """Return the source of each comparable pair of rows, and the speed of the first row over that of the second."""
-    return [
-        (row.source, speed / other_speed)
-        for group in _comparable()
-        for (row, speed), (other, other_speed) in itertools.product(group, repeat=2)
-        if row.matches(numerator) and other.matches(denominator)
-    ]
 
 
 @functools.cache
@@ -276,23 +254,14 @@ def _row(path: Path, number: int, line: dict[str, str], settings: dict) -> Row:
 
 def read_settings(path: Path) -> dict:
     """Return what a source says of all its rows: a TOML file with values by column. A table becomes JSON."""
-    try:
-        content = texts.from_toml(files.read(path, MAX_BYTES))
-    except (OSError, ValueError) as error:
-        raise Stop(f"{path} cannot be read ({files.why(error)})", 'write lines such as attention = "sdpa"') from None
+    remedy = 'write lines such as attention = "sdpa"'
+    content = load(path, dict, what="a table of settings", remedy=remedy, most_bytes=MAX_BYTES, links=True)
     if unknown := [name for name in content if name not in Row.model_fields]:
         raise Stop(f"{path}: {unknown[0]!r} is not a column of measurements.csv", nearest(unknown[0], Row.model_fields))
     return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in content.items()}
 
 
 def read_sources(path: Path) -> dict[str, Source]:
-    try:
-        content = texts.from_toml(files.read(path, MAX_BYTES))
-        known = [Source.model_validate(source) for source in content["source"]]
-    except ValidationError as error:
-        raise Stop(f"{path}: {sentence(error, Source.model_fields)}", f"correct {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise Stop(f"{path} cannot be read ({files.why(error)})", f"restore {path.name}") from None
-    except (KeyError, TypeError):
-        raise Stop(f"{path} has no [[source]] tables", f"restore {path.name}") from None
-    return {source.name: source for source in known}
+    remedy, names = f"correct {path.name}", Source.model_fields
+    read = load(path, Sources, what="a file of sources", remedy=remedy, most_bytes=MAX_BYTES, links=True, known=names)
+    return {source.name: source for source in read.source}

@@ -35,24 +35,3 @@ def predictions() -> tuple[ComparedRow, ...]:
 def _compared(values: dict) -> Compared:
     interval = values["interval"] and tuple(values["interval"])
     return Compared(**values | {"interval": interval})
-
-
-def accuracy() -> str:
-    """Return in a sentence how accurate the predictions of others' measurements are."""
-    parts = [
-        f"{quantity} is {percent(each['median_error'])} off over {each['rows']} rows of {each['sources']} sources "
-        f"({percent(each['too_low'])} of rows over 10% too low)"
-        for quantity, each in read()["accuracy"].items()
-    ]
-    inside = percent(read()["accuracy"]["time"]["inside"])
-    text = f"Compared with what others measured, each source with the same weight: {'; '.join(parts)}"
-    text += f"; the interval of the time holds {inside} of the rows that did not decide it"
-    return f"{text} (study outside --against ours)."
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
-
-
-def signed(share: float) -> str:
-    return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+.0%}"

@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 
 from study.bench import board as boards
 from study.bench import gpu_scores
-from study.predictor.outside import errors as outside_errors
+from study.io.numbers import percent
 from study.predictor.outside import published, stored
 from study.records.runs import Runs
-from study.report import style
+from study.report import outside, style
 from study.report.grouping import parts
 from study.report.style import CARD, FAINT, INK, SHADE, Look
 
@@ -35,12 +35,12 @@ def table() -> pd.DataFrame:
 
 def errors() -> pd.DataFrame:
     """Return errors of the predictions, by source and over all, beside those of simpler methods."""
-    return pd.DataFrame(outside_errors.lines(stored.predictions())).rename(columns={"median": "median error"})
+    return pd.DataFrame(outside.lines(stored.predictions())).rename(columns={"median": "median error"})
 
 
 def misses() -> pd.DataFrame:
     """Return the predictions that are off by more than 10 % (memory) or 30 % (time), and why, if that is known."""
-    return pd.DataFrame(outside_errors.misses(stored.predictions()))
+    return pd.DataFrame(outside.misses(stored.predictions()))
 
 
 def board() -> pd.DataFrame:
@@ -57,7 +57,7 @@ def _in_percent(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table whose shares are percentages."""
     rows = rows.copy()
     for name in rows.select_dtypes("float").columns:
-        rows[name] = [None if pd.isna(share) else stored.percent(share) for share in rows[name]]
+        rows[name] = [None if pd.isna(share) else percent(share) for share in rows[name]]
     return rows
 
 
@@ -84,7 +84,7 @@ def sources() -> pd.DataFrame:
 
 def sentence() -> str:
     """Return how accurate the predictions are, as advise and estimate say it."""
-    return stored.accuracy()
+    return outside.accuracy()
 
 
 @style.figure
@@ -135,7 +135,7 @@ def scores(cells: list[dict]) -> pd.DataFrame:
     for name in PREDICTORS if cells else ():
         off = pd.Series([abs(cell[name]) for cell in cells if cell[name] is not None])
         if len(off):
-            row = {"predictor": name, "cells": len(off), "median_error": stored.percent(off.median())}
-            row |= {"largest_error": stored.percent(off.max()), "not_covered": len(cells) - len(off)}
+            row = {"predictor": name, "cells": len(off), "median_error": percent(off.median())}
+            row |= {"largest_error": percent(off.max()), "not_covered": len(cells) - len(off)}
             rows.append(row)
     return pd.DataFrame(rows)

@@ -7,10 +7,10 @@ import yaml
 
 from study.errors import Stop
 from study.predictor.advice.advise import MEGATRON, Advice, Row, settled_arm, zero_of
-from study.predictor.advice.answer import machine, precision_in_words, use
 from study.predictor.advice.question import HALF, Question
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import trainers_name
+from study.report.advice import machine, precision_in_words, use
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST

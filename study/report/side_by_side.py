@@ -5,7 +5,6 @@ The predictions are kept in a file, because tracing the model needs torch and ta
 
 import json
 
-from study.predictor.advice import answer
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
@@ -13,6 +12,7 @@ from study.predictor.outside import stored
 from study.predictor.outside.published import FOLDER, Row, rows
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
+from study.report import advice as answer
 from study.spec.arms import NAMES
 from study.spec.shapes import letters
 
