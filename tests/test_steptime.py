@@ -22,7 +22,8 @@ from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.pace import Links, collective_s, filled
 from study.predictor.timing.replay import Task, busy_s, length_s, replay
-from study.predictor.timing.steptime import Machine, _seconds, step_time, update_bytes
+from study.predictor.timing.schedule import update_bytes
+from study.predictor.timing.steptime import Machine, _seconds, step_time
 from study.predictor.timing.work import LOOP_KERNELS, Product, Work, blocks
 from study.predictor.wanted import Wanted
 from study.spec.shapes import SHAPES

@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
+from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.timing.work import Product, Work
@@ -228,6 +229,29 @@ class Links:
     def between(self, group: int) -> "Links":
         """The links between ranks that have the same place in their groups."""
         return replace(self, ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The GPUs of a training and their links. None: the usual link of such machines."""
+
+    gpu: str
+    gpus_per_node: int = 8
+    link: str | None = None  # between GPUs of a node
+    network: str | None = None  # between nodes
+    disk_bytes_per_s: float | None = None  # of a node
+    fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
+    attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
+    in_8_bits: bool = False  # the products of linear layers, except the head's
+    host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
+
+    def __post_init__(self):
+        if self.host_pace is not None and not 0 <= self.host_pace < 100:
+            raise Stop(f"{self.host_pace:g} is no host's pace", "give what study peaks prints, or 0 for CUDA graphs")
+
+    def links(self, ranks: int) -> Links:
+        gpu = GPUS[self.gpu]
+        return Links(ranks, self.gpus_per_node, self.link or gpu.peer_link, self.network or gpu.network)
 
 
 def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:

@@ -5,12 +5,16 @@ Gradients are reduced block by block, either beside the backward pass or while i
 """
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from math import inf
 
+from study.machine.gpus import GPUS
+from study.predictor import papers
+from study.predictor.estimate import disk_bytes
 from study.predictor.memory import deepspeed_memory, sequence, tensor
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, OfBlocks, Pace, collective_s
+from study.predictor.timing.pace import Links, Machine, OfBlocks, Pace, collective_s
 from study.predictor.timing.replay import Task
 from study.predictor.timing.work import Block
 
@@ -26,59 +30,59 @@ class Sharing:
     """The weights that a rank gathers and the gradients that it reduces, by its arm."""
 
     stage: int  # 3: weights are gathered for each pass, as also under FSDP
-    gathers_again: float  # the share of the weights that the backward pass gathers again
-    reduces_each_pass: bool
-    overlaps: bool  # reductions run beside the backward pass
-    reduce: str  # the collective
-    reduced_bytes: int  # of an element of the gradients
-    gathered_bytes: int  # of an element of the weights
-    bucket_bytes: float
+    gathers_again: float = 0.0  # the share of the weights that the backward pass gathers again
+    reduces_each_pass: bool = False
+    overlaps: bool = True  # reductions run beside the backward pass
+    reduce: str = "reduce_scatter"  # the collective
+    bucket_bytes: float = inf
     # DeepSpeed's stage 3: Python gathers and releases the weights of each module with a tensor of more elements.
     # Smaller tensors stay whole (stage3_param_persistence_threshold). None: Python does nothing for a module.
-    hooks_above: int | None
+    hooks_above: int | None = None
     # Size of the groups of ranks that gather weights, in the forward and in the backward pass; and of the groups that
     # reduce gradients, before they are reduced between groups. None: all ranks.
     gathers_within: tuple[int | None, int | None] = (None, None)
     reduces_within: int | None = None
 
-    @classmethod
-    @functools.cache
-    def from_setup(cls, setup: Setup) -> "Sharing":
-        if setup.fsdp:
-            again = 1.0 if setup.fsdp == "full_shard" else 0.0
-            size = setup.product_bytes
-            each_pass = setup.fsdp_by == "torch"
-            sharing = cls(3, again, each_pass, True, "reduce_scatter", size, size, float("inf"), None)
-            return replace(sharing, gathers_within=(setup.group, setup.group), reduces_within=setup.group)
-        engine = Engine(setup)
-        w = setup.weight_bytes
-        if engine.stage == 0:
-            return cls(0, 0.0, False, True, "all_reduce", w, w, DDP_BUCKET_BYTES, None)
-        bucket = engine.bucket_elements * w
-        if engine.stage < 3:
-            kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
-            sharing = cls(engine.stage, 0.0, engine.stage == 2, engine.overlap, kind, w, w, bucket, None)
-            return replace(sharing, gathers_within=(setup.group, None))
-        again = deepspeed_memory.refetched(engine) / max(1, engine.part * engine.ranks)
-        sharing = cls(
-            3, min(1.0, again), True, engine.overlap, "reduce_scatter", w, w, bucket, engine.persistent_elements
-        )
-        return replace(sharing, gathers_within=(None, setup.second_partition))
+
+@functools.cache
+def sharing_of(setup: Setup) -> Sharing:
+    engine = Engine(setup)
+    group = setup.group
+    if setup.fsdp:
+        again = 1.0 if setup.fsdp == "full_shard" else 0.0
+        each_pass = setup.fsdp_by == "torch"
+        return Sharing(3, again, each_pass, gathers_within=(group, group), reduces_within=group)
+    if engine.stage == 0:
+        return Sharing(0, reduce="all_reduce", bucket_bytes=DDP_BUCKET_BYTES)
+    bucket_bytes = engine.bucket_elements * setup.weight_bytes
+    if engine.stage < 3:
+        kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
+        each_pass = engine.stage == 2
+        return Sharing(engine.stage, 0.0, each_pass, engine.overlap, kind, bucket_bytes, gathers_within=(group, None))
+    again = min(1.0, deepspeed_memory.refetched(engine) / max(1, engine.part * engine.ranks))
+    return Sharing(
+        *(3, again, True, engine.overlap, "reduce_scatter", bucket_bytes, engine.persistent_elements),
+        gathers_within=(None, setup.second_partition),
+    )
 
 
-@dataclass
 class Schedule:
     """Builds the list of tasks, in the order in which they are issued."""
 
-    setup: Setup
-    links: Links
-    constants: Pace
-    seconds: OfBlocks
-    blocks: tuple[Block, ...]
-    sharing: Sharing
-    host: "Host"
-    tasks: list[Task] = field(default_factory=list)
-    slowed_s: float = 0.0  # added to the next kernels, because collectives run beside them
+    def __init__(self, setup: Setup, machine: Machine, constants: Pace, seconds: OfBlocks, blocks: tuple[Block, ...]):
+        self.setup = setup
+        self.machine = machine
+        self.links = machine.links(setup.ranks)
+        self.constants = constants
+        self.seconds = seconds
+        self.blocks = blocks
+        self.engine = Engine(setup)
+        self.sharing = sharing_of(setup)
+        self.parts = setup.ranks if self.sharing.stage else 1  # into which ranks divide what their hosts hold
+        self.updates_on_host = self.engine.offloads or setup.fsdp_offload
+        self.weights_on_host = self.engine.weights_home != "none" or setup.fsdp_offload
+        self.tasks: list[Task] = []
+        self.slowed_s = 0.0  # added to the next kernels, because collectives run beside them
 
     def step(self, passes: int) -> list[Task]:
         """The tasks of a step with `passes` microbatches."""
@@ -140,9 +144,9 @@ class Schedule:
             if place >= len(order) or self.sharing.stage < 3 or share == 0 or not order[place].elements:
                 return
             before = ends.get(order[place - 2].name) if place >= 2 else last
-            up = self.host.weights_up(self, order[place], before)
-            size = order[place].elements * self.sharing.gathered_bytes * share
-            waits[order[place].name] = self.collective("all_gather", order[place], size, links, before, up)
+            size = order[place].elements * self.setup.weight_bytes
+            up = self.offloaded("weights", order[place], size, before) if self.weights_on_host else None
+            waits[order[place].name] = self.collective("all_gather", order[place], size * share, links, before, up)
 
         fetch(0)
         for place, block in enumerate(order):
@@ -155,14 +159,25 @@ class Schedule:
         return ends
 
     def reduce(self, block: Block, computed: int) -> int:
-        size = block.trained * self.sharing.reduced_bytes
+        size = block.trained * self.setup.weight_bytes
         done = computed
         group = self.sharing.reduces_within
         if self.links.ranks > 1:
             done = self.collective(self.sharing.reduce, block, size, self.links.within(group), done)
         if group and self.links.ranks > group:
             done = self.collective("all_reduce", block, size / group, self.links.between(group), done)
-        return self.host.gradients_down(self, block, done)
+        if not self.updates_on_host:
+            return done
+        sums = 1 if self.setup.accumulation == 1 else 2  # with several passes, the sum so far is fetched first
+        return self.offloaded("gradients", block, sums * size, done)
+
+    def offloaded(self, name: str, block: Block, size_bytes: float, *after: int | None) -> int:
+        """Move a rank's part of a block's weights or gradients between the GPU and its host."""
+        return self.add(f"{name} {block.name}", "host link", self.host_link_s(size_bytes / self.parts), *after)
+
+    def host_link_s(self, size_bytes: float) -> float:
+        link = papers.LINKS[GPUS[self.machine.gpu].host_link]
+        return size_bytes / (link.bytes_per_s * self.constants.host_link_share)
 
     def microbatch(self, is_last: bool, last: int | None) -> int:
         self.reducing = is_last or self.sharing.reduces_each_pass
@@ -174,47 +189,37 @@ class Schedule:
     def update(self) -> None:
         """Add the update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
         last_of_stream = {task.stream: place for place, task in enumerate(self.tasks)}
-        done = self.host.update(self, *last_of_stream.values())
+        setup = self.setup
+        owned = setup.model.trained / (setup.sharing_ranks if self.sharing.stage else 1)
+        if self.updates_on_host:
+            done = self.update_on_host(owned, *last_of_stream.values())
+        else:
+            update_s = update_bytes(setup) * owned / GPUS[self.machine.gpu].memory_bytes_per_s
+            done = self.add("update", "compute", update_s, *last_of_stream.values())
         if self.sharing.stage in (1, 2) and self.links.ranks > 1:
-            size = sum(block.trained for block in self.blocks) * self.sharing.gathered_bytes
+            size = sum(block.trained for block in self.blocks) * setup.weight_bytes
             links = self.links.within(self.sharing.gathers_within[0])
             self.add("all_gather weights", "communication", self.called_s("all_gather", size, links), done)
 
-
-@dataclass(frozen=True)
-class Host:
-    """Where the optimizer's states are, and what moves between a GPU and its host or disk for them."""
-
-    on_host: bool
-    weights_on_host: bool
-    owned: float  # parameters that a rank updates
-    update_s: float  # of the GPU, or of the whole host
-    element_bytes: int
-    bytes_per_s: float  # of the host link
-    ranks: int
-    disk_s: float
-
-    def weights_up(self, schedule: Schedule, block: Block, before: int | None) -> int | None:
-        if not self.weights_on_host:
-            return None
-        size = block.elements * self.element_bytes / self.ranks
-        return schedule.add(f"weights {block.name}", "host link", size / self.bytes_per_s, before)
-
-    def gradients_down(self, schedule: Schedule, block: Block, reduced: int) -> int:
-        """A rank's part of the gradients goes to the host. With several passes, the sum so far is fetched first."""
-        if not self.on_host:
-            return reduced
-        share = 1 if schedule.setup.accumulation == 1 else 2
-        size = share * block.trained * self.element_bytes / self.ranks
-        return schedule.add(f"gradients {block.name}", "host link", size / self.bytes_per_s, reduced)
-
-    def update(self, schedule: Schedule, *after: int) -> int:
-        if not self.on_host:
-            return schedule.add("update", "compute", self.update_s, *after)
-        done = schedule.add("update", "host", self.update_s, *after)
-        if self.disk_s:  # the disk feeds the update while it runs
-            done = schedule.add("optimizer states", "disk", self.disk_s, *after)
+    def update_on_host(self, owned: float, *after: int) -> int:
+        """Add the update of the parts of all ranks of a host, whose speed is published. A disk feeds it meanwhile."""
+        local = min(self.setup.ranks, self.machine.gpus_per_node)
+        done = self.add("update", "host", owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION, *after)
+        moved = disk_bytes(self.engine)
+        moved_bytes = local * (moved["read_per_step"] + moved["written_per_step"])
+        if moved_bytes and self.machine.disk_bytes_per_s:
+            done = self.add("optimizer states", "disk", moved_bytes / self.machine.disk_bytes_per_s, *after)
         if self.weights_on_host:
             return done
-        size = self.owned * self.element_bytes
-        return schedule.add("weights", "host link", size / self.bytes_per_s, len(schedule.tasks) - 1, done)
+        return self.add("weights", "host link", self.host_link_s(owned * self.setup.weight_bytes), done)
+
+
+def update_bytes(setup: Setup) -> float:
+    """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
+
+    foreach reads and writes 21 elements, a kernel after the other, where the fused kernel needs 7. Muon's products are
+    not counted.
+    """
+    adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
+    again = 14 * setup.state_bytes if setup.optimizer == "foreach" else 0
+    return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again

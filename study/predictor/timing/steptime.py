@@ -3,17 +3,15 @@
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
-from study.errors import Stop
 from study.machine.gpus import GPUS
-from study.predictor import papers
-from study.predictor.estimate import disk_bytes, operations
+from study.predictor.estimate import operations
 from study.predictor.memory.engine import Engine
 from study.predictor.parallel import memory as parallel
 from study.predictor.parallel.layout import Layout
 from study.predictor.parallel.timing import Division, divided
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import (
-    Links,
+    Machine,
     OfBlocks,
     Pace,
     Seconds,
@@ -25,35 +23,12 @@ from study.predictor.timing.pace import (
     work_s,
 )
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
-from study.predictor.timing.schedule import UPDATE_BYTES, Host, Schedule, Sharing
+from study.predictor.timing.schedule import Schedule, update_bytes
 from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
 
 MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
 ON_GPU = ("products", "attention", "memory traffic")
 PARTS = {"launch": "launching", "communication": "link", "host": "update on host"}  # the resource of each stream
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The GPUs of a training and their links. None: the usual link of such machines."""
-
-    gpu: str
-    gpus_per_node: int = 8
-    link: str | None = None  # between GPUs of a node
-    network: str | None = None  # between nodes
-    disk_bytes_per_s: float | None = None  # of a node
-    fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
-    attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
-    in_8_bits: bool = False  # the products of linear layers, except the head's
-    host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
-
-    def __post_init__(self):
-        if self.host_pace is not None and not 0 <= self.host_pace < 100:
-            raise Stop(f"{self.host_pace:g} is no host's pace", "give what study peaks prints, or 0 for CUDA graphs")
-
-    def links(self, ranks: int) -> Links:
-        gpu = GPUS[self.gpu]
-        return Links(ranks, self.gpus_per_node, self.link or gpu.peer_link, self.network or gpu.network)
 
 
 @dataclass(frozen=True)
@@ -145,9 +120,7 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
     """Return the spans of a step with `passes` passes, and the busy seconds of each resource."""
     work = _blocks(setup, machine)
     seconds = _seconds(work, setup, machine, constants)
-    host = _host(setup, machine, constants)
-    schedule = Schedule(setup, machine.links(setup.ranks), constants, seconds, work, Sharing.from_setup(setup), host)
-    spans = replay(schedule.step(passes))
+    spans = replay(Schedule(setup, machine, constants, seconds, work).step(passes))
     parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in busy_s(spans).items() if stream != "compute"}
     of_passes = (each for pair in seconds.values() for each in pair)
     parts |= {name: passes * busy for name, busy in total(of_passes).items() if name in ON_GPU}
@@ -181,40 +154,3 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
         return known[id(one_pass)]
 
     return {block.name: (cost(block, block.forward), cost(block, block.backward)) for block in work}
-
-
-def update_bytes(setup: Setup) -> float:
-    """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
-
-    foreach reads and writes 21 elements, a kernel after the other, where the fused kernel needs 7. Muon's products are
-    not counted.
-    """
-    adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
-    again = 14 * setup.state_bytes if setup.optimizer == "foreach" else 0
-    return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again
-
-
-def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
-    engine = Engine(setup)
-    gpu = GPUS[machine.gpu]
-    shared = engine.stage or setup.fsdp
-    owned = setup.model.trained / (setup.sharing_ranks if shared else 1)
-    offloads = engine.optimizer_home != "none" or setup.fsdp_offload
-    update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
-    local = min(setup.ranks, machine.gpus_per_node)
-    disk_s = 0.0
-    if offloads:  # the published speed is that of a whole host, which updates the parts of all its ranks
-        update_s = owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION
-    if engine.optimizer_home == "nvme" and machine.disk_bytes_per_s:
-        moved = disk_bytes(engine)
-        disk_s = local * (moved["read_per_step"] + moved["written_per_step"]) / machine.disk_bytes_per_s
-    return Host(
-        on_host=offloads,
-        weights_on_host=engine.weights_home != "none" or setup.fsdp_offload,
-        owned=owned,
-        update_s=update_s,
-        element_bytes=setup.weight_bytes,
-        bytes_per_s=papers.LINKS[gpu.host_link].bytes_per_s * constants.host_link_share,
-        ranks=setup.ranks if shared else 1,
-        disk_s=disk_s,
-    )
