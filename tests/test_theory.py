@@ -7,8 +7,7 @@ from study.errors import Stop
 from study.predictor import papers
 from study.predictor.architecture import describe, generic
 from study.predictor.estimate import Estimate, estimate, memory, profile
-from study.predictor.memory.deepspeed_memory import gathered
-from study.predictor.memory.engine import Engine, first_part, padded, second_copy
+from study.predictor.memory.engine import Engine, padded
 from study.predictor.setup import Setup
 from study.spec import arms
 from study.spec.shapes import SHAPES
@@ -70,16 +69,16 @@ def test_parts():
     assert (padded(10, 4), padded(16, 4), padded(7, 1)) == (16, 16, 8)
     assert engine("zero1", 2, "bert-tiny").part == padded(4386178, 2) // 2 == 2193090
     assert engine("zero3", 2, "bert-tiny").part == 4386178 // 2
-    owned = first_part(engine("zero1", 2, "bert-tiny"))
+    owned = engine("zero1", 2, "bert-tiny").owned
     assert owned == {"bert.embeddings.word_embeddings.weight": 2193090}, "half the model is the first half of the words"
 
 
 def test_what_stage_3_keeps_gathered():
     """With DeepSpeed's defaults, all of a small model; in the textbook arm, small weights and one fetch ahead."""
     everything = describe("bert-base").parameters
-    assert gathered(engine("zero3", 8)) == 4 * everything
-    assert gathered(engine("zero3_textbook", 8)) < everything
-    assert 0.4e9 < gathered(engine("zero3", 8, "gemma2-9b")) / 4 < 1.2e9
+    assert engine("zero3", 8).fetches.turn.running.weights == everything
+    assert engine("zero3_textbook", 8).fetches.turn.running.weights < everything / 4
+    assert 0.4e9 < engine("zero3", 8, "gemma2-9b").fetches.turn.running.weights < 1.2e9
     visits = engine("zero3", 8).fetches.forward
     last = "bert.encoder.layer.11.output.dense.weight"
     assert visits[last].waiting.flat == 12 * 768**2, "the buffer from which the last layers were made"
@@ -222,7 +221,7 @@ def test_small_weights_that_stay_whole_have_no_second_copy():
     values = {"precision": "bf16", "micro_batch": 2, "sequence": 48}
     both = [Setup.of_arm(describe("bert-tiny"), "zero3_hpz", ranks=8, accumulation=count, **values) for count in (1, 2)]
     large = [tensor.elements for tensor in both[1].tensors if tensor not in Engine(both[1]).persistent]
-    once, twice = (second_copy(Engine(setup), 0)["weights"] for setup in both)
+    once, twice = (Engine(setup).second_copy(0)["weights"] for setup in both)
     assert (once, twice) == (0, 4 * sum(large) // 2)
 
 

@@ -9,15 +9,7 @@ from math import ceil
 from study.predictor import papers
 from study.predictor.memory import deepspeed_memory, fsdp_memory, muon, sequence, tensor
 from study.predictor.memory.deepspeed_memory import NORM_BYTES
-from study.predictor.memory.engine import (
-    Engine,
-    all_elements,
-    first_part,
-    owned_whole,
-    padded,
-    second_copy,
-    stays_gathered,
-)
+from study.predictor.memory.engine import Engine, padded
 from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.moments import held_bytes
 from study.predictor.memory.profile import Gradient, Held, Profile
@@ -205,7 +197,7 @@ def standing(engine: Engine) -> dict[str, int]:
             }
             # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
             if engine.accumulation > 1 and engine.stage == 2:
-                states["host_gradients"] += owned_whole(engine) * w
+                states["host_gradients"] += engine.owned_whole_bytes
         return states
     states |= {
         "weights": part * w + frozen,
@@ -246,25 +238,24 @@ def _update(engine: Engine) -> Iterator[dict]:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
         yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
-        stay = second_copy(engine, all_elements(engine))  # all are released first (_partition_all_parameters)
+        stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
         created_bytes = engine.made_bytes * group // part
         yield stay | {"temporaries": b * group + created_bytes}  # _release_sub_group frees them
     else:
-        owned = first_part(engine)
-        whole = owned_whole(engine) * w
+        whole = engine.owned_whole_bytes
         # Outside autograd, records count temporaries as activations.
-        yield {"gradients": whole, "activations": NORM_BYTES * max(owned.values())}
-        flat = part * w if len(owned) > 1 else 0
+        yield {"gradients": whole, "activations": NORM_BYTES * max(engine.owned.values())}
+        flat = part * w if len(engine.owned) > 1 else 0
         yield {"gradients": whole, "activations": flat + copied * part}
         yield {"activations": b * part + engine.made_bytes}  # the whole gradients are freed by now
 
 
 def _after_step(engine: Engine) -> dict[str, int]:
     if engine.stage == 3:
-        return {"gathered_weights": stays_gathered(engine)}
+        return {"gathered_weights": engine.stay_bytes}
     if engine.stage == 0 and engine.ranks > 1:
         return {"gradients": engine.elements * engine.weight_bytes}
     return {}
@@ -326,7 +317,6 @@ def traffic(engine: Engine) -> dict[str, int]:
     if engine.ranks == 1:
         return reduced
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
-    again = deepspeed_memory.refetched(engine)
     whole += engine.frozen_part * engine.ranks
-    gathered = ((whole - stay + again) * passes + stay) * engine.gathered_bytes
+    gathered = ((whole - stay + engine.refetched) * passes + stay) * engine.gathered_bytes
     return reduced | {"all_gather": gathered + muon.gathered_elements(engine) * w}

@@ -54,7 +54,7 @@ def _in_8_bits(engine: Engine, gathered: dict[tuple[int, ...], float]) -> dict[t
     The scales (4 bytes for some thousand elements) are left out. Small weights that stay whole are not quantized.
     """
     everyone = max(gathered, key=len)
-    unquantized = {everyone: sum(tensor.elements for tensor in engine.persistent) * engine.weight_bytes}
+    unquantized = {everyone: engine.stay_elements * engine.weight_bytes}
     return {
         ranks: (size - unquantized.get(ranks, 0)) / engine.weight_bytes + unquantized.get(ranks, 0)
         for ranks, size in gathered.items()

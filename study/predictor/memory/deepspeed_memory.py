@@ -5,19 +5,12 @@ those of a record. Comments name the DeepSpeed file that a step follows; sizes w
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
 from math import ceil
 
 from study.predictor.memory import moments, muon
-from study.predictor.memory.engine import (
-    Engine,
-    all_elements,
-    first_part,
-    owned_whole,
-    owners,
-    second_copy,
-    stays_gathered,
-)
-from study.predictor.memory.fetches import Whole, leaf_module
+from study.predictor.memory.engine import Engine
+from study.predictor.memory.fetches import Visit, Whole, leaf_modules
 from study.predictor.memory.profile import Held, Profile, Tensor
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -35,8 +28,9 @@ def _at_start(engine: Engine) -> dict:
     gradients = engine.elements * engine.weight_bytes
     accumulates = engine.accumulation > 1
     if engine.stage == 3:
-        second = second_copy(engine, engine.fetches.released_at_turn)
-        return second | {"gathered_weights": gathered(engine)}
+        turn = engine.fetches.turn
+        gathered = turn.running.weights * engine.weight_bytes * engine.gathers  # some are on their way
+        return engine.second_copy(turn.released) | {"gathered_weights": gathered}
     if engine.stage == 0 and engine.ranks > 1:
         # DDP's buckets, in which the gradients are; those of earlier microbatches are not in them yet.
         return {"gradients": gradients * (2 if accumulates else 1)}
@@ -45,7 +39,7 @@ def _at_start(engine: Engine) -> dict:
     if engine.stage == 1 and accumulates:  # its buckets stay until the step ends (setup_buckets, reduce_gradients)
         return {"gradients": gradients, "buckets": buckets_bytes(engine)}
     if engine.stage == 2 and accumulates and not engine.offloads:
-        return {"gradients": owned_whole(engine) * engine.weight_bytes}
+        return {"gradients": engine.owned_whole_bytes}
     return {}
 
 
@@ -90,16 +84,18 @@ class Buckets:
     """The gradients of stages 1 and 2: in the bucket that fills, or kept because this rank owns some of them."""
 
     def __init__(self, engine: Engine):
-        w = engine.weight_bytes
         self.engine = engine
-        self.owned = first_part(engine)
-        self.ranks = owners(engine)
-        self.owned_bytes = owned_whole(engine) * w
+        ends = accumulate(tensor.elements for tensor in engine.tensors)
+        # The ranks that own a tensor's first and last element. DeepSpeed flattens a bucket of several a second time.
+        self.ranks = {
+            tensor.name: {(end - tensor.elements) // engine.part, (end - 1) // engine.part}
+            for tensor, end in zip(engine.tensors, ends, strict=True)
+        }
         accumulated = _at_start(engine).get("gradients", 0)
         # Stage 1 collects whole gradients until the last microbatch.
         self.waiting = accumulated if engine.stage == 1 else 0
         self.kept = accumulated - self.waiting
-        self.most_kept = self.owned_bytes + (accumulated if engine.stage == 2 else 0)
+        self.most_kept = engine.owned_whole_bytes + (accumulated if engine.stage == 2 else 0)
         self.buckets = buckets_bytes(engine)
         self.large = 0  # elements of gradients that are larger than a bucket
         self.bucket: list[Tensor] = []
@@ -134,11 +130,11 @@ class Buckets:
         several = len({rank for tensor in self.bucket for rank in self.ranks[tensor.name]}) > 1
         flattened = self.filled * self.engine.weight_bytes if several else 0
         yield self.moment(complete, flattened + next_bytes)
-        owned = max(self.owned.get(tensor.name, 0) for tensor in self.bucket)
+        owned = max(self.engine.owned.get(tensor.name, 0) for tensor in self.bucket)
         if owned and self.engine.offloads:
             yield self.moment(complete, next_bytes + NORM_BYTES * owned)
         elif owned and self.kept < self.most_kept:
-            self.kept += self.owned_bytes
+            self.kept += self.engine.owned_whole_bytes
             yield self.moment(complete, next_bytes)
         if self.engine.stage == 2 or owned:
             self.large = 0
@@ -149,16 +145,16 @@ class Buckets:
 def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
     state = Scattering(engine)
-    yield from state.fetched(profile)
-    ends = {leaf_module(engine.setup.model, each.tensor): each.tensor for each in profile.gradients}
+    yield from state.forward(profile)
+    leaves = leaf_modules(engine.setup.model)
+    ends = {leaves.get(each.tensor.name): each.tensor for each in profile.gradients}
     delayed: list[Tensor] = []  # until the backward pass of a mixture of experts ends (reduce_leaf_module_grads)
     for tensor, most, complete in profile.gradients:
         state.reach(tensor)
         delayed.append(tensor)
         whole = sum(each.elements for each in delayed)
         yield state.moment(most, whole * engine.weight_bytes)
-        leaf = leaf_module(engine.setup.model, tensor)
-        if leaf and tensor != ends[leaf]:
+        if tensor.name in leaves and tensor != ends[leaves[tensor.name]]:
             continue
         for each in delayed:
             if state.bucket and state.filled + each.elements > engine.bucket_elements:
@@ -175,50 +171,50 @@ class Scattering:
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self.alive = gathered(engine)
-        self.flat = 0  # bytes of the buffers from which weights were made
-        self.released = engine.fetches.released_at_turn
+        self.w = engine.weight_bytes
+        self.hold(engine.fetches.turn.running)
+        self.released = engine.fetches.turn.released
         self.stay = {tensor.name for tensor in engine.persistent}
-        self.all_stay = engine.fetches.at_turn == all_elements(engine) and refetched(engine) == 0
+        self.all_stay = engine.fetches.turn.running.weights == engine.all_elements and engine.refetched == 0
         self.bucket: list[Tensor] = []
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
 
-    def fetched(self, profile: Profile) -> Iterator[dict]:
+    def hold(self, whole: Whole) -> None:
+        self.alive = whole.weights * self.w * self.engine.gathers
+        self.flat = whole.flat * self.w * (self.engine.ranks > 1)  # bytes of the buffers from which weights were made
+
+    def forward(self, profile: Profile) -> Iterator[dict]:
         """The moments of the forward pass: when a module has waited for its weights, and while modules run."""
-        last = None
+        last: Visit | None = None
         for name, kept in profile.at_use.items() if self.engine.ranks > 1 else ():
             visit = self.engine.fetches.forward[name]
             if name in profile.before_use:
-                yield self._fetched(profile.before_use[name], visit.running if visit is last else visit.before)
+                self.hold(visit.running if visit is last else visit.before)
+                yield self.moment(profile.before_use[name], 0)
             if visit is not last:
-                yield self._fetched(Held(kept, 0), visit.waiting)
+                self.hold(visit.waiting)
+                yield self.moment(Held(kept, 0), 0)
             last = visit
-
-    def _fetched(self, activations: Held, whole: Whole) -> dict:
-        w = self.engine.weight_bytes
-        states = {"activations": activations.kept, "gathered_weights": whole.weights * w}
-        states["temporaries"] = activations.in_use + whole.flat * w
-        return states | second_copy(self.engine, self.released)
+        self.hold(self.engine.fetches.turn.running)
+        self.flat = 0
 
     def reach(self, tensor: Tensor) -> None:
         """Gather what the backward pass needs for a tensor."""
         if tensor.name in self.stay or self.all_stay or not self.engine.gathers:
             return
-        weights, flat = self.engine.fetches.backward[tensor.name]
-        self.alive = weights * self.engine.weight_bytes
-        self.flat = flat * self.engine.weight_bytes * (self.engine.ranks > 1)
-        self.released = self.engine.fetches.released[tensor.name]
+        visit = self.engine.fetches.backward[tensor.name]
+        self.hold(visit.most)
+        self.released = visit.released
 
     def moment(self, activations: Held, extra: int) -> dict:
-        gradients = self.large * self.engine.weight_bytes
-        states = {"activations": activations.kept, "gathered_weights": self.alive, "gradients": gradients}
+        states = {"activations": activations.kept, "gathered_weights": self.alive, "gradients": self.large * self.w}
         temporaries = activations.in_use + extra + self.flat
-        return states | {"temporaries": temporaries} | second_copy(self.engine, self.released)
+        return states | {"temporaries": temporaries} | self.engine.second_copy(self.released)
 
     def reduce(self, complete: Held, next_elements: int) -> dict:
         """Empty the bucket. `next_elements` are those of complete gradients that are not in it."""
         engine = self.engine
-        w = engine.weight_bytes
+        w = self.w
         in_place = len(self.bucket) == 1 and self.bucket[0].elements % engine.ranks == 0
         norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in self.bucket) * engine.offloads
         if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
@@ -236,20 +232,5 @@ class Scattering:
         self.large += elements if elements > self.engine.bucket_elements else 0
         # The backward hook of the embeddings comes after the last reduce.
         if tensor.name not in self.stay and self.all_stay and tensor.block != "embeddings":
-            w = self.engine.weight_bytes
-            self.alive = max(self.alive - elements * w, stays_gathered(self.engine))
+            self.alive = max(self.alive - elements * self.w, self.engine.stay_bytes)
             self.released += elements
-
-
-# --- stage 3's gathered weights ------------------------------------------------------------------------------------
-
-
-def gathered(engine: Engine) -> int:
-    """Bytes of whole weights at the end of a forward pass, including those on their way."""
-    return engine.fetches.at_turn * engine.weight_bytes if engine.gathers else 0
-
-
-def refetched(engine: Engine) -> int:
-    """Elements that the backward pass gathers again because the forward pass has released them."""
-    always = sum(tensor.elements for tensor in engine.persistent)
-    return engine.fetches.fetched - (all_elements(engine) - always) if engine.gathers else 0

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from itertools import accumulate
 from math import ceil
 
 from study.predictor.memory import moments
@@ -46,6 +45,8 @@ class Engine:
         self.quantizes_gradients = bool(zero["zero_quantized_gradients"])
         self.persistent_elements = int(zero["stage3_param_persistence_threshold"])
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.persistent_elements]
+        self.stay_elements = sum(tensor.elements for tensor in self.persistent)
+        self.all_elements = sum(tensor.elements for tensor in setup.tensors)  # whether they train or not
         self.limits = Limits(
             self.persistent_elements,
             prefetch=int(zero["stage3_prefetch_bucket_size"]),
@@ -88,60 +89,44 @@ class Engine:
     def fetches(self) -> Fetches:
         return fetches(self.setup.model, self.setup.tensors, self.limits)
 
+    @functools.cached_property
+    def owned(self) -> dict[str, int]:
+        """Elements of each tensor that the first rank owns in stages 1 and 2."""
+        left = self.part
+        owned = {}
+        for tensor in self.tensors:
+            if left > 0:
+                owned[tensor.name] = min(left, tensor.elements)
+                left -= tensor.elements
+        return owned
+
+    @functools.cached_property
+    def owned_whole_bytes(self) -> int:
+        """Bytes of the tensors, each counted whole, of which the first rank owns something."""
+        return sum(tensor.elements for tensor in self.tensors if tensor.name in self.owned) * self.weight_bytes
+
+    @property
+    def stay_bytes(self) -> int:
+        """Bytes of the small weights that stay whole from step to step in stage 3."""
+        return self.stay_elements * self.weight_bytes * self.gathers
+
+    @property
+    def refetched(self) -> int:
+        """Elements that stage 3 gathers again for the backward pass because the forward pass has released them."""
+        return self.fetches.fetched - (self.all_elements - self.stay_elements) if self.gathers else 0
+
+    def second_copy(self, released: int) -> dict[str, int]:
+        """hpZ's second copy of the released elements: made when a weight is released, dropped after the update.
+
+        With several passes in a step, earlier passes have released everything but the small weights that stay whole
+        (stage3.py, _post_step).
+        """
+        among = self.setup.second_partition
+        if self.accumulation > 1:
+            released = max(released, self.all_elements - self.stay_elements)
+        return {"weights": ceil(released / among) * self.weight_bytes} if among else {}
+
 
 def padded(elements: int, ranks: int) -> int:
     """Stages 1 and 2 pad the flat weights to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py)."""
     return ceil(elements / (2 * ranks)) * 2 * ranks
-
-
-def all_elements(engine: Engine) -> int:
-    """Elements of all weights, whether they train or not."""
-    return sum(tensor.elements for tensor in engine.setup.tensors)
-
-
-def first_part(engine: Engine) -> dict[str, int]:
-    """Elements of each tensor that the first rank owns in stages 1 and 2."""
-    left = engine.part
-    owned = {}
-    for tensor in engine.tensors:
-        if left > 0:
-            owned[tensor.name] = min(left, tensor.elements)
-            left -= tensor.elements
-    return owned
-
-
-def owned_whole(engine: Engine) -> int:
-    """Elements of the tensors, each counted whole, of which the first rank owns something."""
-    owned = first_part(engine)
-    return sum(tensor.elements for tensor in engine.tensors if tensor.name in owned)
-
-
-def second_copy(engine: Engine, released: int) -> dict[str, int]:
-    """hpZ's second copy of the released elements: made when a weight is released, dropped after the update.
-
-    With several passes in a step, earlier passes have released everything but the small weights that stay whole
-    (stage3.py, _post_step).
-    """
-    if not engine.setup.second_partition:
-        return {}
-    stay = sum(tensor.elements for tensor in engine.persistent)
-    elements = max(released, all_elements(engine) - stay) if engine.accumulation > 1 else released
-    return {"weights": ceil(elements / engine.setup.second_partition) * engine.weight_bytes}
-
-
-def stays_gathered(engine: Engine) -> int:
-    """Bytes of the small weights that stay whole from step to step."""
-    return sum(tensor.elements for tensor in engine.persistent) * engine.weight_bytes * engine.gathers
-
-
-def owners(engine: Engine) -> dict[str, set[int]]:
-    """For each tensor, the ranks that own its first and its last element.
-
-    If the gradients of a bucket belong to several ranks, DeepSpeed flattens the bucket a second time to reduce it.
-    """
-    part = engine.part
-    ends = accumulate(tensor.elements for tensor in engine.tensors)
-    return {
-        tensor.name: {(end - tensor.elements) // part, (end - 1) // part}
-        for tensor, end in zip(engine.tensors, ends, strict=True)
-    }

@@ -29,17 +29,19 @@ class Visit(NamedTuple):
     before: Whole  # while the module before it runs
     waiting: Whole  # when it has waited for its weights
     running: Whole
+    released: int  # elements that have been released until then, even if they are whole again
+
+    @property
+    def most(self) -> Whole:
+        return max(self.waiting, self.running, key=sum)
 
 
-@dataclass(frozen=True)
-class Fetches:
+class Fetches(NamedTuple):
     """Elements of whole weights in stage 3, including the small ones that always stay whole."""
 
-    at_turn: int  # at the end of the forward pass
     forward: dict[str, Visit]  # of the module that a tensor belongs to
-    backward: dict[str, Whole]  # when the backward pass comes to a tensor
-    released_at_turn: int  # of weights released until then, even if they are whole again
-    released: dict[str, int]
+    turn: Visit  # of the last module of the forward pass
+    backward: dict[str, Visit]
     fetched: int  # gathered in both passes, without those that always stay whole
 
 
@@ -62,20 +64,12 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     without = _without_backward(model)
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
-    visits: list[Visit] = []
-    released: list[int] = []
-    for step in range(len(coordinator.order)):
-        visits.append(coordinator.fetch(step))
-        released.append(coordinator.released_elements())
-        coordinator.release(step)
-    turn = len(forward) - 1
+    visits = [coordinator.visit(step) for step in range(len(coordinator.order))]
     steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
     return Fetches(
-        at_turn=visits[turn].running.weights,
         forward={name: visit for visit, names in zip(visits, forward, strict=False) for name in names},
-        backward={name: max(visits[step].waiting, visits[step].running, key=sum) for name, step in steps.items()},
-        released_at_turn=released[turn],
-        released={name: released[step] for name, step in steps.items()},
+        turn=visits[len(forward) - 1],
+        backward={name: visits[step] for name, step in steps.items()},
         fetched=coordinator.fetched,
     )
 
@@ -123,12 +117,8 @@ class Coordinator:
     def _elements(self, names: Iterable[str]) -> int:
         return sum(self.size[name] for name in names)
 
-    def released_elements(self) -> int:
-        """Return the elements of the tensors that have been released at least once."""
-        return self._elements(self.released_once)
-
-    def fetch(self, step: int) -> Visit:
-        """Fetch a module's tensors, wait for them, and fetch ahead."""
+    def visit(self, step: int) -> Visit:
+        """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
         names = self.order[step]
         self._gather([name for name in names if name not in self.whole])
         waiting = Whole(self.alive, self._wait(names))
@@ -143,7 +133,9 @@ class Coordinator:
                 room -= self.size[name]
         self._gather(ahead)
         before, self.running = self.running, Whole(self.alive, self.flat)
-        return Visit(before, waiting, self.running)
+        released = self._elements(self.released_once)
+        self._release(step)
+        return Visit(before, waiting, self.running, released)
 
     def _gather(self, names: list[str]) -> None:
         elements = self._elements(names)
@@ -173,8 +165,7 @@ class Coordinator:
             name, self.last_fetched[name] = self.queue.popleft()
             unseen.discard(name)
 
-    def release(self, step: int) -> None:
-        """Release a module's tensors, except those that stay or are used again soon."""
+    def _release(self, step: int) -> None:
         candidates = (name for name in self.order[step] if name not in self.stay)
         released = {name for name in candidates if self.last_fetched[name] <= step + 1 and not self._soon(name, step)}
         self.whole -= released
@@ -197,29 +188,25 @@ def _without_backward(model: Transformer) -> set[str]:
 
 def _modules(model: Transformer) -> list[list[str]]:
     """The tensors of each module in the order of the forward pass. Empty for a module that only contains modules."""
+    leaves = leaf_modules(model)
     modules: dict[str, list[str]] = {"": []}  # the model itself
     for tensor in model.tensors:
-        leaf = leaf_module(model, tensor)
-        parts = f"{leaf}.".split(".")[:-1] if leaf else tensor.name.split(".")[:-1]
+        parts = leaves.get(tensor.name, tensor.name.rpartition(".")[0]).split(".")
         for depth in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:depth]), [])
         modules[".".join(parts)].append(tensor.name)
     return [*modules.values(), *([[model.tensors[0].name]] if reads_out_by_embeddings(model) else [])]
 
 
-def leaf_module(model: Transformer, tensor: Tensor) -> str | None:
+@functools.cache
+def leaf_modules(model: Transformer) -> dict[str, str]:
     """Return the mixture of experts that a tensor belongs to, if stage 3 treats it as one module.
 
     It fetches such a block whole, and reduces its gradients when the block's backward pass ends.
     """
-    block, experts, _ = tensor.name.partition(".mlp.")
-    sparse = f"{block}.mlp.experts.gate_up_proj"
-    return f"{block}.mlp" if experts and model.family in LEAVES and sparse in names_of(model) else None
-
-
-@functools.cache
-def names_of(model: Transformer) -> frozenset[str]:
-    return frozenset(tensor.name for tensor in model.tensors)
+    names = [tensor.name for tensor in model.tensors if model.family in LEAVES]
+    mixtures = [name.removesuffix(".experts.gate_up_proj") for name in names if name.endswith(".experts.gate_up_proj")]
+    return {name: mixture for mixture in mixtures for name in names if name.startswith(f"{mixture}.")}
 
 
 def reads_out_by_embeddings(model: Transformer) -> bool:

@@ -11,7 +11,7 @@ from math import inf
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.estimate import disk_bytes
-from study.predictor.memory import deepspeed_memory, sequence, tensor
+from study.predictor.memory import sequence, tensor
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import Links, Machine, OfBlocks, Pace, collective_s
@@ -59,7 +59,7 @@ def sharing_of(setup: Setup) -> Sharing:
         kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
         each_pass = engine.stage == 2
         return Sharing(engine.stage, 0.0, each_pass, engine.overlap, kind, bucket_bytes, gathers_within=(group, None))
-    again = min(1.0, deepspeed_memory.refetched(engine) / max(1, engine.part * engine.ranks))
+    again = min(1.0, engine.refetched / max(1, engine.part * engine.ranks))
     return Sharing(
         *(3, again, True, engine.overlap, "reduce_scatter", bucket_bytes, engine.persistent_elements),
         gathers_within=(None, setup.second_partition),
