@@ -12,7 +12,7 @@ from study.predictor.architecture import describe, named
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.outside.published import FOLDER, Quantity, Role, Row, rows, sources
-from study.predictor.parallel.layout import FORM, Layout
+from study.predictor.parallel.layout import FORM, Layout, layers_of
 from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
@@ -40,6 +40,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "fc1": ("dense_h_to_4h", "c_fc"),
     "fc2": ("dense_4h_to_h", "c_proj"),
 }
+ALIKE = ("fsdp", "group", "quantized", "attention", "optimizer", "loss", "logits", "keeps_cache")  # as a setup's
 NOTHING = "neither memory nor time was published"
 
 
@@ -140,37 +141,39 @@ def training_of(row: Row) -> Training:
 
 def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
     sequence = _count(row, "seq")
-    words = row.parallel or ""
-    shares_rows = words.startswith("sp")
-    # Adapters in fp32 train beside a base in bf16. DeepSpeed makes both bf16, with fp32 copies.
-    keeps_base = row.adapter_dtype == "fp32" and dtype in ("bf16", "bf16_pure") and not row.deepspeed
-    is_megatrons = row.attention == "megatron"
+    given = {name: getattr(row, name) for name in ALIKE if getattr(row, name) is not None}
+    if name := OPTIMIZERS[row.optimizer_name or "adamw"]:
+        given["optimizer"] = name
+    if row.attention == "megatron":
+        given |= {"attention": "eager", "one_row_as_two": True}
     return Setup(
         model=model,
-        deepspeed={"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None,
-        fsdp=row.fsdp,
-        fsdp_offload=bool(row.fsdp and row.offload),
-        group=row.group,
         ranks=_count(row, "n_gpus"),
         sequence=min(sequence, _most_tokens(model) or sequence),
         micro_batch=_count(row, "micro_batch"),
         accumulation=1 if row.grad_acc is None else _count(row, "grad_acc"),
-        precision="bf16" if keeps_base else dtype,
-        frozen="bf16" if keeps_base else "as_weights",
-        quantized=row.quantized,
-        experts_loop=row.experts == "loop",
-        sequence_ranks=int(words[2:]) if shares_rows else 1,
-        layout=Layout.of_words(words) if words and not shares_rows else None,
         checkpointing=_every(row, model),
         recomputes_whole_layers=row.recompute == "whole",
-        attention="eager" if is_megatrons else row.attention or "sdpa",
-        one_row_as_two=is_megatrons,
-        optimizer=OPTIMIZERS[row.optimizer_name or "adamw"] or row.optimizer or "fused",
-        loss=row.loss or "whole",
-        logits=row.logits or "fp32",
-        keeps_cache=bool(row.keeps_cache),
+        experts_loop=row.experts == "loop",
         device="cuda",
+        **given | _division(row) | _types(row, dtype),
     )
+
+
+def _division(row: Row) -> dict:
+    """Return how ranks share states, layers and rows."""
+    zero = {"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None
+    division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
+    words = row.parallel or ""
+    if words.startswith("sp"):
+        return division | {"sequence_ranks": int(words[2:])}
+    return division | {"layout": Layout.of_words(words) if words else None}
+
+
+def _types(row: Row, dtype: str) -> dict:
+    """Adapters in fp32 train beside a base in bf16. DeepSpeed makes both bf16, with fp32 copies."""
+    keeps_base = row.adapter_dtype == "fp32" and dtype in ("bf16", "bf16_pure") and not row.deepspeed
+    return {"precision": "bf16", "frozen": "bf16"} if keeps_base else {"precision": dtype}
 
 
 def _machine(row: Row, gpu: str, ranks: int) -> Machine:
@@ -224,7 +227,7 @@ def _every(row: Row, model: Transformer) -> int:
     count = int(re.split("[/=]", row.recompute_part)[1])
     if "/" in row.recompute_part:
         return count
-    layers = len({tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")})
+    layers = layers_of(model)
     if count == 0 or layers % count:
         raise NotPredicted(f"recomputation of {count} of {layers} layers is not modelled")
     return layers // count
