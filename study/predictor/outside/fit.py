@@ -20,6 +20,7 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
+from study.predictor.outside.ratios import quantile
 from study.predictor.outside.trainings import Training, timed
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
@@ -31,7 +32,7 @@ COVERAGE = 0.8
 ENOUGH = 10  # a fitted source with fewer rows is left out of the interval, as it alone decides some constants
 Timed = tuple[Training, Machine]
 Fit = Callable[[Sequence[Timed]], Pace]
-Off = dict[str, numpy.ndarray]  # by source: logarithms of how far its measurements are from predictions
+Off = dict[str, list[float]]  # by source: logarithms of how far its measurements are from predictions
 
 
 def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
@@ -71,23 +72,20 @@ def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -
 # --- the interval -----------------------------------------------------------------------------------------------------
 
 
-def factor(off: Iterable[numpy.ndarray]) -> float:
+def factor(off: Iterable[Sequence[float]]) -> float:
     """Return the factor such that COVERAGE of the rows of a further source are expected within it.
 
     The further source counts as one more, outside all others (split conformal prediction).
     """
     sources = list(off)
-    together = numpy.concatenate(sources)
-    weights = numpy.concatenate([numpy.full(len(rows), 1 / len(rows)) for rows in sources])
-    order = numpy.argsort(together)
-    place = numpy.searchsorted(numpy.cumsum(weights[order]), min(COVERAGE * (len(sources) + 1), len(sources)) - 1e-9)
-    return float(numpy.exp(together[order][place]))
+    share = COVERAGE * (len(sources) + 1) / len(sources)
+    return float(numpy.exp(quantile(sources, min(share, 1.0))))
 
 
 def left_out(off: Off) -> dict[str, float]:
     """Return for each source the share of its rows inside the interval that the other sources give."""
     factors = {source: factor(rows for other, rows in off.items() if other != source) for source in off}
-    return {source: float(numpy.mean(rows <= numpy.log(factors[source]))) for source, rows in off.items()}
+    return {source: float(numpy.mean(numpy.array(rows) <= numpy.log(factors[source]))) for source, rows in off.items()}
 
 
 def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pace, fit_to: Fit) -> dict[str, Off]:
@@ -99,14 +97,14 @@ def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pac
     by_source: dict[str, list[Timed]] = defaultdict(list)
     for each in [*(each for each in fitted if count[each[0].row.source] >= ENOUGH), *others]:
         by_source[each[0].row.source].append(each)
-    sizes: dict[str, dict[str, list[float]]] = {"large": defaultdict(list), "small": defaultdict(list)}
+    sizes: dict[str, Off] = {"large": defaultdict(list), "small": defaultdict(list)}
     for source, members in by_source.items():
         rest = [each for each in fitted if each[0].row.source != source]
         without = fit_to(rest) if len(rest) < len(fitted) else constants
         for training, machine in members:
             size = "large" if training.setup.model.parameters >= LARGE else "small"
             sizes[size][source].append(_off(training, machine, without))
-    return {size: {source: numpy.array(rows) for source, rows in off.items()} for size, off in sizes.items()}
+    return sizes
 
 
 def _off(training: Training, machine: Machine, constants: Pace) -> float:

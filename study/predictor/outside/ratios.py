@@ -8,9 +8,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from statistics import mean, median
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from study.predictor.outside import stored
@@ -20,19 +18,14 @@ from study.predictor.timing.steptime import StepTime
 # The share of pairs inside the interval. With 0.8, as for a single step, the interval of the others covers only three
 # quarters of the pairs of a source that is left out.
 COVERAGE = 0.9
-Groups = dict[str, list[float]]  # by source: logarithms of how far predicted ratios are from published ones
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """How far predicted ratios are from published ones, as factors."""
+class Accuracy(NamedTuple):
+    """How far predicted ratios are from published ones."""
 
     pairs: int
     sources: int
     factor: float  # divides and multiplies a predicted ratio, for its interval
-    median: float
-    worst: float
-    left_out: float  # the share inside the interval that the other sources give, the mean over the sources
 
     def __str__(self) -> str:
         return f"{self.pairs} pairs of published steps, {self.sources} sources"
@@ -69,33 +62,27 @@ def pairs() -> list[Pair]:
     ]
 
 
-@functools.cache
-def accuracy() -> Accuracy:
-    """Return how accurate predicted ratios are."""
-    groups: Groups = defaultdict(list)
+def errors() -> dict[str, list[float]]:
+    """Return by source the logarithms of how far predicted ratios are from published ones."""
+    groups = defaultdict(list)
     for pair in pairs():
         groups[pair.source].append(abs(math.log(pair.predicted / pair.published)))
-    errors = [error for group in groups.values() for error in group]
-    inside = []
-    for name, group in groups.items():
-        limit = _limit(other for source, other in groups.items() if source != name)
-        inside.append(mean(error <= limit for error in group))
-    return Accuracy(
-        pairs=len(errors),
-        sources=len(groups),
-        factor=math.exp(_limit(groups.values())),
-        median=math.exp(median(errors)),
-        worst=math.exp(max(errors)),
-        left_out=mean(inside),
-    )
+    return groups
 
 
-def _limit(groups: Iterable[list[float]]) -> float:
-    """Return the error that COVERAGE of the pairs do not exceed, each source with the same weight."""
-    weighted = sorted((error, 1 / len(group)) for group in groups for error in group)
-    share = COVERAGE * sum(weight for _, weight in weighted)
+@functools.cache
+def accuracy() -> Accuracy:
+    groups = errors()
+    return Accuracy(sum(map(len, groups.values())), len(groups), math.exp(quantile(groups.values(), COVERAGE)))
+
+
+def quantile(groups: Iterable[Sequence[float]], share: float) -> float:
+    """Return the least number that so many of all do not exceed, each group with the same weight."""
+    groups = list(groups)
+    weighted = sorted((number, 1 / len(group)) for group in groups for number in group)
     reached = itertools.accumulate(weight for _, weight in weighted)
-    return next(error for (error, _), sum_ in zip(weighted, reached, strict=True) if sum_ >= share - 1e-9)
+    enough = share * len(groups) - 1e-9
+    return next(number for (number, _), weight in zip(weighted, reached, strict=True) if weight >= enough)
 
 
 def interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
