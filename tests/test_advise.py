@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from test_cli import in_this_process
 
+from study.cli.advice import counts_of
 from study.cli.predictions import Prediction
 from study.errors import Stop
 from study.io import tables
@@ -25,7 +26,7 @@ from study.predictor.advice.advise import (
     step_of,
 )
 from study.predictor.advice.purchase import fewest, remedies
-from study.predictor.advice.question import HALF, Given, Question, bytes_of, counts_of
+from study.predictor.advice.question import HALF, Given, Question, bytes_of
 from study.predictor.architecture import describe
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.memory_kinds import (
@@ -88,7 +89,7 @@ def test_how_many_to_try():
         ({"gpu": "H10-80GB"}, "'H10-80GB' is not a known GPU"),
         ({"link": None}, "no link between GPUs is given"),
         ({"precision": "fp8"}, "'fp8' is not a known precision"),
-        ({"batch": -24}, r"batch must be a whole number, at least 1 \(got -24\)"),
+        ({"batch": -24}, r"batch must be above 0 \(got -24\)"),
         ({"batch": 25}, "2 GPUs do not divide a batch of 25"),
         ({"gpus": 12}, "12 GPUs do not fill nodes of 8"),
         ({"disk_bytes_per_s": 0.0}, "disk_bytes_per_s must be above 0"),

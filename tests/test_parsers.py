@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from shaped import failed, finished
 
+from study.cli import advice
 from study.errors import Stop
 from study.extras.offline import parcel
 from study.extras.slurm import slurm
@@ -233,7 +234,7 @@ def test_a_bomb_is_refused_in_a_sentence(tmp_path, name, bomb):
 @example("9" * 400 + "TB")
 @example("1.." + "9" * 5000)
 def test_sizes_and_counts_on_the_command_line(text):
-    is_valid_or_a_sentence(question.counts_of, text)
+    is_valid_or_a_sentence(advice.counts_of, text)
     is_valid_or_a_sentence(lambda: question.bytes_of(text, "--disk", "B/s"))
     try:
         size_bytes = question.bytes_of(text, "--memory")

@@ -1,6 +1,7 @@
 """`study advise`: which arm to use on given GPUs, or how many GPUs a training needs."""
 
 import dataclasses
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice.advise import Advice, setup_of_row
 from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
-from study.predictor.advice.question import Given, Question, counts_of
+from study.predictor.advice.question import Given, Question
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.report import advice as answer
@@ -97,6 +98,18 @@ def _in_detail(wanted: Wanted, advice: Advice) -> str:
     if advice.question.beside:
         words += ["--beside", f"{advice.question.beside:g}"]
     return shlex.join(["study", "estimate", *words, *answer.flags(advice.choice, advice.question)])
+
+
+def counts_of(text: str) -> tuple[int, ...]:
+    """Return how many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
+    if "+" in text:
+        what = f"--gpus {text!r:.80}: GPUs of several kinds in one training are not modelled"
+        raise Stop(what, "give their number with --gpus, and the slowest or smallest of them with --gpu")
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high <= 2**16:
+        raise Stop(f"--gpus {text!r:.80} is not a number of GPUs", "give a number from 1 to 65536, or two, as in 1..64")
+    return tuple(sorted({low, high, *(2**n for n in range(17) if low <= 2**n <= high)}))
 
 
 def _advise_number(

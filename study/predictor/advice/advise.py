@@ -6,7 +6,9 @@ knows nothing about the arms: `estimate` knows what they hold and send, and the 
 are.
 """
 
+import bisect
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -385,18 +387,9 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Ro
 
     If none does, it has the fewest rows.
     """
-    best = None
-    least = -1
-    too_many = len(sizes)
-    while too_many - least > 1:
-        middle = (least + too_many) // 2
-        each = row_of(question, arm, sizes[middle])
-        if each.leaves(miss):
-            best = each
-            least = middle
-        else:
-            too_many = middle
-    return best or row_of(question, arm, sizes[0])
+    row = functools.cache(functools.partial(row_of, question, arm))
+    fitting = bisect.bisect_left(sizes, True, key=lambda rows: not row(rows).leaves(miss))
+    return row(sizes[max(fitting - 1, 0)])
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:

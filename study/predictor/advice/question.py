@@ -1,7 +1,8 @@
 """The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from study.errors import Stop
@@ -21,6 +22,7 @@ Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the 
 LEAST_HOST_BYTES = 64e9
 HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
+ALIKE = ("precision", "frozen", "optimizer", "quantized", "host_pace", "price", "beside")  # in a Given and a Question
 MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
 
 
@@ -112,17 +114,11 @@ class Question:
             host_memory_bytes=host_bytes,
             sequence=default_sequence(model) if given.sequence is None else given.sequence,
             batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
-            precision=given.precision,
             checkpointing={"try": None, "on": True, "off": False, "half": HALF}[given.checkpointing],
             disk_bytes_per_s=None if given.disk is None else bytes_of(given.disk, "--disk", "B/s"),
             gpus_per_node=per_node,
-            frozen=given.frozen,
-            optimizer=given.optimizer,
-            beside=given.beside,
-            host_pace=given.host_pace,
-            quantized=given.quantized,
-            price=given.price,
-            defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
+            defaults=tuple(name for name, value in vars(given).items() if value is None),
+            **{name: getattr(given, name) for name in ALIKE},
         )
 
 
@@ -168,39 +164,29 @@ def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
     return float(match[1]) * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper()))
 
 
-def counts_of(text: str) -> tuple[int, ...]:
-    """Return how many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
-    if "+" in text:
-        what = f"--gpus {text!r:.80}: GPUs of several kinds in one training are not modelled"
-        raise Stop(what, "give their number with --gpus, and the slowest or smallest of them with --gpu")
-    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high <= 2**16:
-        raise Stop(f"--gpus {text!r:.80} is not a number of GPUs", "give a number from 1 to 65536, or two, as in 1..64")
-    return tuple(sorted({low, high, *(2**n for n in range(17) if low <= 2**n <= high)}))
-
-
 def check(question: Question) -> None:
     """Refuse an impossible question."""
-    names = {"GPU": (question.gpu, [*GPUS]), "precision": (question.precision, [*get_args(Precision)])}
-    names["link between GPUs"] = (question.link, [*papers.LINKS])
-    optional = {"precision"} | ({"link between GPUs"} if question.gpus == 1 else set())
-    for what, (name, known) in names.items():
-        if name not in known and not (name is None and what in optional):
-            missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
-            raise Stop(missing, nearest(name or "", known, most=3))
-    for field_name in ("gpus", "batch", "sequence"):
-        if (value := getattr(question, field_name)) < 1:
-            raise Stop(f"{field_name} must be a whole number, at least 1 (got {value})", "give 1 or more")
-    if question.price is not None and question.price <= 0:
-        raise Stop(f"--price must be above 0 (got {question.price})", "give the price of an hour of one GPU")
+    _check_name("GPU", question.gpu, GPUS)
+    if question.precision is not None:
+        _check_name("precision", question.precision, get_args(Precision))
+    if question.link is not None or question.gpus > 1:
+        _check_name("link between GPUs", question.link, papers.LINKS)
+    for name in ("gpus", "batch", "sequence", "price", "disk_bytes_per_s"):
+        value = getattr(question, name)
+        if value is not None and value <= 0:
+            raise Stop(f"{name} must be above 0 (got {value})", "give a larger number")
     if question.quantized and not question.model.is_partly_frozen:
         raise Stop("quantized weights do not train", "give --lora-rank as well")
-    if question.disk_bytes_per_s is not None and question.disk_bytes_per_s <= 0:
-        raise Stop(f"disk_bytes_per_s must be above 0 (got {question.disk_bytes_per_s})", "give a number above 0")
     node_size(question.gpus, question.gpu, question.gpus_per_node)
     if question.batch > MOST_ROWS:
         raise Stop(f"--batch {question.batch} is more than {MOST_ROWS} rows", "give the rows of one step")
     if question.batch % question.gpus:
         what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
         raise Stop(what, f"give a multiple of {question.gpus}")
+
+
+def _check_name(what: str, name: str | None, known: Collection[str]) -> None:
+    if name is None:
+        raise Stop(f"no {what} is given", nearest("", known, most=3))
+    if name not in known:
+        raise Stop(f"{name!r} is not a known {what}", nearest(name, known, most=3))
