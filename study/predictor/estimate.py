@@ -57,7 +57,8 @@ def estimate(setup: Setup) -> Estimate:
     after = {} if setup.layout else _after_step(engine)
     if sharded:
         stage = 3 if sharded.releases else 2
-        after = fsdp_memory.after_step(sharded)
+        # FSDP1 keeps the gradients until the next forward pass begins.
+        after = {} if sharded.by_accelerate else {"gradients": sharded.gradients_bytes}
         bytes_moved = fsdp_memory.traffic(sharded)
     shared = Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
     return Estimate(
@@ -90,7 +91,7 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
             return states, times, 0
         host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES))
         in_passes = [(when, now) for when, now in times if when != "update"]  # the update is the host's
-        return states, in_passes, host_bytes and host_bytes + fsdp_memory.gradients(sharding)
+        return states, in_passes, host_bytes and host_bytes + sharding.gradients_bytes
     engine = Engine(setup)
     states = constant | standing(engine)
     times = [*moments(engine, kept)]

@@ -11,7 +11,7 @@ pass of a step; until then they are kept whole (`no_sync`).
 
 import re
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, prod
 
 from study.predictor.memory import moments as moment_bytes
 from study.predictor.memory.fetches import reads_out_by_embeddings
@@ -54,7 +54,13 @@ class Sharding:
         self.unit_of = {tensor.name: unit for unit, tensors in self.units.items() for tensor in tensors}
         # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
-        self.gradient = {unit: self._bytes([t for t in tensors if t.trains]) for unit, tensors in self.units.items()}
+        trained = {unit: [tensor for tensor in tensors if tensor.trains] for unit, tensors in self.units.items()}
+        self.trained = trained
+        self.gradient = {unit: self._bytes(tensors) for unit, tensors in trained.items()}
+        # Elements of a unit that a rank trains, and those of all: its part of each tensor, rounded up.
+        self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in trained.items()}
+        self.part = sum(self.trained_part.values())
+        self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
 
     def _unit(self, tensor: Tensor, tied: bool) -> str:
         if tensor.block.startswith("layer"):
@@ -65,86 +71,57 @@ class Sharding:
             return TAIL if tied else EMBEDDINGS
         return ROOT
 
-    def rows(self, tensor: Tensor) -> int:
-        """Elements of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
         if not self.by_accelerate:
-            return ceil(tensor.elements / self.ranks)
-        return ceil(tensor.shape[0] / self.ranks) * tensor.elements // tensor.shape[0]
+            return (ceil(tensor.elements / self.ranks),)
+        return (ceil(tensor.shape[0] / self.ranks), *tensor.shape[1:])
+
+    def elements(self, tensor: Tensor) -> int:
+        return prod(self.shape(tensor))
 
     def _bytes(self, tensors: list[Tensor]) -> int:
         """Bytes of whole tensors, with the rows that FSDP2 pads."""
-        padded = (self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements for tensor in tensors)
+        padded = (self.elements(tensor) * self.ranks if self.by_accelerate else tensor.elements for tensor in tensors)
         return sum(padded) * self.setup.weight_bytes
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The tensors as the optimizer has them."""
+        return [moment_bytes.piece(each, self.shape(each)) for trained in self.trained.values() for each in trained]
 
     def buffer(self, unit: str) -> int:
         """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
         return self.whole[unit] if self.ranks > 1 else 0
 
-    def last_gradient(self, unit: str) -> int:
-        """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""
-        trained = [tensor for tensor in self.units[unit] if tensor.trains]
-        return trained[-1].elements * self.setup.weight_bytes if trained and self.by_accelerate else 0
-
-    def part(self) -> int:
-        """Elements that a rank trains: its part of each tensor, rounded up."""
-        return sum(self.rows(tensor) for tensor in self.setup.model.tensors if tensor.trains)
-
-    def gradient_part(self, unit: str) -> int:
-        """Bytes of the part of a unit's gradient that a rank keeps."""
-        return sum(self.rows(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.stored_bytes
-
 
 def standing(sharding: Sharding) -> dict[str, int]:
     """Return what stays during the whole step."""
     setup = sharding.setup
-    trains = sharding.part()
-    master = setup.state_bytes * trains if setup.precision == "bf16_cast" else 0
+    kept = (sharding.elements(tensor) * setup.kept_bytes(tensor) for tensor in setup.tensors)
     return {
-        "weights": setup.scales_bytes + sum(sharding.rows(each) * setup.kept_bytes(each) for each in setup.tensors),
-        "master": master,
-        "moments": moment_bytes.held_bytes(setup.optimizer, pieces(sharding), setup.state_bytes),
+        "weights": setup.scales_bytes + sum(kept),
+        "master": setup.state_bytes * sharding.part if setup.precision == "bf16_cast" else 0,
+        "moments": moment_bytes.held_bytes(setup.optimizer, sharding.pieces, setup.state_bytes),
     }
-
-
-def pieces(sharding: Sharding) -> list[Piece]:
-    """The tensors as the optimizer has them: a rank's rows of each."""
-    trained = [tensor for unit in sharding.units.values() for tensor in unit if tensor.trains]
-    if not sharding.by_accelerate:
-        return [moment_bytes.piece(tensor, (sharding.rows(tensor),)) for tensor in trained]
-    rows = ((tensor, ceil(tensor.shape[0] / sharding.ranks)) for tensor in trained)
-    return [moment_bytes.piece(tensor, (count, *tensor.shape[1:])) for tensor, count in rows]
-
-
-def gradients(sharding: Sharding) -> int:
-    """Bytes of the parts of the gradients, as the optimizer takes them."""
-    return sharding.part() * sharding.setup.stored_bytes
-
-
-def after_step(sharding: Sharding) -> dict[str, int]:
-    """Return what stays besides the states: FSDP1 keeps the gradients until the next forward pass begins."""
-    return {} if sharding.by_accelerate else {"gradients": gradients(sharding)}
 
 
 def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
     """The moments of a step's last pass and of its update, each with what is held besides the states."""
+    setup = sharding.setup
     yield from (("backward", now) for now in _forward(sharding, profile))
     yield from (("backward", now) for now in _backward(sharding, profile))
-    yield "update", _update(sharding)
-
-
-def _update(sharding: Sharding) -> dict[str, int]:
-    setup = sharding.setup
-    trains = sharding.part()
-    made_bytes = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
-    master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
-    return {"gradients": gradients(sharding), "temporaries": made_bytes + master}
+    made_bytes = moment_bytes.made_bytes(setup.optimizer, sharding.pieces, setup.state_bytes)
+    if setup.precision == "bf16_cast":  # the gradients in fp32 as well
+        made_bytes += 4 * sharding.part
+    yield "update", {"gradients": sharding.gradients_bytes, "temporaries": made_bytes}
 
 
 def _earlier(sharding: Sharding) -> int:
     """Bytes of the gradients of earlier passes of the step."""
     if sharding.keeps_whole_gradients:
         return sum(sharding.gradient.values())
-    return gradients(sharding) if sharding.setup.accumulation > 1 else 0
+    return sharding.gradients_bytes if sharding.setup.accumulation > 1 else 0
 
 
 def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
@@ -197,14 +174,23 @@ class Backward:
     def reduced(self, unit: str, usage: Held, ahead: int) -> Iterator[dict]:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding = self.sharding
+        setup = sharding.setup
         self.alive.discard(unit)
         self.reducing = 0
         yield self.moment(usage, sharding.gradient[unit], ahead)
         self.reducing = sharding.gradient[unit]
         self.gradients[unit] = 0
-        yield self.moment(usage, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
-        accumulates = sharding.setup.accumulation > 1 and not sharding.keeps_whole_gradients
-        self.parts += 0 if accumulates else sharding.gradient_part(unit)
+        arrived = sharding.trained_part[unit] * setup.weight_bytes
+        part = sharding.trained_part[unit] * setup.stored_bytes
+        if setup.weight_bytes != setup.stored_bytes:  # as the collective delivers it, and as it is kept
+            arrived += part
+        if (
+            sharding.by_accelerate and sharding.trained[unit]
+        ):  # the last one, kept by a loop's variable (foreach_reduce)
+            arrived += sharding.trained[unit][-1].elements * setup.weight_bytes
+        yield self.moment(usage, arrived, ahead)
+        if setup.accumulation == 1 or sharding.keeps_whole_gradients:
+            self.parts += part
 
 
 def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
@@ -241,14 +227,6 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
         state.alive.clear()
     for late in [ROOT, *(sharding.late - {ROOT})]:
         yield from state.reduced(late, usage, 0)
-
-
-def _arriving(sharding: Sharding, unit: str) -> int:
-    """Bytes of a unit's part as the collective delivers it, and as it is kept if that is another type."""
-    part = sharding.gradient_part(unit)
-    setup = sharding.setup
-    arrived = part * setup.weight_bytes // setup.stored_bytes
-    return arrived + (part if setup.weight_bytes != setup.stored_bytes else 0)
 
 
 def traffic(sharding: Sharding) -> dict[str, int]:

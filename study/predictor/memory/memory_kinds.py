@@ -208,5 +208,5 @@ def _other_streams(setup: Setup) -> list[int]:
     layers = [unit for unit in sharding.units if unit not in sharding.stay | sharding.late]
     gathered = [max(sharding.whole[unit] for unit in layers)] * 3 if sharding.releases else []
     gathered += [sharding.whole[unit] for unit in sharding.late - sharding.stay for _ in range(2)]
-    parts = [] if setup.fsdp_offload else map(sharding.gradient_part, sharding.units)
+    parts = [] if setup.fsdp_offload else [size * setup.stored_bytes for size in sharding.trained_part.values()]
     return [*(sharding.whole[unit] for unit in sharding.stay), *gathered, *parts]
