@@ -7,9 +7,11 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from study.errors import Stop
 from study.machine import linux, software
 from study.machine.gpus import num_gpus
 from study.machine.operators import OPERATORS, compiled, folder, provide_libaio, why_not
+
+PRIVATE = re.compile(r"^(?:static|const)\b[^(){};=]*?(\w+)\s*[=;]", re.MULTILINE)  # a name of one source alone
 
 
 def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
@@ -40,7 +44,10 @@ def _load(name: str) -> None:
 
     try:
         builder = get_accelerator().create_op_builder(OPERATORS[name].builder)
-        if name == "async_io":
+        if compiled(name):
+            paths = _compiled_sources(name)
+            builder.sources = lambda: paths
+        else:
             _group_sources(builder, folder(name))
         _probe_cpu_once()
         builder.load(verbose=False)
@@ -55,25 +62,33 @@ def _load(name: str) -> None:
 
 
 def _group_sources(builder, into: Path) -> None:
-    """Let a builder compile its sources as two files, one for each core.
+    """Let a builder compile its C++ sources as one file: nearly all of the time is for PyTorch's headers, once a file.
 
-    The twelve files of async_io take nearly all of their time for PyTorch's headers, which each of them includes.
-    #import reads a header once: three of DeepSpeed's have no guard. Neighbours go to different files, because they
-    define the same static names (DeepSpeed 0.19.8).
+    #import reads a header once: some of DeepSpeed's have no guard. What several sources call by the same name, each
+    for itself, gets another name in each (DeepSpeed 0.19.8).
     """
-    sources = sorted(builder.deepspeed_src_path(path) for path in builder.sources())
-    headers = sorted({header for source in sources for header in Path(source).parent.glob("*.h")})
+    sources = [builder.deepspeed_src_path(path) for path in builder.sources()]
+    grouped = sorted(path for path in sources if path.endswith(".cpp"))
+    if len(grouped) < 2:
+        return
+    headers = sorted({header for source in grouped for header in Path(source).parent.glob("*.h")})
+    private = {source: set(PRIVATE.findall(Path(source).read_text())) for source in grouped}
+    count = Counter(name for names in private.values() for name in names)
+    lines = ["#import <torch/extension.h>", *(f'#import "{header}"' for header in headers)]
+    for number, source in enumerate(grouped):
+        shared = sorted(name for name in private[source] if count[name] > 1)
+        lines += [f"#define {name} {name}_{number}" for name in shared]
+        lines += [f'#include "{source}"', *(f"#undef {name}" for name in shared)]
     into.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for number in range(2):
-        lines = [f'#import "{header}"' for header in headers]
-        lines += [f'#include "{source}"' for source in sources[number::2]]
-        path = into / f"group_{number}.cpp"
-        text = "\n".join(lines) + "\n"
-        if not path.exists() or path.read_text() != text:  # a newer file would be compiled again
-            path.write_text(text)
-        paths.append(str(path))
-    builder.sources = lambda: paths
+    (into / "group.cpp").write_text("\n".join(lines) + "\n")
+    others = [path for path in sources if not path.endswith(".cpp")]
+    builder.sources = lambda: [str(into / "group.cpp"), *others]
+
+
+def _compiled_sources(name: str) -> list[str]:
+    """Return what an operator was compiled from. With other sources PyTorch would compile it again."""
+    found = re.findall(r"^build \S+: (?:cuda_)?compile (.+)$", (folder(name) / "build.ninja").read_text(), re.MULTILINE)
+    return [path.replace("$ ", " ") for path in found]
 
 
 @functools.cache
