@@ -274,7 +274,7 @@ def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
 def judged(predicted: list[float], measured: list[float], **change) -> list[ComparedRow]:
     """Rows of one table with these predicted and measured times."""
     return [
-        ComparedRow(row(step_time_s=m, **change), (Compared("time", p, m, (0.5, 1.5), {errors.FLAT: 2 * m}),), None)
+        ComparedRow(row(step_time_s=m, **change), (Compared("time", p, m, (0.5, 1.5), {trainings.FLAT: 2 * m}),), None)
         for p, m in zip(predicted, measured, strict=True)
     ]
 
@@ -289,7 +289,7 @@ def test_errors_are_what_they_are_by_hand():
     assert (line["within 10 %"], line["within 30 %"], line["in interval"]) == ("60%", "80%", "40%")
     assert (line["complete rows"], line["off by (complete)"]) == (3, "5.0%")
     assert (line["within 10 % (complete)"], line["within 30 % (complete)"]) == ("2 of 3", "3 of 3")
-    assert line[errors.FLAT] == "100%"
+    assert line[trainings.FLAT] == "100%"
 
 
 def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_left_over():
@@ -303,7 +303,7 @@ def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_
 def test_a_flat_share_of_the_peak_counts_no_recomputation():
     (compared,) = compare(row(step_time_s=1)).quantities
     flops = 3 * 2 * (12 * (1024 * 12 * 1024**2 + 2 * 1024**2 * 1024) + 1024 * 1024 * 50257) * 2 * 2
-    assert compared.others[errors.FLAT] == pytest.approx(flops / (0.4 * 312e12), rel=1e-6)
+    assert compared.others[trainings.FLAT] == pytest.approx(flops / (0.4 * 312e12), rel=1e-6)
 
 
 def test_each_source_has_the_same_weight_in_the_accuracy():

@@ -27,9 +27,10 @@ def lines(members: Iterable[ComparedRow]) -> list[dict]:
 
 
 def _line(errors: list[Error], own_error: float | None) -> dict:
-    complete = [each.off for each in errors if each.complete]
-    flat = [abs(each.flat) for each in errors if each.flat is not None]
-    return summary([each.compared for each in errors]) | {
+    numbers = [each.compared for each in errors]
+    complete = [each.compared.off for each in errors if each.member.complete]
+    flat = [abs(each.others[FLAT] / each.measured - 1) for each in numbers if FLAT in each.others]
+    return summary(numbers) | {
         "complete rows": len(complete) or None,
         "off by (complete)": percent(median(complete)) if complete else None,
         "within 10 % (complete)": _counted(complete, 0.1),
@@ -49,7 +50,7 @@ def misses(members: Iterable[ComparedRow]) -> list[dict]:
     def alike(each: Error) -> tuple:
         row = each.row
         about = (row.source, each.compared.quantity, row.model, f"{row.n_gpus} x {row.gpu}", row.arm)
-        return (*about, "yes" if each.complete else "no", each.why or "not explained")
+        return (*about, "yes" if each.member.complete else "no", each.member.why_off(each.compared) or "not explained")
 
     miss_lines = []
     names = ("source", "quantity", "model", "on", "arm", "complete", "why")

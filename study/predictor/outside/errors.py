@@ -3,14 +3,13 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 from typing import NamedTuple, TypeVar, get_args
 
 from study.io.numbers import count, percent, signed
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Quantity, Row
-from study.predictor.outside.trainings import FLAT, Compared, ComparedRow, compare
+from study.predictor.outside.trainings import Compared, ComparedRow, compare
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import LARGE
 from study.spec.arms import OFFLOADS
@@ -19,29 +18,20 @@ TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
 Key = TypeVar("Key")
 
 
-@dataclass(frozen=True)
-class Error:
-    """A number that is predicted and measured. Errors are shares of the measured value."""
+class Error(NamedTuple):
+    """A number that is predicted and measured, and its row."""
 
-    row: Row
-    complete: bool
+    member: ComparedRow
     compared: Compared
-    why: str | None  # if it missed, and that is known
 
     @property
-    def off(self) -> float:
-        return abs(self.compared.error)
-
-    @property
-    def flat(self) -> float | None:
-        """Return the error of a flat share of the peak."""
-        others = self.compared.others
-        return others[FLAT] / self.compared.measured - 1 if FLAT in others else None
+    def row(self) -> Row:
+        return self.member.row
 
 
 def table(members: Iterable[ComparedRow]) -> list[Error]:
     """Return all numbers that are predicted and measured."""
-    return [Error(each.row, each.complete, one, each.why_off(one)) for each in members for one in each.quantities]
+    return [Error(member, compared) for member in members for compared in member.quantities]
 
 
 def grouped(errors: Iterable[Error], key: Callable[[Error], Key]) -> dict[Key, list[Error]]:
@@ -54,7 +44,7 @@ def grouped(errors: Iterable[Error], key: Callable[[Error], Key]) -> dict[Key, l
 
 def summary(numbers: Sequence[Compared]) -> dict:
     """Return the errors of some numbers in words."""
-    off = [abs(each.error) for each in numbers]
+    off = [each.off for each in numbers]
     inside = [each.inside for each in numbers if each.inside is not None]
     return {
         "rows": len(numbers),
@@ -92,7 +82,7 @@ def _accuracy(errors: list[Error]) -> dict:
     return {
         "rows": len(errors),
         "sources": len(by_source),
-        "median_error": median(median(each.off for each in mine) for mine in by_source),
+        "median_error": median(median(each.compared.off for each in mine) for mine in by_source),
         "too_low": mean(mean(each.compared.error < -TOO_LOW for each in mine) for mine in by_source),
         "inside": mean(mean(bool(each.compared.inside) for each in mine) for mine in inside) if inside else None,
     }

@@ -4,11 +4,14 @@ import functools
 import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from study.errors import Stop
 from study.predictor.outside.published import FOLDER, rows
 from study.predictor.outside.trainings import Compared, ComparedRow, key_of
 
 PREDICTIONS = FOLDER / "predictions.json"
+NUMBERS = TypeAdapter(tuple[Compared, ...])
 
 
 @functools.cache
@@ -27,11 +30,6 @@ def predictions() -> tuple[ComparedRow, ...]:
     if [row["key"] for row in stored] != [key_of(row) for row in rows()]:
         raise Stop(f"{PREDICTIONS.name} does not match the rows", "write it again: study outside --write")
     return tuple(
-        ComparedRow(row, tuple(map(_compared, each["quantities"])), each["reason"])
+        ComparedRow(row, NUMBERS.validate_python(each["quantities"]), each["reason"])
         for row, each in zip(rows(), stored, strict=True)
     )
-
-
-def _compared(values: dict) -> Compared:
-    interval = values["interval"] and tuple(values["interval"])
-    return Compared(**values | {"interval": interval})

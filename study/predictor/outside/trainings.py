@@ -72,8 +72,12 @@ class Compared:
         return self.predicted / self.measured - 1
 
     @property
+    def off(self) -> float:
+        return abs(self.error)
+
+    @property
     def missed(self) -> bool:
-        return abs(self.error) > OFF_BY[self.quantity]
+        return self.off > OFF_BY[self.quantity]
 
     @property
     def inside(self) -> bool | None:

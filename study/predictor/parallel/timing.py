@@ -4,6 +4,7 @@ What ranks of a layer send, the layer waits for. Keys and values that go around 
 are reduced, and weights gathered, when the last pass is over, as without Megatron's --overlap-grad-reduce.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 from study.predictor.parallel import pipeline
@@ -20,19 +21,17 @@ MOST_ROUNDS = 4  # of a pipeline that are replayed: further passes take as long 
 def divided(blocks: tuple[Block, ...], setup: Setup, layout: Layout) -> tuple[Block, ...]:
     """Return a rank's part of the work of each block. Ranks divide the longer side of a weight."""
     tokens = whole_pass(setup).tokens
-    same: dict[Work, Work] = {}
 
     def product(each: Product) -> Product:
         sides = {name: size for name in "nkm" if (size := getattr(each, name)) != tokens}
         longest = max(sides, key=sides.__getitem__, default="n")
         return replace(each, **{longest: -(-getattr(each, longest) // layout.tensor)})
 
+    @functools.cache
     def part(work: Work) -> Work:
-        if work not in same:
-            products = tuple(map(product, work.products))
-            flops, moved = work.attention_flops / layout.tensor, work.moved_bytes / layout.tensor
-            same[work] = replace(work, products=products, attention_flops=flops, moved_bytes=moved)
-        return same[work]
+        products = tuple(map(product, work.products))
+        flops, moved = work.attention_flops / layout.tensor, work.moved_bytes / layout.tensor
+        return replace(work, products=products, attention_flops=flops, moved_bytes=moved)
 
     return tuple(replace(each, forward=part(each.forward), backward=part(each.backward)) for each in blocks)
 
