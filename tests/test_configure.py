@@ -10,10 +10,11 @@ import pytest
 import test_parity
 import test_save
 from conftest import DECODERS_ALONE
+from test_cli import in_this_process
 
 from study.cli.configs import config, torchtitan, write
 from study.errors import Stop
-from study.predictor.advice.advise import BUCKETS, Advice, advise, best_of_arm
+from study.predictor.advice.advise import BUCKETS, Advice, Row, advise, best_of_arm
 from study.predictor.advice.question import Question
 from study.predictor.architecture import describe, named
 from study.report.advice import use
@@ -26,12 +27,18 @@ def advised(**change) -> Advice:
     return advise(replace(QUESTION, **change))
 
 
+def asked(arm: str, advice: Advice | None = None) -> tuple[Row, Question]:
+    """Return an arm's row of an advice, and the question."""
+    advice = advice or advised()
+    return next(row for row in advice.tried if row.arm == arm), advice.question
+
+
 DIVIDED = ("hsdp", "zero3_hpz", *DECODERS_ALONE)  # into nodes, or not for a BERT
 
 
 @pytest.mark.parametrize("arm", [name for name in arms.NAMES if name not in ("single", *DIVIDED)])
 def test_what_is_written_is_the_arm(arm, tmp_path):
-    written = write(tmp_path / "mine.yaml", advised(), arm, tmp_path / "disk")
+    written = write(tmp_path / "mine.yaml", *asked(arm), tmp_path / "disk")
     written_arm, ours = arms.read(tmp_path / "mine.yaml"), arms.read(arms.all_paths()[arm])
     assert [path.name for path in written] == ["mine.yaml", "mine.json"][: 2 if ours.deepspeed else 1]
     assert written_arm.num_processes == 2
@@ -48,14 +55,13 @@ def test_what_is_written_is_the_arm(arm, tmp_path):
 
 def test_groups_are_written_as_large_as_nodes(tmp_path):
     """Only with several nodes: on one node, such an arm is not advised."""
-    with pytest.raises(Stop, match="hsdp is not predicted to fit"):
-        write(tmp_path / "mine.yaml", advised(), "hsdp")
+    assert not {row.arm: row.fits for row in advised().rows}["hsdp"]
     nodes = advised(gpus=16, gpus_per_node=4)
     assert {row.arm: row.fits for row in nodes.rows}["hsdp"]
-    write(tmp_path / "hsdp.yaml", nodes, "hsdp")
+    write(tmp_path / "hsdp.yaml", *asked("hsdp", nodes))
     arm = arms.read(tmp_path / "hsdp.yaml")
     assert (arm.replicas, arm.shards, arm.sharing_ranks(16)) == (4, 4, 4)
-    write(tmp_path / "hpz.yaml", nodes, "zero3_hpz")
+    write(tmp_path / "hpz.yaml", *asked("zero3_hpz", nodes))
     assert arms.read(tmp_path / "hpz.yaml").second_partition(16) == 4
 
 
@@ -73,7 +79,7 @@ def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
     assert row.row_ranks > 1
     assert f"{name} on groups of {row.row_ranks} GPUs" in use(row, advice.question)
     assert row.micro_batch * row.accumulation == 16 * row.row_ranks // 8
-    write(tmp_path / "mine.yaml", advice, name)
+    write(tmp_path / "mine.yaml", row, advice.question)
     arm = arms.read(tmp_path / "mine.yaml")
     assert arm.row_ranks == row.row_ranks
     assert (arm.sequence_ranks > 1) == (name == "zero3_ulysses")
@@ -86,7 +92,7 @@ def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
 def test_each_line_that_is_not_a_default_has_its_reason(tmp_path):
     """JSON has no comments, so the yaml explains each line of the json."""
     defaults = {"compute_environment", "num_machines", "deepspeed_config", "deepspeed_config_file"}
-    write(tmp_path / "mine.yaml", advised(precision="bf16"), "zero3_nvme", tmp_path)
+    write(tmp_path / "mine.yaml", *asked("zero3_nvme", advised(precision="bf16")), tmp_path)
     lines = (tmp_path / "mine.yaml").read_text().splitlines()
     assert {line.split(":")[0].strip() for line in lines if "# " not in line} <= defaults
     config = json.loads((tmp_path / "mine.json").read_text())
@@ -102,8 +108,8 @@ def test_accelerate_reads_it(arm, gpus, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DeepSpeedPlugin
 
-    row = next(row for row in advised(gpus=gpus).rows if row.arm == arm)
-    write(tmp_path / "mine.yaml", advised(gpus=gpus), arm, tmp_path)
+    row, question = asked(arm, advised(gpus=gpus))
+    write(tmp_path / "mine.yaml", row, question, tmp_path)
     read = load_config_from_file(str(tmp_path / "mine.yaml"))
     assert (read.num_processes, read.num_machines) == (gpus, gpus // min(gpus, 8))
     if arm == "ddp":
@@ -131,43 +137,43 @@ def autocast(dtype: str) -> dict:
 )
 def test_precision(precision, gpu, with_deepspeed, without):
     advice = advised(precision=precision, gpu=gpu)
-    accelerate, deepspeed = config(advice, "zero2")
+    accelerate, deepspeed = config(*asked("zero2", advice))
     assert {key: deepspeed[key] for key in ("torch_autocast", "bf16", "fp16") if key in deepspeed} == with_deepspeed
     assert "mixed_precision" not in accelerate, "Accelerate refuses it beside a json"
-    accelerate, deepspeed = config(advice, "ddp")
+    accelerate, deepspeed = config(*asked("ddp", advice))
     assert (accelerate["mixed_precision"], deepspeed) == (without, None)
 
 
 def test_our_own_files_stay_as_they_are():
     before = arms.read(arms.all_paths()["zero3_nvme"]).deepspeed
-    config(advised(), "zero3_nvme", arms.FOLDER)
+    config(*asked("zero3_nvme"), arms.FOLDER)
     assert arms.read(arms.all_paths()["zero3_nvme"]).deepspeed == before
 
 
 def test_torchtitan_gets_its_config(tmp_path):
-    (path,) = write(tmp_path / "mine.toml", advised(), "fsdp2")
+    row, question = asked("fsdp2")
+    (path,) = write(tmp_path / "mine.toml", row, question)
     config = tomllib.loads(path.read_text())
-    row = next(row for row in advised().tried if row.arm == "fsdp2")
     assert config["training"]["local_batch_size"] == row.micro_batch
     assert config["parallelism"]["data_parallel_shard_degree"] == 2
     assert config["activation_checkpoint"]["mode"] == "none"
-    half = tomllib.loads("\n".join(torchtitan(replace(row, checkpointing=2), advised().question)))
+    half = tomllib.loads("\n".join(torchtitan(replace(row, checkpointing=2), question)))
     assert half["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "2"}
 
 
-def test_what_cannot_be_written(tmp_path):
-    advice, path, too_large = advised(), tmp_path / "mine.yaml", advised(model=describe("gpt-neox-20b"), gpu="T4")
+def test_what_cannot_be_written(tmp_path, monkeypatch, capsys):
     (tmp_path / "taken.json").write_text("mine")
-    for target, case, arm, what in (
-        (path, advice, "single", "single is not predicted to fit"),
-        (path, advice, "zero3_nvme", "zero3_nvme needs a folder"),
-        (path, too_large, None, "nothing is predicted to fit"),
-        (tmp_path / "mine.json", advice, None, "not the name of a file for"),
-        (tmp_path / "nowhere" / "mine.yaml", advice, None, "cannot be written"),
-        (tmp_path / "taken.yaml", advice, "zero2", "exists already"),
+    for target, arm, what in (
+        ("mine.yaml", "zero3_nvme", "zero3_nvme needs a folder"),
+        ("mine.json", "zero2", "not the name of a file for"),
+        ("nowhere/mine.yaml", "zero2", "cannot be written"),
+        ("taken.yaml", "zero2", "exists already"),
     ):
         with pytest.raises(Stop, match=what):
-            write(target, case, arm)
+            write(tmp_path / target, *asked(arm))
+    command = f"advise --model gpt-neox-20b --gpus 1 --gpu T4 --write {tmp_path / 'mine.yaml'}"
+    assert in_this_process(monkeypatch, command) == 2
+    assert "nothing is predicted to fit" in capsys.readouterr().err
     assert [each.read_text() for each in tmp_path.iterdir()] == ["mine"]
 
 

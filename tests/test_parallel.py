@@ -141,12 +141,12 @@ def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):
     assert choice.micro_batch * choice.accumulation * 32 == question.batch * choice.row_ranks
     assert choice.step_s < other.step_s
     assert f"{choice.step_s * 2 * 32 / 3600:.2g} at 2 for an hour of a GPU" in in_words(advice)[0]
-    (path,) = write(tmp_path / "train.sh", advice)
+    (path,) = write(tmp_path / "train.sh", choice, question)
     text = path.read_text()
     assert f"--tensor-model-parallel-size {choice.layout.tensor} " in text
     assert "--num-query-groups 8 " in text
     with pytest.raises(Stop, match=r"ends in \.sh"):
-        write(tmp_path / "train.yaml", advice)
+        write(tmp_path / "train.yaml", choice, question)
     for change in ({"optimizer": "muon"}, {"precision": "fp32"}, {"model": named("gpt-j-6b")}):
         assert best_layout(replace(question, **change)).limit == "Megatron-LM", "no library trains it so"
 

@@ -54,8 +54,8 @@ def advise(
             raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
         return _advise_number(model, counts, [gpu_named(gpu)] if gpu else list(GPUS), given, as_json)
     advice = recommend(Question.of(model, counts[0], gpu, given))
-    for path in configs.write(write, advice, nvme_dir=nvme_dir) if write else []:
-        sys.stderr.write(f"written: {path}\n")
+    if write is not None:
+        _write(write, advice, nvme_dir)
     lines = answer.in_words(advice)
     why = answer.reason(advice)
     detail = _in_detail(wanted, advice)
@@ -79,6 +79,14 @@ def advise(
     say_wrapped(*assumed, indent="  ", first="- ")
     say_wrapped("", accuracy(), *_of_kind(advice), *model.remarks())
     return None
+
+
+def _write(path: Path, advice: Advice, nvme_dir: Path | None) -> None:
+    """Write the config of the choice."""
+    if advice.choice is None:
+        raise Stop("nothing is predicted to fit", "give more GPUs, or a shorter sequence")
+    for written in configs.write(path, advice.choice, advice.question, nvme_dir):
+        sys.stderr.write(f"written: {written}\n")
 
 
 def _of_kind(advice: Advice) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import MEGATRON, Advice, Row, settled_arm, zero_of
+from study.predictor.advice.advise import MEGATRON, Row, settled_arm, zero_of
 from study.predictor.advice.question import HALF, Question
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import trainers_name
@@ -58,16 +58,14 @@ WHY_JSON = {
 }
 
 
-def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> tuple[dict, dict | None]:
-    """Return the yaml and the DeepSpeed json of the chosen arm, or of another arm that fits, with batch and precision.
+def config(row: Row, question: Question, nvme_dir: Path | None = None) -> tuple[dict, dict | None]:
+    """Return the yaml and the DeepSpeed json of an advised row, with batch and precision.
 
     With DeepSpeed the precision is in the json, and `study/train.py` accepts the file with the same --precision.
     Without DeepSpeed it is `mixed_precision` in the yaml. The trainer refuses that, because every arm takes its
     precision from --precision. Accelerate cannot express `bf16_cast` without DeepSpeed: your script has to load the
     weights in bf16 and to keep the master copy.
     """
-    question = advice.question
-    row = _row(advice, arm)
     ours = arms.read(arms.all_paths()[row.arm])
     ours = settled_arm(ours, question.gpus, question.local, row.row_ranks, row.bucket_elements)
     accelerate = _accelerate(ours, question)
@@ -122,24 +120,23 @@ def precision_of(row: Row, question: Question) -> str:
     return row.precision if question.has_bf16 else row.precision.replace("bf16", "fp16")
 
 
-def write(path: Path, advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> list[Path]:
+def write(path: Path, row: Row, question: Question, nvme_dir: Path | None = None) -> list[Path]:
     """Write the config, and the json beside it if there is one. Returns the paths. Nothing is overwritten.
 
     The yaml names the json by its absolute path, so that it can be launched from any folder. JSON has no comments, so
     the yaml has the comments for both.
     """
-    row = _row(advice, arm)
     suffixes = SUFFIXES.get(row.arm, (".yaml", ".yml"))
     if path.suffix not in suffixes:
         raise Stop(
             f"{path} is not the name of a file for {row.arm}", f"give a name that ends in {' or '.join(suffixes)}"
         )
     if row.layout or path.suffix == ".toml":
-        lines = megatron(row, advice.question) if row.layout else torchtitan(row, advice.question)
-        return _write({path: "\n".join([f"# {use(row, advice.question)}.", *lines]) + "\n"})
-    accelerate, deepspeed = config(advice, arm, nvme_dir)
+        lines = megatron(row, question) if row.layout else torchtitan(row, question)
+        return _write({path: "\n".join([f"# {use(row, question)}.", *lines]) + "\n"})
+    accelerate, deepspeed = config(row, question, nvme_dir)
     json_path = path.with_suffix(".json")
-    lines = [f"# {line}" for line in script_notes(advice.question, row, deepspeed)]
+    lines = [f"# {line}" for line in script_notes(question, row, deepspeed)]
     texts = {}
     if deepspeed:
         accelerate["deepspeed_config"] |= {"deepspeed_config_file": str(json_path.resolve())}
@@ -208,16 +205,6 @@ def torchtitan(row: Row, question: Question) -> list[str]:
         "[activation_checkpoint]",
         *TORCHTITAN[row.checkpointing],
     ]
-
-
-def _row(advice: Advice, arm: str | None) -> Row:
-    fitting = {row.arm: row for row in advice.tried if row.fits}
-    if arm is None and advice.choice:
-        return advice.choice
-    if arm is None or arm not in fitting:
-        remedy = f"choose one of {', '.join(fitting)}" if fitting else "give more GPUs, or a shorter sequence"
-        raise Stop(f"{arm} is not predicted to fit" if arm else "nothing is predicted to fit", remedy)
-    return fitting[arm]
 
 
 def commented(config: dict, indent: str = "") -> list[str]:

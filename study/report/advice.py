@@ -139,8 +139,6 @@ def reason(advice: Advice) -> str:
 
 def flags(row: Row, question: Question) -> list[str]:
     """Return the flags with which `study estimate` and `study timeline` predict a row."""
-    layout = row.layout.in_words.split() if row.layout else []
-    has_link = question.gpus > 1 and "link" not in question.defaults
     given: dict[str, object] = {
         "arm": LAYOUT_ARM if row.layout else row.arm,
         "gpus": question.gpus,
@@ -150,19 +148,31 @@ def flags(row: Row, question: Question) -> list[str]:
         "accumulation": row.accumulation,
         "sequence": question.sequence,
         "buckets": row.bucket_elements,
-        "group": row.row_ranks if row.row_ranks > 1 and not row.layout else None,
-        "optimizer": None if question.optimizer == "fused" else question.optimizer,
-        "frozen": question.frozen if question.model.is_partly_frozen else None,
-        "quantized": question.quantized,
-        "host-pace": question.host_pace,
-        "disk": question.disk_bytes_per_s and f"{question.disk_bytes_per_s / 1e6:g}MB/s",
-        "link": question.link if has_link else None,
-        "gpus-per-node": None if "gpus_per_node" in question.defaults else question.gpus_per_node,
-        **{each[:2]: each[2:] for each in layout},
-        "recompute-every": row.checkpointing if row.checkpointing > 1 else None,
     }
+    if row.row_ranks > 1 and not row.layout:
+        given["group"] = row.row_ranks
+    if question.optimizer != "fused":
+        given["optimizer"] = question.optimizer
+    if question.model.is_partly_frozen:
+        given["frozen"] = question.frozen
+    given |= {"quantized": question.quantized} | _flags_of_machine(question)
+    if row.layout:
+        given |= {each[:2]: each[2:] for each in row.layout.in_words.split()}
+    if row.checkpointing > 1:
+        given["recompute-every"] = row.checkpointing
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
     return words + ["--checkpointing"] * (row.checkpointing == 1)
+
+
+def _flags_of_machine(question: Question) -> dict[str, object]:
+    given: dict[str, object] = {"host-pace": question.host_pace}
+    if question.disk_bytes_per_s:
+        given["disk"] = f"{question.disk_bytes_per_s / 1e6:g}MB/s"
+    if question.gpus > 1 and "link" not in question.defaults:
+        given["link"] = question.link
+    if "gpus_per_node" not in question.defaults:
+        given["gpus-per-node"] = question.gpus_per_node
+    return given
 
 
 def seconds(row: Row) -> str:
