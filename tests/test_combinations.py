@@ -5,11 +5,11 @@ import re
 import pytest
 from conftest import ranks_of
 
+from study.cli import combinations
 from study.cli.commands import main, start
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor import combinations
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.estimate import estimate, profile

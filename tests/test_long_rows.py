@@ -9,9 +9,9 @@ from families import config_of
 from test_tracing import measured
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from study.cli.combinations import LONG, answers
 from study.errors import Stop
 from study.io.numbers import size
-from study.predictor.combinations import LONG, answers
 from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup

@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import ranks_of
 
-from study.predictor.combinations import NO_GRADIENT, REENTRANT, SILENT
+from study.cli.combinations import NO_GRADIENT, REENTRANT, SILENT
 
 SCRIPT = """
 import json, sys, torch, transformers

@@ -6,16 +6,15 @@ from typing import Annotated
 
 import tyro
 
+from study.cli import combinations, steps
 from study.cli import loading as loads
-from study.cli import steps
 from study.cli.steps import Divided, Kernels, Links, Training
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS
-from study.predictor import combinations
 from study.predictor.advice.advise import Fits, fits_on
-from study.predictor.combinations import beside_bytes
+from study.predictor.advice.question import beside_bytes, check_share
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
@@ -92,7 +91,7 @@ def estimate(
     _refuse(arm, fsdp, training, kernels, links, is_number)
     if (explain or beside) and links.gpu is None:
         raise Stop("--explain needs a predicted time, and --beside the memory of a GPU", "give --gpu")
-    combinations.check_share(beside)
+    check_share(beside)
     prediction = None
     if not is_number:
         known = steps.full_setup(asked_for(wanted, training.sequence or 1), training, kernels, divided, links, ranks)

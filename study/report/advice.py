@@ -9,8 +9,7 @@ from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, USUAL, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
-from study.predictor.advice.question import HALF, Question
-from study.predictor.combinations import beside_bytes
+from study.predictor.advice.question import HALF, Question, beside_bytes
 from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES

@@ -9,7 +9,6 @@ from study.errors import Stop
 from study.io.validation import nearest
 from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.predictor import papers
-from study.predictor.combinations import beside_bytes, check_share
 from study.predictor.setup import Frozen, Optimizer, Quantized
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import Tokens
@@ -120,6 +119,16 @@ class Question:
             defaults=tuple(name for name, value in vars(given).items() if value is None),
             **{name: getattr(given, name) for name in ALIKE},
         )
+
+
+def check_share(other_share: float) -> None:
+    if not 0 <= other_share < 1:
+        raise Stop(f"--beside must be at least 0 and less than 1 (got {other_share})", "give a share, such as 0.55")
+
+
+def beside_bytes(gpu: str, other_share: float) -> float:
+    """Return the bytes of a GPU that are not this training's."""
+    return other_share * GPUS[gpu].memory_bytes
 
 
 def default_sequence(model: Transformer) -> int:

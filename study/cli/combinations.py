@@ -11,6 +11,7 @@ from typing import Any
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
+from study.predictor.advice.question import beside_bytes
 from study.predictor.estimate import checkpoints_bytes, estimate
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import QUANTIZED_BYTES, Setup
@@ -67,16 +68,6 @@ Found = Iterator[tuple[str, str, tuple[str, ...]]]
 def gathers(setup: Setup) -> bool:
     """Return whether the ranks gather weights for each layer, because each holds only a part."""
     return setup.ranks > 1 and (setup.stage == 3 or setup.fsdp == "full_shard")
-
-
-def check_share(other_share: float) -> None:
-    if not 0 <= other_share < 1:
-        raise Stop(f"--beside must be at least 0 and less than 1 (got {other_share})", "give a share, such as 0.55")
-
-
-def beside_bytes(gpu: str, other_share: float) -> float:
-    """Return the bytes of a GPU that are not this training's."""
-    return other_share * GPUS[gpu].memory_bytes
 
 
 def _frozen_gathered(setup: Setup) -> Found:
