@@ -71,7 +71,7 @@ def test_there_are_no_checkpoints_without_recomputation():
 
 
 def test_long_rows_are_told_what_keeps_them_small():
-    config = config_of("llama", vocab_size=64, max_position_embeddings=LONG)
+    config = config_of("llama", vocab_size=64, hidden_size=512, intermediate_size=2048, max_position_embeddings=LONG)
     model = Transformer.of(config, "llama")
     long = Setup(model=model, micro_batch=1, sequence=LONG, precision="bf16_cast", device="cuda")
     (answer,) = answers(long)
