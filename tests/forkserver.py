@@ -108,6 +108,8 @@ def launch(request: dict) -> int:
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    if request["config"] is None:  # without a launcher
+        return _wait([_fork(request, None, {})])
     words = ["--config_file", request["config"], *request["launcher"], request["script"], *request["flags"]]
     args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     if args.use_deepspeed:
@@ -130,7 +132,7 @@ def launch(request: dict) -> int:
     return _wait([_fork(request, origin, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(ranks)])
 
 
-def _fork(request: dict, origin: Launch, env: dict) -> int:
+def _fork(request: dict, origin: Launch | None, env: dict) -> int:
     pid = os.fork()
     if pid == 0:
         os.environ |= {name: str(value) for name, value in env.items()}

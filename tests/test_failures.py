@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, launch, left_running, traceback_of_ours
+from conftest import ROOT, forked, launch, left_running, traceback_of_ours
 
 from study.machine.disk import PREFIX
 from study.records.schema import Record
@@ -60,16 +60,25 @@ def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache):
     assert not list(tmp_path.glob(f"**/{PREFIX}*")), "the disk folder is gone"
 
 
-TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
+TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2", "study/train.py")
 
 
-@pytest.mark.parametrize("command", [("python",), pytest.param(TORCHRUN, marks=pytest.mark.slow)])
-def test_without_the_launcher_it_says_how(command):
-    words = [str(Path(sys.executable).with_name(command[0])), *command[1:], "study/train.py"]
+def assert_says_how_to_start(code: int, output: str) -> None:
+    assert code == 1
+    assert output.count("accelerate launch --config_file accelerate_configs/single.yaml study/train.py") == 1
+    assert output.count("What to do:") == 1, "one rank speaks"
+
+
+def test_without_the_launcher_it_says_how(tmp_path):
+    run = forked(tmp_path, config=None, script="study/train.py", flags=())
+    assert_says_how_to_start(run.code, run.output)
+
+
+@pytest.mark.slow
+def test_under_torchrun_alone_one_rank_says_how():
+    words = [str(Path(sys.executable).with_name(TORCHRUN[0])), *TORCHRUN[1:]]
     process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert process.returncode == 1
-    assert process.stdout.count("accelerate launch --config_file accelerate_configs/single.yaml study/train.py") == 1
-    assert process.stdout.count("What to do:") == 1, "one rank speaks"
+    assert_says_how_to_start(process.returncode, process.stdout)
 
 
 def test_a_loss_that_explodes_is_a_diverged_run(tmp_path, cache):
