@@ -5,36 +5,23 @@ keep a master copy, even of fp32 weights, and save both: 16. With bf16 weights t
 only its copy, from which it makes the weights: 12.
 """
 
-from dataclasses import dataclass
-
 from study.predictor.setup import Setup
 
-MOMENTS = 2  # AdamW's
 
+def checkpoint_bytes(setup: Setup, parameters: int) -> list[float]:
+    """Bytes that each rank writes of a complete training state, for a model whose parameters all train.
 
-@dataclass(frozen=True)
-class CheckpointBytes:
-    """Bytes that each rank writes, and their sum. Names, sizes and padding of the files are not included."""
-
-    per_rank: list[float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.per_rank)
-
-
-def checkpoint_bytes(setup: Setup, parameters: int) -> CheckpointBytes:
-    """Bytes of a complete training state on disk, for a model whose parameters all train."""
+    Names, sizes and padding of the files are not included.
+    """
     master_bytes = setup.state_bytes if setup.deepspeed is not None or setup.stored_bytes < 4 else 0
-    states = (master_bytes + MOMENTS * setup.state_bytes) * parameters
+    states = (master_bytes + 2 * setup.state_bytes) * parameters
     weights = setup.stored_bytes * parameters
     ranks = setup.ranks
-    sharing = setup.sharing_ranks
     if setup.fsdp:  # states that several groups hold are written once, spread over their ranks
-        return CheckpointBytes([(weights + states) / ranks] * ranks)
+        return [(weights + states) / ranks] * ranks
     if setup.stage == 0:  # every rank holds all of it, and the first one writes
-        return CheckpointBytes([weights + states, *[0.0] * (ranks - 1)])
-    shares = [states / sharing] * ranks
+        return [weights + states, *[0.0] * (ranks - 1)]
+    shares = [states / setup.sharing_ranks] * ranks
     if setup.stage < 3:
         shares[0] += weights
-    return CheckpointBytes(shares)
+    return shares

@@ -77,11 +77,6 @@ class Load:
         """Ranks that load the whole model."""
         return 1 if self.way in ("zero3", "meta") else self.ranks
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of files that are mapped: once in a node, and the kernel may take them back."""
-        return 0 if self.reads_whole else self.files_bytes
-
 
 def loaded_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights, at the peak of from_pretrained."""
@@ -124,9 +119,7 @@ def _sent(load: Load) -> Iterator[float]:
 
 def process_bytes(load: Load) -> tuple[float, float]:
     """Return the private bytes of all processes without weights, after from_pretrained and after `prepare`."""
-    if load.on_gpu:
-        return load.ranks * HOST_PROCESS_BYTES, load.ranks * HOST_PROCESS_BYTES
-    loaded, prepared = PROCESS_BYTES[load.way]
+    loaded, prepared = (HOST_PROCESS_BYTES, HOST_PROCESS_BYTES) if load.on_gpu else PROCESS_BYTES[load.way]
     return load.ranks * loaded, load.ranks * prepared
 
 

@@ -11,7 +11,8 @@ from study.predictor.memory.profile import Tensor
 
 
 def matrices(engine: Engine) -> list[Tensor]:
-    return [tensor for tensor in engine.tensors if moments.is_for_muon(tensor)]
+    """The tensors that Muon updates: none with another optimizer."""
+    return [each for each in engine.tensors if engine.optimizer == "muon" and moments.is_for_muon(each)]
 
 
 def owned_matrices(engine: Engine) -> list[Tensor]:
@@ -41,8 +42,6 @@ def buffers_bytes(engine: Engine) -> int:
     Stages 1 and 2: the momentum again, for steps that are skipped (_muon_staging_momentum). Stage 3: parts of gradients
     as they are sent, and whole ones as they come (_partitioned_buffers_all_gather), at most a bucket.
     """
-    if engine.optimizer != "muon":
-        return 0
     if engine.stage < 3:
         return momentum_bytes(engine)
     sent = [engine.part_of(group) for group in _in_buckets(engine)]
@@ -54,8 +53,6 @@ def gathered_elements(engine: Engine) -> int:
 
     These are gradients and momenta as whole matrices, and both again once each rank has multiplied one of each round.
     """
-    if engine.optimizer != "muon":
-        return 0
     gathered = 0
     for group in _in_buckets(engine):
         sizes = [tensor.elements for tensor in group]
@@ -71,8 +68,6 @@ def made_bytes(engine: Engine) -> int:
     not alike, both are copied again as they are sent and come. These copies and the rank's update stay while the next
     matrix is multiplied.
     """
-    if engine.optimizer != "muon":
-        return 0
     most = 0
     for group in _in_buckets(engine):
         bucket_bytes = engine.weight_bytes * (2 * sum(tensor.elements for tensor in group) + engine.part_of(group))

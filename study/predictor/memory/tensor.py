@@ -19,20 +19,11 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
 
 
-def config_of(model: Transformer) -> dict:
-    """The config of a model, if this code knows how AutoTP divides it; else a Stop."""
-    if model.family in TRIED and not model.lora_rank:
-        return model.dimensions
-    what = f"how AutoTP divides {model.family} is unknown here"
-    raise Stop(what, f"use one of {', '.join(TRIED)}, or another arm", "unavailable")
-
-
 def refusal(model: Transformer, ranks: int) -> str | None:
     """Return why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
-    try:
-        config = config_of(model)
-    except Stop as stop:
-        return stop.what
+    config = model.dimensions
+    if model.family not in TRIED or model.lora_rank:
+        return f"how AutoTP divides {model.family} is unknown here"
     if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
         return f"the config says no {' and no '.join(silent)}"
     uneven = [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]
@@ -44,7 +35,7 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     """Return the part of a rank as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
     if reason := refusal(model, ranks):
         raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
-    config = config_of(model)
+    config = model.dimensions
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts = {name: config[name] // ranks for name in DIVIDED}
     return Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
@@ -74,7 +65,7 @@ def layer_bytes(setup, phase: str) -> tuple[int, int]:
     A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
     between layers. Megatron-LM sums once for queries, keys and values; AutoTP sums for each of them.
     """
-    elements = setup.tokens * config_of(setup.model)["hidden_size"]
+    elements = setup.tokens * setup.model.dimensions["hidden_size"]
     calls, element_bytes = (BY_ROWS, setup.product_bytes) if phase == "forward" else (BY_COLUMNS, setup.weight_bytes)
     return calls, calls * elements * element_bytes
 
@@ -83,7 +74,7 @@ def exchanged(setup) -> dict[str, int]:
     """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records."""
     if setup.tensor_ranks == 1:
         return {}
-    config = config_of(setup.model)
+    config = setup.model.dimensions
     again = 2 if setup.checkpointing else 1
     layers = again * layer_bytes(setup, "forward")[1] + layer_bytes(setup, "backward")[1]
     moved = {"all_reduce": layers * config["num_hidden_layers"]}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from study.errors import Stop
 from study.io.numbers import number_of
 from study.predictor.architecture import named
-from study.predictor.memory.checkpoints import CheckpointBytes, checkpoint_bytes
+from study.predictor.memory.checkpoints import checkpoint_bytes
 from study.predictor.setup import Setup
 from study.records.runs import Run, Runs
 from study.records.schema import RankMemory, Resume
@@ -58,9 +58,9 @@ def _cost(run: Run, loaded: Resume | None) -> dict:
         "group": what_is_saved(run)[0],
         "arm": run.arm,
         "ranks": run.ranks,
-        "predicted_bytes_per_parameter": theory.total / parameters if theory else None,
+        "predicted_bytes_per_parameter": sum(theory) / parameters if theory else None,
         "bytes_per_parameter": saved.bytes / parameters,
-        "predicted_share_of_one_rank": max(theory.per_rank) / theory.total if theory else None,
+        "predicted_share_of_one_rank": max(theory) / sum(theory) if theory else None,
         "share_of_one_rank": max(written) / sum(written) if written else None,
         "save_s": max(saved.save_s_per_rank),
         "seal_s": saved.seal_s,
@@ -70,8 +70,8 @@ def _cost(run: Run, loaded: Resume | None) -> dict:
     }
 
 
-def predicted_bytes(run: Run) -> CheckpointBytes | None:
-    """Return theory's bytes of a run's checkpoint; None for an unknown model."""
+def predicted_bytes(run: Run) -> list[float] | None:
+    """Return theory's bytes of a run's checkpoint by rank; None for an unknown model."""
     if not (run.model and run.ranks and run.parameters):
         return None
     try:
