@@ -305,8 +305,7 @@ def traffic(engine: Engine) -> dict[str, int]:
     if engine.stage == 0:
         return {"all_reduce": engine.elements * w}
     if engine.stage < 3:
-        kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
-        reduced = {kind: engine.elements * w * (passes if engine.stage == 2 else 1)}
+        reduced = {engine.reduce_kind: engine.elements * w * (passes if engine.stage == 2 else 1)}
         if engine.setup.tensor_ranks > 1 and engine.ranks == 1:  # it sums its gradients over itself alone
             return reduced
         return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}

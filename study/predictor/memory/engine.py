@@ -39,7 +39,7 @@ class Engine:
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero["reduce_bucket_size"])
         self.overlap = self.stage == 3 if zero["overlap_comm"] is None else bool(zero["overlap_comm"])
-        self.reduces_by_all_reduce = zero["use_multi_rank_bucket_allreduce"]  # stages 1 and 2
+        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
         # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
         self.gathered_bytes = 1 if zero["zero_quantized_weights"] else self.weight_bytes
         self.quantizes_gradients = bool(zero["zero_quantized_gradients"])

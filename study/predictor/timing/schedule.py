@@ -4,8 +4,6 @@ The order was read in PyTorch's FSDP and DDP and in DeepSpeed 0.19.8. Sharded we
 Gradients are reduced block by block, either beside the backward pass or while it waits.
 """
 
-import functools
-from dataclasses import dataclass
 from math import inf
 
 from study.machine.gpus import GPUS
@@ -25,62 +23,41 @@ DDP_BUCKET_BYTES = 25 * 2**20  # torch.nn.parallel.DistributedDataParallel, buck
 UPDATE_BYTES = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """The weights that a rank gathers and the gradients that it reduces, by its arm."""
-
-    stage: int  # 3: weights are gathered for each pass, as also under FSDP
-    gathers_again: float = 0.0  # the share of the weights that the backward pass gathers again
-    reduces_each_pass: bool = False
-    overlaps: bool = True  # reductions run beside the backward pass
-    reduce: str = "reduce_scatter"  # the collective
-    bucket_bytes: float = inf
-    # DeepSpeed's stage 3: Python gathers and releases the weights of each module with a tensor of more elements.
-    # Smaller tensors stay whole (stage3_param_persistence_threshold). None: Python does nothing for a module.
-    hooks_above: int | None = None
-    # Size of the groups of ranks that gather weights, in the forward and in the backward pass; and of the groups that
-    # reduce gradients, before they are reduced between groups. None: all ranks.
-    gathers_within: tuple[int | None, int | None] = (None, None)
-    reduces_within: int | None = None
-
-
-@functools.cache
-def sharing_of(setup: Setup) -> Sharing:
-    engine = Engine(setup)
-    group = setup.group
-    if setup.fsdp:
-        again = 1.0 if setup.fsdp == "full_shard" else 0.0
-        each_pass = setup.fsdp_by == "torch"
-        return Sharing(3, again, each_pass, gathers_within=(group, group), reduces_within=group)
-    if engine.stage == 0:
-        return Sharing(0, reduce="all_reduce", bucket_bytes=DDP_BUCKET_BYTES)
-    bucket_bytes = engine.bucket_elements * setup.weight_bytes
-    if engine.stage < 3:
-        kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
-        each_pass = engine.stage == 2
-        return Sharing(engine.stage, 0.0, each_pass, engine.overlap, kind, bucket_bytes, gathers_within=(group, None))
-    again = min(1.0, engine.refetched / max(1, engine.part * engine.ranks))
-    return Sharing(
-        *(3, again, True, engine.overlap, "reduce_scatter", bucket_bytes, engine.persistent_elements),
-        gathers_within=(None, setup.second_partition),
-    )
-
-
 class Schedule:
     """Builds the list of tasks, in the order in which they are issued."""
 
     def __init__(self, setup: Setup, machine: Machine, constants: Pace, seconds: OfBlocks, blocks: tuple[Block, ...]):
+        engine = Engine(setup)
         self.setup = setup
         self.machine = machine
         self.links = machine.links(setup.ranks)
         self.constants = constants
         self.seconds = seconds
         self.blocks = blocks
-        self.engine = Engine(setup)
-        self.sharing = sharing_of(setup)
-        self.parts = setup.ranks if self.sharing.stage else 1  # into which ranks divide what their hosts hold
-        self.updates_on_host = self.engine.offloads or setup.fsdp_offload
-        self.weights_on_host = self.engine.weights_home != "none" or setup.fsdp_offload
+        self.engine = engine
+        self.stage = 3 if setup.fsdp else engine.stage  # 3: weights are gathered for each pass
+        self.gathers_again = 1.0  # the share of the weights that the backward pass gathers again
+        self.reduces_each_pass = engine.stage > 1
+        self.reduce_kind = engine.reduce_kind
+        self.overlaps = engine.stage == 0 or engine.overlap  # reductions run beside the backward pass
+        self.bucket_bytes: float = engine.bucket_elements * setup.weight_bytes if engine.stage else DDP_BUCKET_BYTES
+        self.hooks_s = 0.0  # of Python, which gathers and releases the weights of a module in DeepSpeed's stage 3
+        if setup.fsdp:
+            self.gathers_again = 1.0 if setup.fsdp == "full_shard" else 0.0
+            self.reduces_each_pass = setup.fsdp_by == "torch"
+            self.reduce_kind = "reduce_scatter"
+            self.bucket_bytes = inf
+        if engine.stage == 3:
+            self.gathers_again = min(1.0, engine.refetched / max(1, engine.part * engine.ranks))
+            self.reduce_kind = "reduce_scatter"
+            self.hooks_s = constants.module_s
+        # Size of the groups of ranks that gather weights, in the forward and in the backward pass; and of the groups
+        # that reduce gradients, before they are reduced between groups. None: all ranks.
+        self.gathers_within = (setup.group, setup.group if setup.fsdp else setup.second_partition)
+        self.reduces_within = setup.group if setup.fsdp else None
+        self.parts = setup.ranks if self.stage else 1  # into which ranks divide what their hosts hold
+        self.updates_on_host = engine.offloads or setup.fsdp_offload
+        self.weights_on_host = engine.weights_home != "none" or setup.fsdp_offload
         self.tasks: list[Task] = []
         self.slowed_s = 0.0  # added to the next kernels, because collectives run beside them
 
@@ -101,9 +78,8 @@ class Schedule:
         """Add the kernels of a pass over a block, and their launches."""
         seconds = self.seconds[block.name][phase == "backward"]
         passes = 2 if phase == "backward" and self.setup.computes_again(block.name) else 1
-        hooks_s = 0.0
-        if self.sharing.hooks_above is not None:
-            hooks_s = block.modules_above(self.sharing.hooks_above) * self.constants.module_s * passes
+        # Tensors that always stay whole need no hook.
+        hooks_s = block.modules_above(self.engine.persistent_elements) * self.hooks_s * passes
         launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + hooks_s)
         slowed_s = self.slowed_s
         self.slowed_s = 0.0
@@ -131,17 +107,17 @@ class Schedule:
 
     def called_s(self, kind: str, size_bytes: float, links: Links) -> float:
         """Seconds of a collective, bucket by bucket."""
-        calls = max(1, size_bytes / self.sharing.bucket_bytes)
+        calls = max(1, size_bytes / self.bucket_bytes)
         return calls * collective_s(kind, size_bytes / calls, links, self.constants)
 
     def gathered_pass(self, order: list[Block], phase: str, share: float, last: int | None) -> dict[str, int]:
         """Add a pass over blocks. Their weights are gathered one block ahead, if they are sharded."""
         ends: dict[str, int] = {}
         waits: dict[str, int | None] = {}
-        links = self.links.within(self.sharing.gathers_within[phase == "backward"])
+        links = self.links.within(self.gathers_within[phase == "backward"])
 
         def fetch(place: int) -> None:
-            if place >= len(order) or self.sharing.stage < 3 or share == 0 or not order[place].elements:
+            if place >= len(order) or self.stage < 3 or share == 0 or not order[place].elements:
                 return
             before = ends.get(order[place - 2].name) if place >= 2 else last
             size = order[place].elements * self.setup.weight_bytes
@@ -154,16 +130,16 @@ class Schedule:
             last = ends[block.name] = self.compute(block, phase, waits.get(block.name), last)
             if phase == "backward" and self.reducing:
                 reduced = self.reduce(block, last)
-                if not self.sharing.overlaps:
+                if not self.overlaps:
                     last = reduced
         return ends
 
     def reduce(self, block: Block, computed: int) -> int:
         size = block.trained * self.setup.weight_bytes
         done = computed
-        group = self.sharing.reduces_within
+        group = self.reduces_within
         if self.links.ranks > 1:
-            done = self.collective(self.sharing.reduce, block, size, self.links.within(group), done)
+            done = self.collective(self.reduce_kind, block, size, self.links.within(group), done)
         if group and self.links.ranks > group:
             done = self.collective("all_reduce", block, size / group, self.links.between(group), done)
         if not self.updates_on_host:
@@ -180,25 +156,25 @@ class Schedule:
         return size_bytes / (link.bytes_per_s * self.constants.host_link_share)
 
     def microbatch(self, is_last: bool, last: int | None) -> int:
-        self.reducing = is_last or self.sharing.reduces_each_pass
+        self.reducing = is_last or self.reduces_each_pass
         ends = self.gathered_pass(list(self.blocks), "forward", 1.0, last)
         last = ends[self.blocks[-1].name]
-        ends = self.gathered_pass(list(self.blocks[::-1]), "backward", self.sharing.gathers_again, last)
+        ends = self.gathered_pass(list(self.blocks[::-1]), "backward", self.gathers_again, last)
         return ends[self.blocks[0].name]
 
     def update(self) -> None:
         """Add the update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
         last_of_stream = {task.stream: place for place, task in enumerate(self.tasks)}
         setup = self.setup
-        owned = setup.model.trained / (setup.sharing_ranks if self.sharing.stage else 1)
+        owned = setup.model.trained / (setup.sharing_ranks if self.stage else 1)
         if self.updates_on_host:
             done = self.update_on_host(owned, *last_of_stream.values())
         else:
             update_s = update_bytes(setup) * owned / GPUS[self.machine.gpu].memory_bytes_per_s
             done = self.add("update", "compute", update_s, *last_of_stream.values())
-        if self.sharing.stage in (1, 2) and self.links.ranks > 1:
+        if self.stage in (1, 2) and self.links.ranks > 1:
             size = sum(block.trained for block in self.blocks) * setup.weight_bytes
-            links = self.links.within(self.sharing.gathers_within[0])
+            links = self.links.within(self.gathers_within[0])
             self.add("all_gather weights", "communication", self.called_s("all_gather", size, links), done)
 
     def update_on_host(self, owned: float, *after: int) -> int:
