@@ -38,7 +38,6 @@ class Block:
     after: "Block | None" = None
     free: bool = False
 
-    @property
     def key(self) -> tuple[int, int, int]:
         return self.size, self.segment, self.place
 
@@ -50,15 +49,14 @@ class Allocator:
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._segments = 0
-        self._free: dict[bool, list[tuple]] = {True: [], False: []}  # keys of free blocks, the smallest first
-        self._blocks: dict[tuple, Block] = {}
+        self._free: dict[bool, list[Block]] = {True: [], False: []}  # the smallest first
 
     def take(self, size: int) -> Block:
         """A block for a tensor of `size` bytes."""
         size = rounded(size)
         small = size <= SMALL
         free = self._free[small]
-        place = bisect_left(free, (size, 0, 0))
+        place = bisect_left(free, (size, 0, 0), key=Block.key)
         block = self._out(free[place]) if place < len(free) else self._segment(size, small)
         left = block.size - size
         if left >= 512 if small else left > SMALL:
@@ -76,14 +74,14 @@ class Allocator:
         """Free a block and join it with free neighbours."""
         self.allocated -= block.size
         if (before := block.before) and before.free:
-            self._out(before.key)
+            self._out(before)
             before.size = before.size + block.size
             before.after = block.after
             if block.after:
                 block.after.before = before
             block = before
         if (after := block.after) and after.free:
-            self._out(after.key)
+            self._out(after)
             block.size = block.size + after.size
             block.after = after.after
             if after.after:
@@ -102,18 +100,15 @@ class Allocator:
         return Block(segment, small, self._segments)
 
     def _give_back(self) -> None:
-        for block in [each for each in self._blocks.values() if not (each.before or each.after)]:
-            self._out(block.key)
+        for block in [each for free in self._free.values() for each in free if not (each.before or each.after)]:
+            self._out(block)
             self.reserved -= block.size
 
     def _in(self, block: Block) -> None:
         block.free = True
-        insort(self._free[block.small], block.key)
-        self._blocks[block.key] = block
+        insort(self._free[block.small], block, key=Block.key)
 
-    def _out(self, key: tuple) -> Block:
-        block = self._blocks.pop(key)
-        free = self._free[block.small]
-        free.pop(bisect_left(free, key))
+    def _out(self, block: Block) -> Block:
         block.free = False
+        self._free[block.small].remove(block)
         return block

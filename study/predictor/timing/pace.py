@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from study.errors import Stop
 from study.machine.gpus import GPUS
@@ -146,13 +147,17 @@ def total(passes: Iterable[Seconds]) -> dict[str, float]:
     }
 
 
-@functools.lru_cache(maxsize=4096)
-def at_full_pace(
-    work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False
-) -> tuple[tuple[tuple[float, float], ...], float, float]:
-    """Return seconds at a GPU's ceilings: of each product's operations and bytes, of attention, and of moved bytes.
+class FullPace(NamedTuple):
+    """Seconds of some work at a GPU's ceilings and at its full memory bandwidth."""
 
-    `whole`: products of fp32, which run as TF32 if the GPU has it. `in_8_bits`: factors are converted first.
+    products: tuple[tuple[float, float], ...]  # of each product: its operations, and its bytes
+    attention: float
+    moving: float
+
+
+@functools.lru_cache(maxsize=4096)
+def at_full_pace(work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False) -> FullPace:
+    """`whole`: products of fp32, which run as TF32 if the GPU has it. `in_8_bits`: factors are converted first.
 
     Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits (datasheets). A factor of 2 bytes is read
     for its largest number, read again and written in a byte, before each product (torchao, float8_linear.py).
@@ -164,15 +169,17 @@ def at_full_pace(
     element_bytes = 4 if whole else 2
     linear = {product for product in work.products if in_8_bits and product.number == 1}
     converted = sum(product.elements - product.m * product.n for product in work.products if product in linear)
-    products = tuple(
-        (
-            product.flops / filled(product, processors) / flops_per_s / (2 if product in linear else 1),
-            product.elements * element_bytes / gpu.memory_bytes_per_s,
-        )
-        for product in work.products
+    return FullPace(
+        products=tuple(
+            (
+                product.flops / filled(product, processors) / flops_per_s / (2 if product in linear else 1),
+                product.elements * element_bytes / gpu.memory_bytes_per_s,
+            )
+            for product in work.products
+        ),
+        attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
+        moving=(work.moved_bytes + converted * CONVERSION_BYTES) / gpu.memory_bytes_per_s,
     )
-    attention_s = work.attention_flops / (peak * ceilings(gpu_name)["attention"][0])
-    return products, attention_s, (work.moved_bytes + converted * CONVERSION_BYTES) / gpu.memory_bytes_per_s
 
 
 def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace, in_8_bits: bool = False) -> Seconds:
@@ -181,13 +188,13 @@ def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace,
     A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
     matrices, as in a written-out attention.
     """
-    pairs, attention_s, moving_s = at_full_pace(work, gpu_name, whole, in_8_bits)
+    full = at_full_pace(work, gpu_name, whole, in_8_bits)
     moving_share = moving_share_of(gpu_name) or constants.moving_share
-    products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in pairs)
+    products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
     return Seconds(
         products=sum(products),
-        attention=attention_s / constants.attention_share,
-        moving=moving_s * (constants.fused_traffic if fused else 1) / moving_share,
+        attention=full.attention / constants.attention_share,
+        moving=full.moving * (constants.fused_traffic if fused else 1) / moving_share,
         launching=work.kernels * constants.kernel_s,
     )
 

@@ -130,18 +130,13 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
 
 def _blocks(setup: Setup, machine: Machine) -> tuple[Block, ...]:
     """Return the work of the model's blocks. A compiler that fuses kernels also fuses the casts of autocast."""
-    fuses_casts = _has_single_kernels(setup, machine) and setup.precision != "fp32"
+    fuses_casts = machine.fused_kernels and has_single_kernels(setup.model) and setup.precision != "fp32"
     return blocks(replace(setup, precision="bf16_cast") if fuses_casts else setup)
-
-
-def _has_single_kernels(setup: Setup, machine: Machine) -> bool:
-    """Return whether kernels are fused whose norms and activation functions are single kernels already."""
-    return machine.fused_kernels and has_single_kernels(setup.model)
 
 
 def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants: Pace) -> OfBlocks:
     """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
-    single = _has_single_kernels(setup, machine)
+    single = has_single_kernels(setup.model)
     attention = attention_s(machine.attention_kernel, machine.gpu) if setup.model.look.kind == "decoder" else 1.0
     known: dict[int, Seconds] = {}
 
