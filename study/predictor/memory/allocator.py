@@ -73,20 +73,18 @@ class Allocator:
     def give(self, block: Block) -> None:
         """Free a block and join it with free neighbours."""
         self.allocated -= block.size
-        if (before := block.before) and before.free:
-            self._out(before)
-            before.size = before.size + block.size
-            before.after = block.after
-            if block.after:
-                block.after.before = before
-            block = before
-        if (after := block.after) and after.free:
-            self._out(after)
-            block.size = block.size + after.size
-            block.after = after.after
-            if after.after:
-                after.after.before = block
+        if block.before and block.before.free:
+            block = self._join(self._out(block.before), block)
+        if block.after and block.after.free:
+            self._join(block, self._out(block.after))
         self._in(block)
+
+    def _join(self, block: Block, after: Block) -> Block:
+        block.size += after.size
+        block.after = after.after
+        if after.after:
+            after.after.before = block
+        return block
 
     def _segment(self, size: int, small: bool) -> Block:
         segment = segment_bytes(size)

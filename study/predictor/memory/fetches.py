@@ -126,8 +126,7 @@ class Coordinator:
         room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
         ahead: list[str] = []
         while self.queue and room > 0:
-            name, last = self.queue.popleft()
-            self.last_fetched[name] = max(self.last_fetched[name], last)
+            name, self.last_fetched[name] = self.queue.popleft()
             if name not in self.whole and name not in ahead:
                 ahead.append(name)
                 room -= self.size[name]
