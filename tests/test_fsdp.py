@@ -20,21 +20,24 @@ SEQUENCE = 32
 FOLLOWED = [
     {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 2},
     {"precision": "bf16", "fsdp": "shard_grad_op", "micro_batch": 3, "checkpointing": True},
+    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True, "fsdp_ends": True},
 ]
 
 
-@pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: how["fsdp"])
+@pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: how["fsdp"] + " with ends" * how.get("fsdp_ends", False))
 def test_peaks_are_those_of_pytorchs_tracker(how):
     """It follows FSDP2 itself, tensor by tensor. Adam's steps are numbers of four bytes, which theory leaves out."""
     model = Transformer.of(config_of("llama"), "llama")
     predicted = estimate(Setup(model=model, ranks=8, sequence=SEQUENCE, **how)).peak_bytes
     how = dict(how)
+    ends = how.pop("fsdp_ends", False)
     reshard = None if how.pop("fsdp") == "full_shard" else False
     gather_in = torch.bfloat16 if how["precision"] == "bf16" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = configs.of_dict(config_of("llama"), "sdpa")
-        followed = fsdp_tracker.follow(config, 8, sequence=SEQUENCE, gather_in=gather_in, reshard=reshard, **how)
+        options = {"sequence": SEQUENCE, "gather_in": gather_in, "reshard": reshard, "ends": ends}
+        followed = fsdp_tracker.follow(config, 8, **options, **how)
     assert predicted == pytest.approx(followed, rel=0.005)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from families import config_of
 
-from study.predictor.estimate import estimate, profile
+from study.predictor.estimate import estimate, memory, profile
 from study.predictor.memory.allocator import MIB, Allocator
 from study.predictor.memory.memory_kinds import (
     MemoryKinds,
@@ -73,6 +73,44 @@ def test_the_replay_allocates_what_is_predicted(checkpointing):
     replay.run()
     assert replay.allocator.peak_allocated == pytest.approx(estimate(setup).peak_bytes, rel=0.02)
     assert replay.allocator.peak_reserved > replay.allocator.peak_allocated
+
+
+@pytest.mark.parametrize(
+    ("how", "begins", "ends"),
+    [
+        ({"ranks": 1}, 0, 1),
+        ({"ranks": 1, "torch_major": 1}, 1, 1),
+        ({"ranks": 2}, 1, 1),
+        ({"ranks": 2, "torch_major": 1}, 1, 1),
+        ({"ranks": 2, "bucket_view": False}, 1, 2),
+        ({"ranks": 2, "bucket_view": False, "torch_major": 1}, 2, 2),
+        ({"ranks": 2, "bucket_view": False, "accumulation": 2}, 2, 2),
+        ({"ranks": 2, "accumulation": 2}, 2, 1),
+    ],
+)
+def test_gradients_lie_in_ddps_buckets_or_beside_them(how, begins, ends):
+    """Copies of all gradients when the backward pass begins, and in the update. PyTorch 1 kept zeros between steps."""
+    setup = setup_of(**how)
+    whole = 4 * setup.model.parameters
+    _, moments, _ = memory(setup, profile(setup))
+    (_, first), *_, (_, last) = moments
+    assert (first.get("gradients", 0), last["gradients"]) == (begins * whole, ends * whole)
+
+
+def test_pytorch_1_holds_more_between_steps_and_outside_its_allocator():
+    replays = [_Replay(setup_of(torch_major=major), Allocator()) for major in (2, 1)]
+    for replay in replays:
+        replay.run()
+    new, old = (replay.allocator.peak_allocated for replay in replays)
+    assert old - new == pytest.approx(4 * replays[0].setup.model.parameters, rel=0.01)
+    assert outside_bytes(1, 1) - outside_bytes(1) == pytest.approx(0.9e9)
+
+
+def test_an_update_tensor_by_tensor_makes_one_tensor():
+    setups = [setup_of(optimizer=name) for name in ("foreach", "single_tensor")]
+    at_once, in_turn = (dict(memory(setup, profile(setup))[1])["update"]["temporaries"] for setup in setups)
+    assert at_once == 4 * setups[0].model.parameters
+    assert in_turn == 4 * max(tensor.elements for tensor in setups[0].model.tensors)
 
 
 def test_three_kinds():

@@ -229,6 +229,13 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
         ({"optimizer_name": "paged_adamw_8bit"}, {"optimizer": "adamw_8bit"}),
         ({"optimizer_name": "adamw", "optimizer": "foreach"}, {"optimizer": "foreach"}),
+        (
+            {"versions": "torch 1.12.1", "deepspeed": "{}"},
+            {"torch_major": 1, "bucket_view": True},
+        ),
+        ({"versions": "torch 2.1", "deepspeed": None}, {"torch_major": 2, "bucket_view": False}),
+        ({"fused_kernels": "yes"}, {"fused_layers": True}),
+        ({"fsdp": "full_shard", "deepspeed": None, "fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
     ],
 )
 def test_conditions_of_a_row_are_those_of_its_setup(change, values):

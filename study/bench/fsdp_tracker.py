@@ -42,10 +42,12 @@ def follow(
     checkpointing: bool = False,
     gather_in: torch.dtype | None = None,
     reshard: bool | None = None,
+    ends: bool = False,
 ) -> int:
     """Return the peak of two steps, with each layer as a unit that is gathered again in the backward pass.
 
-    `gather_in` is the dtype of gathered weights if it is not that of the weights.
+    `gather_in` is the dtype of gathered weights if it is not that of the weights. With `ends`, embeddings and output
+    are units, too.
     """
     cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -55,7 +57,8 @@ def follow(
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
             model = build(config, "cpu", dtype, checkpointing)
-            for layer in list(_layers(model)):
+            of_ends = [model.get_input_embeddings(), model.get_output_embeddings()] if ends else []
+            for layer in [*_layers(model), *of_ends]:
                 fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
             fully_shard(model, mesh=mesh, mp_policy=policy)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value

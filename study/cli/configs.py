@@ -9,7 +9,7 @@ from study.errors import Stop
 from study.predictor.advice.advise import MEGATRON, Row, settled_arm, zero_of
 from study.predictor.advice.question import HALF, Question
 from study.predictor.parallel.layout import Layout
-from study.predictor.setup import trainers_name
+from study.predictor.setup import ADAMW, trainers_name
 from study.report.advice import machine, precision_in_words, use
 from study.spec import arms
 from study.spec.arms import Arm
@@ -78,7 +78,7 @@ def config(row: Row, question: Question, nvme_dir: Path | None = None) -> tuple[
         "gradient_accumulation_steps": row.accumulation,
         "zero_optimization": dict(zero_of(ours)),
     }
-    if question.optimizer not in ("fused", "foreach"):
+    if question.optimizer not in ADAMW:
         deepspeed["zero_allow_untested_optimizer"] = True
     if ours.uses_nvme:
         if nvme_dir is None:

@@ -11,6 +11,7 @@ from study.predictor.memory import deepspeed_memory, fsdp_memory, muon, sequence
 from study.predictor.memory.deepspeed_memory import NORM_BYTES
 from study.predictor.memory.engine import Engine, padded
 from study.predictor.memory.fsdp_memory import Sharding
+from study.predictor.memory.fused import with_fused_layers
 from study.predictor.memory.moments import held_bytes
 from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.parallel import memory as parallel
@@ -118,6 +119,8 @@ def profile(setup: Setup) -> Profile:
     traced = setup.model.profile(setup.trace_options, setup.micro_batch)
     if setup.quantized:
         return replace(traced, gradients=tuple(_with_dequantized(setup, traced.gradients)))
+    if setup.fused_layers:
+        return with_fused_layers(setup, traced)
     if not setup.keeps_cache:
         return traced
     # GPT-BigCode's cache of keys and values: these are parts of tensors, which stay whole.
@@ -234,7 +237,8 @@ def _update(engine: Engine) -> Iterator[dict]:
     copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
     if engine.stage == 0:
         # With a master copy there are also the gradients in fp32.
-        yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": engine.made_bytes}
+        gradients = deepspeed_memory.kept_gradients(engine) * w + 4 * engine.elements * engine.master
+        yield {"gradients": gradients, "temporaries": engine.made_bytes}
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:

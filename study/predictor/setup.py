@@ -14,7 +14,8 @@ from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 
 Loss = Literal["whole", "in_place", "chunked"]
-Optimizer = Literal["fused", "foreach", "adamw_8bit", "sgd", "adafactor", "muon"]  # the first two are AdamW
+Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
+ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16"]
@@ -55,6 +56,9 @@ class Setup:
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     tiled_mlp: bool = False  # feed-forward layers compute some tokens at a time, as in DeepSpeed's TiledMLP
     host_checkpoints: bool = False  # on a GPU, with checkpointing: what it keeps of each layer is on the host
+    bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
+    torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
+    fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
@@ -63,6 +67,7 @@ class Setup:
     # or stage 1 within a node. None: all ranks are one group.
     group: int | None = None
     fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
+    fsdp_ends: bool = False  # torch: embeddings and output are units, too: torchtune's `custom_sharded_layers`
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
@@ -245,8 +250,8 @@ def kept_tensors(setup: Setup) -> tuple[Tensor, ...]:
 
 
 def trainers_name(optimizer: Optimizer) -> str:
-    """The trainer's name for an optimizer. Both AdamW implementations have the same name."""
-    return "adamw" if optimizer in ("fused", "foreach") else optimizer
+    """The trainer's name for an optimizer. All AdamW implementations have the same name."""
+    return "adamw" if optimizer in ADAMW else optimizer
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:

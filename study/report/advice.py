@@ -13,6 +13,7 @@ from study.predictor.advice.question import HALF, Question, beside_bytes
 from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
+from study.predictor.setup import ADAMW
 from study.predictor.timing.pace import ceilings, has_measured_ceilings, interval_factor, pace
 from study.spec import arms
 from study.spec.settings import HALF_WEIGHTS
@@ -294,7 +295,7 @@ def _of_values(question: Question) -> list[str]:
     else:
         with_deepspeed, without = (precision_in_words(name, question) for name in USUAL)
         lines = [f"precision: {with_deepspeed} (ddp, single and fsdp2: {without})"]
-    if question.optimizer not in ("fused", "foreach"):
+    if question.optimizer not in ADAMW:
         muon = "; the products of its update are not counted" if question.optimizer == "muon" else ""
         lines.append(f"the time of {question.optimizer} is that of the bytes that it reads and writes{muon}")
     if not question.has_bf16:

@@ -27,20 +27,24 @@ def _at_start(engine: Engine) -> dict:
     """Return what the engine holds when the backward pass begins."""
     gradients = engine.elements * engine.weight_bytes
     accumulates = engine.accumulation > 1
+    setup = engine.setup
     if engine.stage == 3:
         turn = engine.fetches.turn
         gathered = turn.running.weights * engine.weight_bytes * engine.gathers  # some are on their way
         return engine.second_copy(turn.released) | {"gathered_weights": gathered}
-    if engine.stage == 0 and engine.ranks > 1:
-        # DDP's buckets, in which the gradients are; those of earlier microbatches are not in them yet.
-        return {"gradients": gradients * (2 if accumulates else 1)}
-    if engine.stage == 0 and accumulates:
-        return {"gradients": gradients}  # this is not the first microbatch of its step
+    if engine.stage == 0:  # DDP's buckets; gradients of earlier microbatches, or zeros, are not in them
+        waiting = accumulates or (setup.torch_major == 1 and (engine.ranks == 1 or not setup.bucket_view))
+        return {"gradients": gradients * ((engine.ranks > 1) + waiting)}
     if engine.stage == 1 and accumulates:  # its buckets stay until the step ends (setup_buckets, reduce_gradients)
         return {"gradients": gradients, "buckets": buckets_bytes(engine)}
     if engine.stage == 2 and accumulates and not engine.offloads:
         return {"gradients": engine.owned_whole_bytes}
     return {}
+
+
+def kept_gradients(engine: Engine) -> int:
+    """Return the elements of the gradients of one process or DDP when they are complete, with DDP's buckets."""
+    return engine.elements * (1 if engine.ranks == 1 or engine.setup.bucket_view else 2)
 
 
 def buckets_bytes(engine: Engine) -> int:
@@ -49,16 +53,14 @@ def buckets_bytes(engine: Engine) -> int:
 
 
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
-    """Without DeepSpeed: gradients pile up, or are in DDP's buckets from the start."""
+    """Without DeepSpeed: gradients pile up, or move into DDP's buckets, or are added to those that are there."""
     w = engine.weight_bytes
-    ready = 0
-    in_buckets = _at_start(engine).get("gradients", 0) // w
+    most = kept_gradients(engine)
+    ready = _at_start(engine)["gradients"] // w
+    piles_up = ready < most
     for tensor, (kept, in_use), _ in profile.gradients:
-        if in_buckets:
-            ready = in_buckets = max(engine.elements, in_buckets - tensor.elements)
-        else:
-            ready += tensor.elements
-        new = tensor.elements * w if in_buckets else 0
+        ready = ready + tensor.elements if piles_up else max(most, ready - tensor.elements)
+        new = 0 if piles_up else tensor.elements * w
         yield {"activations": kept, "gradients": ready * w, "temporaries": in_use + new}
 
 

@@ -42,9 +42,10 @@ class Sharding:
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
-        tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
+        self.ends_are_units = self.by_accelerate or setup.fsdp_ends
+        tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
-        if self.by_accelerate:
+        if self.ends_are_units:
             units[TAIL if tied else EMBEDDINGS] = []
         for tensor in setup.tensors:
             units.setdefault(self._unit(tensor, tied), []).append(tensor)
@@ -65,9 +66,9 @@ class Sharding:
     def _unit(self, tensor: Tensor, tied: bool) -> str:
         if tensor.block.startswith("layer"):
             return tensor.block
-        if self.by_accelerate and (READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name)):
+        if self.ends_are_units and (READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name)):
             return TAIL
-        if self.by_accelerate and TOKENS.search(tensor.name):
+        if self.ends_are_units and TOKENS.search(tensor.name):
             return TAIL if tied else EMBEDDINGS
         return ROOT
 

@@ -7,7 +7,7 @@ driver shows reserved memory and what is outside PyTorch.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from study.io.numbers import size
@@ -24,6 +24,7 @@ from study.predictor.setup import Setup
 # A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
 # 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
 CONTEXT_BYTES = 0.4e9
+OLD_CONTEXT_BYTES = 1.3e9  # of PyTorch 1 on a V100, as transformers' documentation of 2022 measures it
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
 NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
 # An advice keeps more of a GPU free, to be safe: the context of an older CUDA and NCCL, and a share for fragmentation.
@@ -43,9 +44,10 @@ class MemoryKinds:
     driver: int | None
 
 
-def outside_bytes(ranks: int) -> float:
+def outside_bytes(ranks: int, torch_major: int = 2) -> float:
     """Bytes that a process takes of a GPU outside PyTorch's allocator."""
-    return CONTEXT_BYTES + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
+    context = OLD_CONTEXT_BYTES if torch_major == 1 else CONTEXT_BYTES
+    return context + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
 
 
 def reserve_bytes(gpu: Gpu) -> float:
@@ -56,7 +58,7 @@ def reserve_bytes(gpu: Gpu) -> float:
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
     allocated = estimate(setup).peak_bytes
-    outside = int(outside_bytes(setup.ranks))
+    outside = int(outside_bytes(setup.ranks, setup.torch_major))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
     reserved = None if setup.layout else reserved_bytes(setup, capacity)
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
@@ -83,12 +85,13 @@ def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | Non
     if not setup.on_gpu:
         return None
     streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
-    replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams))
+    spared = estimates.profile(replace(setup, fused_layers=False)).kept - estimates.profile(setup).kept
+    replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams + spared))
     try:
         replay.run()
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return capacity_bytes
-    most_bytes = max(replay.allocator.peak_reserved + streams, estimate(setup).peak_bytes)
+    most_bytes = max(replay.allocator.peak_reserved + streams - spared, estimate(setup).peak_bytes)
     return min(most_bytes, capacity_bytes or most_bytes)
 
 
@@ -100,21 +103,24 @@ class _Replay:
         self.allocator = allocator
         self.made, self.log = setup.model.allocations(setup.trace_options, setup.micro_batch)
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
-        self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
+        in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.bucket_view
+        self.keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
         self.engine_sizes = _engine_sizes(setup)
         self.update = _update(setup)
 
     def run(self) -> None:
         standing, moments = _standing(self.setup)
         self._take(standing)
+        gradients: list[Block] = []
         for step in range(STEPS):
-            gradients: list[Block] = []
-            for number in range(min(self.setup.accumulation, 2)):
-                self._pass(gradients, keeps=self.keeps_gradients and number == 0)
+            for _ in range(min(self.setup.accumulation, 2)):
+                self._pass(gradients, keeps=self.keeps_gradients and not gradients)
             if step == 0:
                 self._take(moments)
             self._give(self._take(self.update))
-            self._give(gradients)
+            if self.setup.torch_major > 1:
+                self._give(gradients)
+                gradients = []
 
     def _pass(self, gradients: list[Block], keeps: bool) -> None:
         """A forward and a backward pass. Without an engine, gradients stay until the update."""

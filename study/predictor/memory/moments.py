@@ -74,6 +74,8 @@ def made_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int
     """
     if optimizer == "foreach":
         return state_bytes * sum(each.elements for each in pieces)
+    if optimizer == "single_tensor":  # the root of a second moment
+        return state_bytes * max((each.elements for each in pieces), default=0)
     if optimizer == "adafactor":  # the estimate of the second moments; for a vector its squares as well
         return state_bytes * max((each.elements * (1 if len(each.shape) > 1 else 2) for each in pieces), default=0)
     return 0

@@ -76,7 +76,7 @@ class Row(BaseModel):
     attention: Literal["sdpa", "eager", "megatron"] | None  # megatron: eager, also one row as two
     loss: Loss | None
     logits: Literal["fp32", "as_computed"] | None  # of the loss
-    optimizer: Literal["fused", "foreach"] | None
+    optimizer: Literal["fused", "foreach", "single_tensor"] | None
     keeps_cache: bool | None  # of keys and values, until the loss is computed
     gpu_name: Text  # a name in GPUS. None: the time is not predicted
     gpus_per_node: int | None
@@ -106,6 +106,7 @@ class Row(BaseModel):
     fp32_modules: Text = None
     attention_kernel: Text = None
     fsdp_version: int | None = None
+    fsdp_units: Literal["layers_and_ends"] | None = None
     versions: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured

@@ -159,6 +159,9 @@ def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
         checkpointing=_every(row, model),
         recomputes_whole_layers=row.recompute == "whole",
         experts_loop=row.experts == "loop",
+        bucket_view=row.deepspeed is not None,
+        torch_major=1 if re.search(r"torch 1\b", row.versions or "") else 2,
+        fused_layers=bool(row.fused_kernels),
         device="cuda",
         **given | _division(row) | _types(row, dtype),
     )
@@ -168,6 +171,7 @@ def _division(row: Row) -> dict:
     """Return how ranks share states, layers and rows."""
     zero = {"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None
     division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
+    division |= {"fsdp_ends": row.fsdp_units == "layers_and_ends"}
     words = row.parallel or ""
     if words.startswith("sp"):
         return division | {"sequence_ranks": int(words[2:])}

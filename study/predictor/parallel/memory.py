@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from study.predictor.memory.fused import spared_bytes
 from study.predictor.memory.profile import Profile, Tensor
 from study.predictor.papers import RECIPES, recipe_of
 from study.predictor.parallel.layout import Layout, layers_of
@@ -16,13 +17,13 @@ from study.predictor.parallel.pipeline import in_flight
 from study.predictor.setup import Setup
 
 GRADIENT_BYTES = 4  # accumulate_allreduce_grads_in_fp32, which --bf16 turns on
-FUSED = ("llama", "mistral", "qwen2", "qwen3")  # families with RMS norms and gated layers, which Megatron fuses
 
 
 def whole_pass(setup: Setup) -> Setup:
     """Return the setup of a pass over the undivided model, with a rank's part of the rows."""
     among = setup.layout.context if setup.layout else 1
-    return replace(setup, layout=None, deepspeed=None, group=None, ranks=among, sequence_ranks=among)
+    whole = replace(setup, layout=None, deepspeed=None, group=None, fused_layers=False)
+    return replace(whole, ranks=among, sequence_ranks=among)
 
 
 def held_tensors(setup: Setup, layout: Layout, place: int) -> list[Tensor]:
@@ -76,17 +77,9 @@ def activations(setup: Setup, traced: Profile) -> Activations:
         kept = traced.at_use.get(tensor.name, traced.most.kept)
         begins[tensor.block] = min(kept, begins.get(tensor.block, kept))
     end = begins.get("head", traced.most.kept)
-    layer = (end - begins["layer.0"]) / layers_of(setup.model) - (0 if setup.checkpointing else _spared(setup))
+    layer = (end - begins["layer.0"]) / layers_of(setup.model) - (0 if setup.checkpointing else spared_bytes(setup))
     backward = [each.most.in_use for each in traced.gradients if each.tensor.block.startswith("layer.")]
     return Activations(begins["layer.0"], layer, max(backward, default=0.0), traced.most.total - end)
-
-
-def _spared(setup: Setup) -> int:
-    """Bytes that fused norms (an fp32 copy of the input) and gates (the activation) of a layer do not keep."""
-    config = setup.model.dimensions
-    if setup.model.family not in FUSED:
-        return 0
-    return setup.tokens * (2 * 4 * config["hidden_size"] + 2 * config["intermediate_size"])
 
 
 def memory(setup: Setup, layout: Layout, traced: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:

@@ -193,9 +193,9 @@ class Schedule:
 def update_bytes(setup: Setup) -> float:
     """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
 
-    foreach reads and writes 21 elements, a kernel after the other, where the fused kernel needs 7. Muon's products are
-    not counted.
+    Other AdamWs read and write 21 elements, a kernel after the other, where the fused kernel needs 7. Muon's products
+    are not counted.
     """
     adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
-    again = 14 * setup.state_bytes if setup.optimizer == "foreach" else 0
+    again = 14 * setup.state_bytes if setup.optimizer in ("foreach", "single_tensor") else 0
     return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again
