@@ -239,6 +239,7 @@ def forget_traces(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
     patch.setenv(CACHE, str(folder))
     patch.setattr(transformer, "_seen", {})
+    transformer._followed.cache_clear()
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from conftest import ROOT
 
 from study.predictor.architecture import named
 from study.predictor.tracing import commit, committed, tracing
+from study.predictor.tracing.reading import read
+from study.predictor.tracing.repeating import repeat
+from study.predictor.tracing.tape import at_rows
 from study.predictor.tracing.transformer import TraceOptions, Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -18,12 +21,13 @@ SOURCES = commit.sources()
 
 def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> None:
     """Assert that a committed trace is the fresh one, byte for byte and kernel by kernel."""
-    blocks = {tensor.name: tensor.block for tensor in model.tensors}
-    known = committed.lines(model.dimensions, model.dropout, options, rows, blocks)
+    known = committed.followed(model.dimensions, model.dropout, options, rows)
     assert known is not None, (model.name, options, rows)
-    known |= committed.allocations(model.dimensions, model.dropout, options, rows)
     assert json.loads(json.dumps(model.traced_look)) == json.loads(json.dumps(model.look))
-    assert json.loads(json.dumps(tracing.lines(model, options, rows))) == json.loads(json.dumps(known)), (options, rows)
+    fresh = tracing.followed(model, options, rows)
+    assert [repeat(tape, fresh.stacks) for tape in fresh.tapes] == [repeat(tape, known.stacks) for tape in known.tapes]
+    both = (read(at_rows(each.tapes, rows, rows[-1]), each.stacks, model.tensors) for each in (fresh, known))
+    assert next(both) == next(both), (options, rows)
 
 
 def drawn(source: commit.Source, chance: random.Random) -> Transformer:

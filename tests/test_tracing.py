@@ -23,6 +23,8 @@ from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.timing.work import blocks
 from study.predictor.tracing import tracing, transformer
+from study.predictor.tracing.reading import read
+from study.predictor.tracing.repeating import repeat
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
 from study.spec.settings import CACHE
 
@@ -116,19 +118,16 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [("llama", True), ("qwen3_moe", False)])
-def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing):
+def test_a_search_over_rows_needs_no_other_look(name, checkpointing):
     """Traces of two row counts give every number of rows: for seven rows, the same as a trace of seven."""
     setup = setup_of(name, rows=7, precision="bf16_cast", checkpointing=checkpointing)
-    lines = tracing.lines(setup.model, setup.trace_options, (7,))
-    fresh = Transformer.of(json.loads(setup.model.config), "fresh")
-    with monkeypatch.context() as patch:
-        patch.setattr(Transformer, "_lines", lambda *_: lines)
-        direct = fresh.profile(setup.trace_options, 7)
-    assert profile(setup) == direct
-    assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
+    followed = tracing.followed(setup.model, setup.trace_options, (7,))
+    direct = read(*followed.tapes, followed.stacks, setup.model.tensors)
+    assert profile(setup) == direct.profile
+    assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.profile.kept
 
 
-def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[dict], list[list[int]]]:
+def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[tuple], list[list[int]]]:
     """A trace of some layers and one of all layers, with the number of layers that each followed."""
     seen, counts, follow = [], [], tracing._follow
 
@@ -139,7 +138,8 @@ def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[
     monkeypatch.setattr(tracing, "_follow", counted)
     for with_all_layers in (False, True):
         counts.append([])
-        seen.append(tracing.lines(model, options, (2,), with_all_layers))
+        tapes, stacks = tracing.followed(model, options, (2,), with_all_layers)
+        seen.append((read(tapes[0], stacks, model.tensors), repeat(tapes[0], stacks)))
     return seen, counts
 
 

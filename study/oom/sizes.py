@@ -273,7 +273,8 @@ def _states(setup: Setup) -> Iterator[tuple[str, float, str]]:
 
 def _traced(request: Asked, setup: Setup, candidates: list[Match]) -> Iterator[Match]:
     """Yield the matches. Those of tokens gain or lose by what the traced pass has of the asked size."""
-    sizes, _ = setup.model.allocations(setup.trace_options, setup.micro_batch)
+    tape = setup.model.tape(setup.trace_options, setup.micro_batch)
+    sizes = [entry[1] for entry in tape if entry[0] == "made"]
     same = [size for size in sizes if request.low <= size <= request.high]
     if not same:
         yield from candidates

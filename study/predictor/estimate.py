@@ -116,7 +116,7 @@ def profile(setup: Setup) -> Profile:
     if setup.tensor_ranks > 1:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
-    traced = setup.model.profile(setup.trace_options, setup.micro_batch)
+    traced = setup.model.traced(setup.trace_options, setup.micro_batch).profile
     if setup.quantized:
         return replace(traced, gradients=tuple(_with_dequantized(setup, traced.gradients)))
     if setup.fused_layers:
@@ -148,7 +148,7 @@ def checkpoints_bytes(setup: Setup) -> int:
 
 def inputs_bytes(setup: Setup) -> int:
     """Return the bytes of a microbatch's inputs: token ids, masks, images, sound."""
-    return setup.model.inputs_bytes(setup.trace_options, setup.micro_batch)
+    return setup.model.traced(setup.trace_options, setup.micro_batch).inputs_bytes
 
 
 def operations(setup: Setup) -> int:
@@ -163,7 +163,7 @@ def operations(setup: Setup) -> int:
     if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
         whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
         return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)
-    return setup.model.flops(setup.trace_options, setup.micro_batch) * setup.accumulation
+    return setup.model.traced(setup.trace_options, setup.micro_batch).flops * setup.accumulation
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:

@@ -10,7 +10,7 @@ import gzip
 import itertools
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
@@ -21,7 +21,7 @@ from study.predictor.estimate import estimate, memory
 from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.setup import Setup, distribution
 from study.predictor.tracing import committed
-from study.predictor.tracing.tape import Event, events
+from study.predictor.tracing.tape import Tape
 from study.predictor.tracing.transformer import Transformer
 from study.report import advice as answer
 from study.report.topics.memory import PARTS
@@ -104,12 +104,42 @@ def _are_covered(polynomials: numpy.ndarray, chosen: numpy.ndarray) -> numpy.nda
     return (possible & (least <= most)).any(axis=(1, 2))
 
 
+@dataclass
+class Event:
+    """A moment of the pass: the bytes held then, and at all times since the event before it."""
+
+    name: str
+    held: int
+    gradient: int  # bytes of the gradient that is complete
+    since: list[int]
+
+
+def events(tape: Tape) -> list[Event]:
+    """Return the events of a tape."""
+    event_list: list[Event] = []
+    since: list[int] = []
+    sizes: list[int] = []
+    held = 0
+    for kind, what, *rest in tape:
+        if kind == "made":
+            sizes.append(what)
+            held += what
+        elif kind == "freed":
+            held -= sizes[what]
+        elif kind == "kernel":
+            since.append(held)
+        elif kind == "event":
+            event_list.append(Event(what, held, rest[0], since))
+            since = []
+    return event_list
+
+
 class Pass:
     """A pass over a microbatch in all samples."""
 
     def __init__(self, model: Transformer, setup: Setup):
         every_option = [(replace(setup, sequence=tokens).trace_options, rows) for rows, tokens in SAMPLES]
-        tapes = [committed.tape(model.dimensions, model.dropout, options, rows) or [] for options, rows in every_option]
+        tapes = [model.tape(options, rows) for options, rows in every_option]
         self.flops = numpy.array([sum(entry[2] for entry in tape if entry[0] == "kernel") for tape in tapes])
         self.inputs = numpy.array([sum(entry[1] for entry in tape if entry[0] == "inputs") for tape in tapes])
         by_name = {tensor.name: tensor for tensor in model.tensors}
@@ -119,7 +149,7 @@ class Pass:
         start = []
         for same in zip(*map(events, tapes), strict=True):
             kind, _, name = same[0].name.partition(" ")
-            now = Bytes.of(numpy.array([[event.kept + event.in_use for event in same]]))
+            now = Bytes.of(numpy.array([[event.held for event in same]]))
             if kind == "use":
                 at_use[name] = now
                 before_use |= {name: Held(_most([same]), 0)} if same[0].since and setup.stage == 3 else {}
@@ -136,7 +166,7 @@ def _most(same: list[tuple[Event, ...]]) -> Bytes:
     chosen = []
     for samples in GROUPS:
         of_sample = [[each[number] for each in same] for number in range(len(SAMPLES))[samples]]
-        points = numpy.array([[sum(counts) for event in each for counts in event.since] for each in of_sample]).T
+        points = numpy.array([[held for event in each for held in event.since] for each in of_sample]).T
         chosen.append(points[highest(differences(points))])
     rows = max(map(len, chosen))
     return Bytes.of(numpy.hstack([numpy.resize(points, (rows, points.shape[1])) for points in chosen]))
@@ -200,7 +230,7 @@ def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) 
 
 def _is_known(model: Transformer, precision: str) -> bool:
     every_option = [setup_of(model, precision, arm, 2).trace_options for arm in ARMS]
-    return all(committed.tape(model.dimensions, None, options, 2) is not None for options in every_option)
+    return all(committed.followed(model.dimensions, None, options, (2,)) for options in every_option)
 
 
 def _of_precision(model: Transformer, precision: str) -> dict:

@@ -101,7 +101,7 @@ class _Replay:
     def __init__(self, setup: Setup, allocator: Allocator):
         self.setup = setup
         self.allocator = allocator
-        self.made, self.log = setup.model.allocations(setup.trace_options, setup.micro_batch)
+        self.tape = setup.model.tape(setup.trace_options, setup.micro_batch)
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
         in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.bucket_view
         self.keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
@@ -128,14 +128,14 @@ class _Replay:
         live: dict[int, Block] = {}  # by the number of the tensor
         tensor_count = 0
         kept = set()
-        for entry in self.log:
-            if entry == 0:
-                live[tensor_count] = self.allocator.take(self.made[tensor_count])
+        for kind, what, *_ in self.tape:
+            if kind == "made":
+                live[tensor_count] = self.allocator.take(what)
                 tensor_count += 1
-            elif entry < 0:
-                kept |= {-entry - 1} if keeps else set()
-            elif entry - 1 not in kept:
-                self.allocator.give(live.pop(entry - 1))
+            elif kind == "gradient" and keeps:
+                kept.add(what)
+            elif kind == "freed" and what not in kept:
+                self.allocator.give(live.pop(what))
         gradients += [live.pop(number) for number in kept]
         self._give([*live.values()])  # such as the loss
         self._give(engine_blocks)

@@ -122,19 +122,14 @@ def _more_attention(work: Work, setup: Setup) -> Work:
 
 
 def _traced(setup: Setup) -> tuple[Block, ...]:
-    rows = setup.micro_batch
-    traced = max(2, rows) if setup.one_row_as_two else rows
-    passes: dict[tuple[str, str], list[tuple[str, int, list[int]]]] = defaultdict(list)
-    for phase, block, kind, count, *line in setup.model.work(setup.trace_options, traced):
-        numbers = [start + slope * rows for start, slope in zip(line[::2], line[1::2], strict=True)]
-        passes[phase, block].append((kind, count, numbers))
+    kernels = setup.model.traced(setup.trace_options, setup.micro_batch, setup.one_row_as_two).work
     tensors: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in setup.model.tensors:
         tensors[tensor.block] += _of_each_expert(tensor) if setup.experts_loop else [tensor]
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
-        total = _work(passes[phase, name])
+        total = _work(kernels.get((phase, name), []))
         again = ["forward"] if phase == "backward" and setup.computes_again(name) else []
         for each in [phase, *again]:
             total = total.and_then(_dequantization(setup, tensors[name])) if setup.quantized else total

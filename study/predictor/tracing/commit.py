@@ -18,8 +18,7 @@ import numpy
 
 from study.predictor.tracing import committed, tracing
 from study.predictor.tracing.committed import sizes_of, without_sizes
-from study.predictor.tracing.repeating import Unlike, repeat
-from study.predictor.tracing.tape import Tape, in_order
+from study.predictor.tracing.tape import Tape
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 
@@ -116,8 +115,9 @@ class Source:
 
     def _pass(self, options: TraceOptions, rows: int) -> dict:
         """Return a pass over some rows: each of its numbers is fitted to all samples."""
-        both = [self._followed(model, options._replace(sequence=each["t"]), rows) for model, each in self.samples]
-        tapes = [in_order(tape) for tape, _ in both]
+        every_option = [(model, options._replace(sequence=drawn["t"])) for model, drawn in self.samples]
+        passes = [tracing.followed(*each, (rows,)) for each in every_option]
+        tapes = [each.tapes[0] for each in passes]
         skeletons = [*map(_skeleton, tapes)]
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
@@ -125,16 +125,7 @@ class Source:
         for skeleton, *same in zip(skeletons[0], *tapes, strict=True):
             number = self.entries.setdefault(json.dumps(skeleton), len(self.entries))
             stored.append([number, *map(self._sum, zip(*map(sizes_of, same), strict=True))])
-        # Of some stacks only a few layers are on the tapes.
-        return {"tape": stored, "stacks": [[stack.name, [*stack.kinds], [*stack.kept]] for stack in both[0][1]]}
-
-    def _followed(self, model: Transformer, options: TraceOptions, rows: int) -> tuple:
-        try:
-            tape, stacks = tracing.followed(model, options, rows, with_all_layers=False)
-            repeat(tape, {stack.name: stack.alike() for stack in stacks})
-        except Unlike:
-            tape, stacks = tracing.followed(model, options, rows, with_all_layers=True)
-        return tape, stacks
+        return {"tape": stored, "stacks": passes[0].stacks}
 
     def _sum(self, numbers: tuple[int, ...]) -> int:
         """Return the number of a sum that gives these numbers on the samples."""

@@ -14,9 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from study.predictor.tracing.lines import allocations as pass_allocations
-from study.predictor.tracing.lines import lines as pass_lines
-from study.predictor.tracing.repeating import Alike, Stack, repeat
+from study.predictor.tracing.repeating import Followed, Stack
 from study.predictor.tracing.tape import Tape
 
 PATH = Path(__file__).with_name("committed.zip")
@@ -168,13 +166,6 @@ def has_passes(config: dict, dropout: float | None) -> bool:
     return _content(member(config, dropout).name) is not None
 
 
-class Followed(NamedTuple):
-    """A pass as its layers were followed: the others repeat them."""
-
-    tapes: list[Tape]  # of each row count
-    alike: Alike
-
-
 def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> Followed | None:
     """Return a pass over each number of rows; None if the file has no such pass."""
     name, dimensions, layers = member(config, dropout)
@@ -187,30 +178,11 @@ def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[in
         return None
     values = _values(content, dimensions | {"t": tokens})
     stored = [content["passes"][each] for each in keys]
-    stacks = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stored[0]["stacks"]]
-    return Followed(
-        [_tape(content, each, values) for each in stored], {each.name: each.alike(layers) for each in stacks}
-    )
-
-
-def lines(
-    config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...], blocks: dict[str, str]
-) -> dict | None:
-    """Return a pass as lines over the number of rows, as `tracing.lines` does; None if the file has no such pass."""
-    known = followed(config, dropout, options, rows)
-    return known and pass_lines(known.tapes, rows, known.alike, blocks)
-
-
-def allocations(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> dict | None:
-    """Return the order in which tensors are made and freed; None if the file has no such pass."""
-    known = followed(config, dropout, options, rows)
-    return known and pass_allocations(known.tapes, rows, known.alike)
-
-
-def tape(config: dict, dropout: float | None, options: tuple, rows: int) -> Tape | None:
-    """Return the tape of a pass with all layers; None if the file has no such pass."""
-    known = followed(config, dropout, options, (rows,))
-    return known and repeat(known.tapes[0], known.alike)
+    stacks = []
+    for name, kinds, kept in stored[0]["stacks"]:
+        kinds_of_all = kinds if layers is None else kinds[:1] * layers
+        stacks.append(Stack(name, tuple(kinds_of_all), tuple(kept)))
+    return Followed([_tape(content, each, values) for each in stored], stacks)
 
 
 def _values(content: dict, dimensions: dict[str, int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`models/stacks.py`).
+"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`stacks.py`).
 
 The marks on a tape cut it into sections: what one layer does in one phase, and what happens around the layers. A layer
 that was left out gets the sections of a layer that was followed, with its own names and tensors. That is right only if
@@ -9,37 +9,29 @@ beside it, and of what is around the layers. A section around the layers may fre
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
 from study.predictor.tracing.tape import Tape, in_order
 
-Alike = dict[str, list[list[int]]]  # by the name of a stack, for each of its layers: those followed that do the same
-
 Surroundings = tuple[int | None, int, int | None, bool]
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(NamedTuple):
     """A list of layers, by its name in the model."""
 
     name: str
     kinds: tuple[int, ...]  # of each layer; equal kinds have the same number
     kept: tuple[int, ...]  # the layers that stand for all, in their order
 
-    def alike(self, layers: int | None = None) -> list[list[int]]:
-        """For each layer: the kept layers that have the same surroundings among the kept layers.
-
-        With `layers`, the stack has so many layers of one kind.
-        """
+    def alike(self) -> list[list[int]]:
+        """For each layer: the kept layers that have the same surroundings among the kept layers."""
         of_kept = surroundings(tuple(self.kinds[place] for place in self.kept))
         same: dict[Surroundings, list[int]] = {}
         for place, key in zip(self.kept, of_kept, strict=True):
             same.setdefault(key, []).append(place)
-        kinds = self.kinds if layers is None else (self.kinds[0],) * layers
-        return [same[key] for key in surroundings(kinds)]
+        return [same[key] for key in surroundings(self.kinds)]
 
 
 def surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
@@ -47,6 +39,13 @@ def surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
     ends = range(max(0, len(kinds) - 2), len(kinds))
     at_an_end = [kind not in kinds[:place] or place in ends for place, kind in enumerate(kinds)]
     return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
+
+
+class Followed(NamedTuple):
+    """A pass as its layers were followed: the others repeat them."""
+
+    tapes: list[Tape]  # of each row count
+    stacks: list[Stack]  # those of which only some layers are on the tapes
 
 
 class Unlike(Exception):
@@ -70,6 +69,17 @@ class Tensor(NamedTuple):
     allocation: tuple[int, bool]  # its bytes, and whether the backward pass makes it
 
 
+class Name(NamedTuple):
+    """The name of an event, relative to the layer in whose section it is."""
+
+    head: str
+    distance: int  # in layers
+    tail: str
+
+    def at(self, layer: int) -> str:
+        return f"{self.head}{layer + self.distance}{self.tail}"
+
+
 @dataclass
 class Section:
     entries: list[tuple] = field(default_factory=list)
@@ -78,69 +88,58 @@ class Section:
     freed_around: list[tuple] = field(default_factory=list)  # tensors that other parts of the model free, and where
 
 
-def repeat(tape: Tape, alike: Alike) -> Tape:
-    """The tape of the model with all layers."""
-    sections = _sections(tape, alike)
-    _compare(sections, alike)
-    models = models_of(sections, alike)
-    first = {}
-    count = 0
-    copies = defaultdict(list)
-    for place, model in models.items():
-        first[place] = count
-        count = count + len(sections[model].tensors)
-        copies[model].append(place)
+class Sections:
+    """The sections of a tape, with tensors and names relative to the section, and where the whole tape repeats them."""
 
-    def numbers(place: Place, tensor: Tensor) -> list[int]:
-        if not tensor.near:
-            return [first[copy] + tensor.nth for copy in copies[tensor.place]]
-        where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
-        if where not in models or sections[models[where]].tensors[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
-            raise Unlike(f"{place} frees what {where} does not make")
-        return [first[where] + tensor.nth]
+    def __init__(self, tape: Tape, stacks: list[Stack]):
+        self.alike = {stack.name: stack.alike() for stack in stacks}
+        self.kept = {stack.name: stack.kept for stack in stacks}
+        self.followed, self._origins = _cut(tape)
+        for place, section in self.followed.items():
+            section.entries = [self._relative(place, entry) for entry in section.entries]
+        self.models = self._models()
 
-    def at(place: Place, entry: tuple) -> list[tuple]:
+    def _models(self) -> dict[Place, Place]:
+        """For each section of the whole tape, in order: the followed section that it repeats."""
+        models: dict[Place, Place] = {}
+        for (phase, stack), places in groupby(self.followed, key=lambda place: place[:2]):
+            if stack is None:
+                models |= {place: place for place in places}
+                continue
+            direction = -1 if phase == "backward" else 1
+            if tuple(place.layer for place in places) != self.kept[stack][::direction]:
+                raise Unlike(f"the layers of {stack} do not run one after the other")
+            layers = list(enumerate(self.alike[stack]))[::direction]
+            models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}
+        return models
+
+    def _relative(self, place: Place, entry: tuple) -> tuple:
         kind, what, *rest = entry
         if kind in ("freed", "gradient"):
-            return [(kind, number) for number in numbers(place, what)]
-        if kind == "event" and isinstance(what, tuple):
-            return [(kind, f"{what[0]}{place.layer + what[1]}{what[2]}", *rest)]
-        return [entry]
+            return kind, self._tensor(place, what, kind == "freed")
+        if kind == "event" and place.stack:
+            named = re.fullmatch(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)", what)
+            return (kind, Name(named[1], self._distance(place, int(named[2])), named[3]), *rest) if named else entry
+        return entry
 
-    longer = [each for place, model in models.items() for entry in sections[model].entries for each in at(place, entry)]
-    freed = sorted(entry[1] for entry in longer if entry[0] == "freed")
-    if freed != sorted(first[place] + nth for place, model in models.items() for nth in sections[model].freed):
-        raise Unlike("some tensors would be freed twice, or never")
-    return in_order(longer)
+    def _tensor(self, place: Place, tensor: int, is_freed: bool) -> Tensor:
+        made_in, number = self._origins[tensor]
+        section = self.followed[made_in]
+        if is_freed:
+            section.freed.add(number)
+        near = made_in.stack is not None and made_in.stack == place.stack
+        if made_in.stack and not near:
+            section.freed_around.append((place, number))
+        where = made_in._replace(layer=self._distance(place, made_in.layer)) if near else made_in
+        return Tensor(where, near, number, section.tensors[number])
 
-
-def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
-    """The sections of a tape in their order, with tensors and names relative to the section."""
-    sections, origins = _cut(tape)
-    of_stacks = {stack: followed(groups) for stack, groups in alike.items()}
-
-    def distance(place: Place, layer: int) -> int:
+    def _distance(self, place: Place, layer: int) -> int:
         """Return the number of followed layers from a place to a layer."""
-        order = of_stacks[place.stack or ""]
+        order = self.kept[place.stack or ""]
         layers = order.index(layer) - order.index(place.layer)
         if abs(layers) > 1:
             raise Unlike(f"{place} needs layer {layer}")
         return layers
-
-    for place, section in sections.items():
-        named = re.compile(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)") if place.stack else None
-        for at, (kind, what, *rest) in enumerate(section.entries):
-            if kind in ("freed", "gradient"):
-                made_in, number = origins[what]
-                near = made_in.stack is not None and made_in.stack == place.stack
-                where = made_in._replace(layer=distance(place, made_in.layer)) if near else made_in
-                sections[made_in].freed |= {number} if kind == "freed" else set()
-                section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].tensors[number]))
-                if made_in.stack and not near:
-                    sections[made_in].freed_around.append((place, number))
-            elif kind == "event" and named and (name := named.fullmatch(what)):
-                section.entries[at] = (kind, (name[1], distance(place, int(name[2])), name[3]), *rest)
-    return sections
 
 
 def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
@@ -149,7 +148,7 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
     sections = {place: Section()}
     origins = []
     around = 0
-    for entry in in_order(tape):
+    for entry in tape:
         if entry[0] == "layer":
             around += entry[2] is None
             following = Place(*entry[1:]) if entry[2] else Place("around", None, around)
@@ -166,29 +165,62 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
     return sections, origins
 
 
-def followed(groups: list[list[int]]) -> list[int]:
-    return sorted({layer for group in groups for layer in group})
+def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
+    """The tape of the model with all layers."""
+    sections = Sections(tape, stacks)
+    _compare(sections)
+    numbers = _Numbers(sections)
+    longer = []
+    for place, model in sections.models.items():
+        for entry in sections.followed[model].entries:
+            longer += _at(place, entry, numbers)
+    if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(numbers.freed):
+        raise Unlike("some tensors would be freed twice, or never")
+    return in_order(longer)
 
 
-def _compare(sections: dict[Place, Section], alike: Alike) -> None:
-    for stack, groups in alike.items():
+def _compare(sections: Sections) -> None:
+    for stack, groups in sections.alike.items():
         for first, *others in groups:
             for phase in ("forward", "backward"):
-                of_first, *of_others = (sections.get(Place(phase, stack, layer)) for layer in (first, *others))
+                of_first, *of_others = (sections.followed.get(Place(phase, stack, layer)) for layer in (first, *others))
                 if of_first is None or any(section != of_first for section in of_others):
                     raise Unlike(f"layers {first} and {others} of {stack} do other things in the {phase} pass")
 
 
-def models_of(sections: Iterable[Place], alike: Alike) -> dict[Place, Place]:
-    """For each section of the whole tape, in order: the followed section that it repeats."""
-    models: dict[Place, Place] = {}
-    for (phase, stack), places in groupby(sections, key=lambda place: place[:2]):
-        if stack is None:
-            models |= {place: place for place in places}
-            continue
-        direction = -1 if phase == "backward" else 1
-        if [place.layer for place in places] != followed(alike[stack])[::direction]:
-            raise Unlike(f"the layers of {stack} do not run one after the other")
-        layers = list(enumerate(alike[stack]))[::direction]
-        models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}
-    return models
+class _Numbers:
+    """The numbers of tensors on a whole tape."""
+
+    def __init__(self, sections: Sections):
+        self.sections = sections
+        self.first: dict[Place, int] = {}
+        self.copies = defaultdict(list)
+        self.freed: list[int] = []
+        count = 0
+        for place, model in sections.models.items():
+            section = sections.followed[model]
+            self.first[place] = count
+            self.copies[model].append(place)
+            self.freed += [count + nth for nth in section.freed]
+            count += len(section.tensors)
+
+    def at(self, place: Place, tensor: Tensor) -> list[int]:
+        """Return the numbers of a tensor that a section names: several, if all layers make it and it is freed once."""
+        if not tensor.near:
+            return [self.first[copy] + tensor.nth for copy in self.copies[tensor.place]]
+        where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
+        model = self.sections.models.get(where)
+        made = self.sections.followed[model].tensors if model else []
+        if made[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
+            raise Unlike(f"{place} frees what {where} does not make")
+        return [self.first[where] + tensor.nth]
+
+
+def _at(place: Place, entry: tuple, numbers: _Numbers) -> list[tuple]:
+    """Return an entry of a section as it is at a place of the whole tape."""
+    kind, what, *rest = entry
+    if isinstance(what, Tensor):
+        return [(kind, number) for number in numbers.at(place, what)]
+    if isinstance(what, Name):
+        return [(kind, what.at(place.layer), *rest)]
+    return [entry]

@@ -11,20 +11,9 @@ An entry of a tape is a tuple:
     ("inputs", bytes)                               the inputs of the model
 """
 
-from dataclasses import dataclass, field
+from typing import Any
 
 Tape = list[tuple]
-
-
-@dataclass
-class Event:
-    """A moment of the pass: the bytes held then, and at all times since the event before it."""
-
-    name: str
-    kept: int
-    in_use: int
-    gradient: int  # bytes of the gradient that is complete
-    since: list[tuple[int, int]] = field(default_factory=list)
 
 
 def in_order(tape: Tape) -> Tape:
@@ -44,23 +33,21 @@ def in_order(tape: Tape) -> Tape:
     return ordered + sorted(freed)
 
 
-def events(tape: Tape) -> list[Event]:
-    """Return the events of a tape."""
-    event_list: list[Event] = []
-    since: list[tuple[int, int]] = []
-    tensors: list[tuple[int, bool]] = []
-    live_bytes = [0, 0]  # from the forward pass, and made by the backward pass
-    for kind, *values in tape:
-        if kind == "made":
-            size, backward = values
-            tensors.append((size, backward))
-            live_bytes[backward] += size
-        elif kind == "freed":
-            size, backward = tensors[values[0]]
-            live_bytes[backward] -= size
-        elif kind == "kernel":
-            since.append((live_bytes[0], live_bytes[1]))
-        elif kind == "event":
-            event_list.append(Event(values[0], live_bytes[0], live_bytes[1], values[1], since))
-            since = []
-    return event_list
+def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
+    """Return the tape of a pass over `rows` rows: from that of as many, or from those of two successive numbers.
+
+    Every size is a constant plus a constant for each row. What is freed at once is in order: see `in_order`.
+    """
+    more_rows = rows - counts[0]
+    return [_on_line(entry, other, more_rows) for entry, other in zip(tapes[0], tapes[-1], strict=True)]
+
+
+def _on_line(first: Any, second: Any, more_rows: int) -> Any:
+    """Return a part of an entry, whose numbers are `first` on the first tape, and `second` with one row more."""
+    if first == second:
+        return first
+    if isinstance(first, tuple):
+        return tuple([_on_line(*both, more_rows) for both in zip(first, second, strict=True)])
+    if type(first) is int:
+        return first + more_rows * (second - first)
+    raise AssertionError(f"passes over other numbers of rows do other operations: {first} and {second}")

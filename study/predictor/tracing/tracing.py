@@ -28,12 +28,10 @@ from study.errors import Stop
 from study.models import config as configs
 from study.models.build import GROUPED, Adapted, WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
-from study.predictor.tracing.lines import allocations
-from study.predictor.tracing.lines import lines as pass_lines
 from study.predictor.tracing.long_rows import IS_LAST, keep_less
 from study.predictor.tracing.losses import InPlace, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
-from study.predictor.tracing.repeating import Stack, Unlike
+from study.predictor.tracing.repeating import Followed, Stack, Unlike, repeat
 from study.predictor.tracing.stacks import shorten
 from study.predictor.tracing.tape import Tape, in_order
 from study.predictor.tracing.transformer import SELECTIVE, Look, TraceOptions, Transformer
@@ -255,7 +253,7 @@ def _compute_again(model: PreTrainedModel, place: Callable, selectively: bool) -
             setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
-def followed(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
+def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
@@ -283,7 +281,7 @@ def followed(model: Transformer, options: TraceOptions, rows: int, with_all_laye
             _mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name, watch)
         try:
             with place(), zero3_linear(options.zero3_linear), watch:
-                _pass(config, options, built, batch, watch)
+                _run(config, options, built, batch, watch)
         except Stop:
             raise
         except Exception as error:  # in foreign code, with a config that nobody has tried
@@ -293,7 +291,7 @@ def followed(model: Transformer, options: TraceOptions, rows: int, with_all_laye
     return watch.tape, stacks
 
 
-def _pass(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
+def _run(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
         if options.loss == "chunked":
@@ -381,18 +379,18 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def lines(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
-    """Return the pass as lines over the number of rows, from one row count or from two: see `lines.py`.
+def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
+    """Return a pass over each number of rows.
 
     Without `with_all_layers`, only some of the layers are followed if they repeat each other.
     """
     try:
-        both = [followed(model, options, count, with_all_layers) for count in rows]
-        tapes = [in_order(tape) for tape, _ in both]
-        alike = {stack.name: stack.alike() for stack in both[0][1]}
-        trace = allocations(tapes, rows, alike)
+        passes = [_pass(model, options, count, with_all_layers) for count in rows]
+        both = Followed([in_order(tape) for tape, _ in passes], passes[0][1])
+        for tape in both.tapes:
+            repeat(tape, both.stacks)
     except Unlike:
         if with_all_layers:
             raise
-        return lines(model, options, rows, with_all_layers=True)
-    return trace | pass_lines(tapes, rows, alike, {tensor.name: tensor.block for tensor in model.tensors})
+        return followed(model, options, rows, with_all_layers=True)
+    return both

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 from study.errors import Stop
 from study.io import numbers, progress
 from study.machine import cache, hub
-from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
+from study.predictor.memory.profile import Tensor
 from study.predictor.tracing import committed
+from study.predictor.tracing.reading import Pass, read
+from study.predictor.tracing.repeating import Followed, Stack, repeat
+from study.predictor.tracing.tape import Tape, at_rows
 from study.spec.settings import cache_home
 
-FORMAT = 12  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 13  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -141,71 +144,34 @@ class Transformer:
         """
         attention = "sdpa" if self.has_fused_attention else "eager"
         options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, CUDA_DIFFERENCES)
-        kernels = self.work(options, 1)
-        again = sum(_at(line, 1) for phase, _, kind, _, *line in kernels if (phase, kind) == ("backward", "attention"))
-        return self.flops(options, 1) - again // 5
+        traced = self.traced(options, 1)
+        backward = [kernel for (phase, _), kernels in traced.work.items() if phase == "backward" for kernel in kernels]
+        again = sum(sizes[0] for kind, _, sizes in backward if kind == "attention")
+        return traced.flops - again // 5
 
-    def flops(self, options: TraceOptions, rows: int) -> int:
-        """Operations of matrix products in a pass, including those of recomputed layers."""
-        return _at(self._lines(options, rows)["flops"], rows)
+    def traced(self, options: TraceOptions, rows: int, as_many: bool = False) -> Pass:
+        """Return what a pass over a microbatch holds and does. `as_many`: one row needs the kernels of several."""
+        counts = _counts(options, max(2, rows) if as_many else rows)
+        key = _name([*self._key, options, counts, rows])
+        if key not in _seen:
+            tapes, stacks = _followed(self, options, counts)
+            _seen[key] = read(at_rows(tapes, counts, rows), stacks, self.tensors)
+        return _seen[key]
 
-    def work(self, options: TraceOptions, rows: int) -> list[list]:
-        """The kernels of a pass as lines over the number of rows: see `tracing.lines`."""
-        return self._lines(options, rows)["work"]
-
-    def profile(self, options: TraceOptions, rows: int) -> Profile:
-        seen = self._lines(options, rows)
-        profiles = seen.setdefault("profiles", {})  # many arms have the same pass
-        if rows not in profiles:
-            profiles[rows] = self._profile(seen, rows)
-        return profiles[rows]
-
-    def _profile(self, seen: dict, rows: int) -> Profile:
-        by_name = {tensor.name: tensor for tensor in self.tensors}
-
-        def at(line) -> Held:
-            return Held(_at(line[:2], rows), _at(line[2:], rows))
-
-        def most(lines, gradient_bytes: int = 0) -> Held:
-            largest = max(map(at, lines), key=lambda each: each.total)
-            return Held(largest.kept, largest.in_use - gradient_bytes)
-
-        gradients = tuple(
-            Gradient(by_name[name], most(lines, size), Held(at(line).kept, at(line).in_use - size))
-            for name, size, lines, line in seen["gradients"]
-        )
-        return Profile(
-            kept=_at(seen["kept"], rows),
-            most=most(seen["most"]),
-            at_use={name: _at(line, rows) for name, line in seen["at_use"].items()},
-            before_use={name: most(lines) for name, lines in seen["before_use"].items()},
-            gradients=gradients,
-        )
-
-    def allocations(self, options: TraceOptions, rows: int) -> tuple[list[int], list[int]]:
-        """Sizes of a pass's tensors in the order in which they are made; and the log of what happens:
-        0: the next tensor is made; n + 1: tensor n is freed; -n - 1: tensor n is a complete gradient."""
-        seen = self._lines(options, rows)
-        if "log" not in seen:
-            seen |= committed.allocations(self.dimensions, self.dropout, options, _counts(options, rows)) or {}
-        return [_at(seen["made"][i : i + 2], rows) for i in range(0, len(seen["made"]), 2)], seen["log"]
-
-    def inputs_bytes(self, options: TraceOptions, rows: int) -> int:
-        return _at(self._lines(options, rows)["inputs"], rows)
-
-    def _lines(self, options: TraceOptions, rows: int) -> dict:
-        """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
+    def tape(self, options: TraceOptions, rows: int) -> Tape:
+        """Return all that a pass makes and frees, with all layers."""
         counts = _counts(options, rows)
-        key = [*self._key, list(committed.without_last(options)), counts[0] if len(counts) == 1 else None]
-        return _cached(
-            key, lambda tracing: tracing.lines(self, options, counts), lambda: self._committed(options, counts)
-        )
+        tapes, stacks = _followed(self, options, counts)
+        return repeat(at_rows(tapes, counts, rows), stacks)
 
-    def _committed(self, options: TraceOptions, rows: tuple[int, ...]) -> dict | None:
-        if not self._is_plain:
-            return None
-        blocks = {tensor.name: tensor.block for tensor in self.tensors}
-        return committed.lines(self.dimensions, self.dropout, options, rows, blocks)
+    def followed(self, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
+        """Return a pass over each of these numbers of rows, from the package, the cache folder, or a new trace."""
+        known = committed.followed(self.dimensions, self.dropout, options, counts) if self._is_plain else None
+        if known:
+            return known
+        key = [*self._key, committed.without_last(options), counts]
+        tapes, stacks = _tuples(_kept(_name(key), lambda tracing: tracing.followed(self, options, counts)))
+        return Followed(tapes, [Stack(*stack) for stack in stacks])
 
     def remarks(self) -> list[str]:
         """Return what a user has to know of the traces of this model."""
@@ -221,23 +187,29 @@ def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
     return (rows,) if rows == 1 or options.loss == "chunked" or options.long_rows else (2, 3)
 
 
-def _at(line: list[int], rows: int) -> int:
-    return line[0] + line[1] * rows
-
-
 _seen: dict[str, Any] = {}
 
 
-def _cached(key: list, look, committed_answer=lambda: None) -> Any:
-    """Return an answer by its key: from this process, the package, the cache folder, or a new trace.
-
-    Only a new trace needs torch.
-    """
-    key = [FORMAT, *committed.installed().values(), *key]
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+def _cached(key: list, look) -> Any:
+    """Return an answer by its key: from this process, the cache folder, or a new trace. Only this needs torch."""
+    name = _name(key)
     if name not in _seen:
-        _seen[name] = committed_answer() or _kept(name, look)
+        _seen[name] = _kept(name, look)
     return _seen[name]
+
+
+def _name(key: list) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, *committed.installed().values(), *key]).encode()).hexdigest()[:24]
+
+
+@functools.lru_cache(maxsize=64)  # tapes are large
+def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
+    return model.followed(options, counts)
+
+
+def _tuples(answer: Any) -> Any:
+    """Return JSON's lists as tuples."""
+    return tuple(map(_tuples, answer)) if isinstance(answer, list) else answer
 
 
 def _kept(name: str, look) -> Any:
