@@ -260,10 +260,10 @@ def advised_config(folder: Path, arm: str) -> Path:
     from study.cli.configs import write
     from study.predictor.advice.advise import advise
     from study.predictor.advice.question import Question
-    from study.predictor.architecture import describe
+    from study.predictor.architecture import named
 
     gpus = 1 if arm == "single" else 2
-    question = Question(describe("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)
+    question = Question(named("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)
     row = next(row for row in advise(question).tried if row.arm == arm)
     return write(folder / f"{arm}.yaml", row, question, folder / "disk")[0]
 

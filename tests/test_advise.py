@@ -27,7 +27,7 @@ from study.predictor.advice.advise import (
 )
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import HALF, Given, Question, bytes_of
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.memory_kinds import (
     FRAGMENTATION,
@@ -42,8 +42,8 @@ from study.predictor.timing.steptime import step_time
 from study.report.advice import assumptions, flags, seconds
 from study.spec import arms
 
-GEMMA = Question(describe("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
-BERT = Question(describe("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
+GEMMA = Question(named("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
+BERT = Question(named("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
 
 
 @pytest.fixture(scope="module")
@@ -101,16 +101,16 @@ def test_what_is_not_possible_is_a_sentence(change, what):
 
 
 def test_what_is_left_out_has_a_default_that_is_said():
-    question = Question.of(describe("gpt-j-6b"), 12, "a100", Given(link="NVLink", batch=24))
+    question = Question.of(named("gpt-j-6b"), 12, "a100", Given(link="NVLink", batch=24))
     assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
     assert (question.sequence, question.host_memory_bytes) == (2048, 2 * 6 * GPUS["A100-80GB"].memory_bytes)
     (line,) = (line for line in assumptions(question) if "by default" in line)
     assert ("2048 tokens" in line, "--batch" in line) == (True, False), "the batch was given"
-    alone = Question.of(describe("gpt2"), 1, "T4", Given())
+    alone = Question.of(named("gpt2"), 1, "T4", Given())
     assert (alone.link, alone.sequence, alone.batch) == (None, 1024, 128)
-    assert Question.of(describe("gpt2"), 16, "T4", Given()).link == GPUS["T4"].network, "two nodes"
+    assert Question.of(named("gpt2"), 16, "T4", Given()).link == GPUS["T4"].network, "two nodes"
     with pytest.raises(Stop, match="'nvlnk' is not a known link"):
-        Question.of(describe("gpt2"), 2, "A100", Given(link="nvlnk"))
+        Question.of(named("gpt2"), 2, "A100", Given(link="nvlnk"))
 
 
 def test_every_arm_is_a_row(gemma):
@@ -225,7 +225,7 @@ def test_what_an_expert_would_try(gemma):
 
 
 def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
-    question = replace(BERT, model=describe("gpt2-medium"), gpus=8, batch=8)
+    question = replace(BERT, model=named("gpt2-medium"), gpus=8, batch=8)
     peak = prediction(question, "zero2", 1).peak_bytes
     enough = (peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION) + 1e6
     for memory_bytes, elements in ((enough, 6_553_600), (1.2 * enough, BUCKET_ELEMENTS)):
@@ -237,7 +237,7 @@ def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
 def test_half_of_the_layers_where_nothing_fits_without_recomputation(monkeypatch):
     """On one GPU that holds the peak with every second layer recomputed, and not the peak with none."""
     few = {"precision": "bf16_pure", "host_pace": 0.0}
-    question = Question(describe("gpt2-medium"), 1, "L4", None, 64e9, 1024, 1, **few)
+    question = Question(named("gpt2-medium"), 1, "L4", None, 64e9, 1024, 1, **few)
     single = arms.load_arm("single")
     none, half, every = (row_of(replace(question, checkpointing=n), single, 1).peak_bytes for n in (False, HALF, True))
     assert every < (1 + MISS) * half < none
@@ -296,7 +296,7 @@ def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
 
 
 def test_when_nothing_fits_it_says_what_would_help():
-    model, given = describe("gpt-j-6b"), Given()
+    model, given = named("gpt-j-6b"), Given()
     question = Question.of(model, 1, "4090", given)
     advice = advise(question)
     assert advice.choice is advice.alternative is None
@@ -306,7 +306,7 @@ def test_when_nothing_fits_it_says_what_would_help():
 
 
 def test_how_many_are_needed():
-    counts, model = (1, 2, 4, 8, 16), describe("gpt-j-6b")
+    counts, model = (1, 2, 4, 8, 16), named("gpt-j-6b")
     *_, enough = fewest(model, counts, "A100-40GB", Given())
     fewer = advise(Question.of(model, enough.question.gpus // 2, "A100-40GB", Given()))
     assert not enough.choice.offloads

@@ -6,7 +6,7 @@ from families import PUBLISHED
 from torch.utils.flop_counter import FlopCounterMode
 
 from study.errors import Stop
-from study.predictor.architecture import decoder, describe, generic
+from study.predictor.architecture import decoder, generic, named
 from study.predictor.wanted import Wanted, asked_for, count_of
 from study.spec.settings import Flags, Settings, resolve
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
@@ -25,7 +25,7 @@ def test_tensors_are_the_models_own(name):
     settings = settings_for(name)
     built = models.on_meta(settings, models.model_config(settings, VOCABULARY))
     theirs = [(key, tuple(value.shape)) for key, value in built.named_parameters()]
-    assert [(tensor.name, tensor.shape) for tensor in describe(name).tensors] == theirs
+    assert [(tensor.name, tensor.shape) for tensor in named(name).tensors] == theirs
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "gpt-tiny", "gemma2-micro"])
@@ -36,7 +36,7 @@ def test_operations_are_what_pytorch_counts(name):
     built = models.on_meta(settings, models.model_config(settings, VOCABULARY))
     with FlopCounterMode(display=False) as counter:
         tasks.row_losses(settings, built, batch)[0].mean().backward()
-    assert describe(name).flops_per_row(60) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert named(name).flops_per_row(60) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 @pytest.mark.parametrize(("parameters", "layers", "hidden"), [(1.5e9, 48, 1600), (7.5e9, 72, 3072), (8.3e9, 72, 3072)])
@@ -47,16 +47,16 @@ def test_a_generic_model_has_the_parameters_asked_for(parameters, layers, hidden
 
 
 def test_a_generic_model_of_gpt2s_numbers_is_gpt2():
-    theirs = describe("gpt2-xl")
+    theirs = named("gpt2-xl")
     ours = asked_for(Wanted(params=theirs.parameters, layers=48, hidden=1600, heads=25), 2048)
     assert ours.tensors == theirs.tensors, "its positions are ours, and refuse no sequence"
 
 
 def test_a_decoder_is_found_by_its_numbers():
     """The number of parameters decides the width of heads, and whether the embeddings are the head."""
-    theirs = describe("llama3-8b")
+    theirs = named("llama3-8b")
     assert decoder(8e9, 32, 4096, 14336, 32, 8).tensors == theirs.tensors
-    assert decoder(1.24e9, 16, 2048, 8192, 32, 8).tensors == describe("llama3.2-1b").tensors
+    assert decoder(1.24e9, 16, 2048, 8192, 32, 8).tensors == named("llama3.2-1b").tensors
     wanted = Wanted(params="8.2B", layers=36, hidden=4096, ffn=12288, heads=32, kv_heads=8, vocabulary=151936)
     assert asked_for(wanted, 2048).parameters == pytest.approx(PUBLISHED["Qwen3-8B"][0], rel=1e-4)
 

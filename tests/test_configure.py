@@ -16,11 +16,11 @@ from study.cli.configs import config, torchtitan, write
 from study.errors import Stop
 from study.predictor.advice.advise import BUCKETS, Advice, Row, advise, best_of_arm
 from study.predictor.advice.question import Question
-from study.predictor.architecture import describe, named
+from study.predictor.architecture import named
 from study.report.advice import use
 from study.spec import arms
 
-QUESTION = Question(describe("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, "bf16_cast", False, disk_bytes_per_s=3e9)
+QUESTION = Question(named("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, "bf16_cast", False, disk_bytes_per_s=3e9)
 
 
 def advised(**change) -> Advice:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import ROOT, launch
 
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.spec.arms import all_paths, read
@@ -56,7 +56,7 @@ def test_weights_that_preparing_changes_are_noticed(tmp_path, cache):
 
 @pytest.mark.parametrize("arm", OF_CUDA)
 def test_each_is_predicted(arm):
-    model = describe("bert-large")
+    model = named("bert-large")
     assert read(all_paths()[arm]).for_cuda_alone == OF_CUDA[arm]
     ours, plain = (
         estimate(Setup.of_arm(model, name, ranks=8, precision="bf16_cast", device="cuda")) for name in (arm, "zero3")

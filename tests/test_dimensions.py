@@ -9,7 +9,7 @@ from study.bench.prediction import predicted, setup_of
 from study.errors import Stop
 from study.models.step import FOLLOWING, IGNORED
 from study.predictor import nodes
-from study.predictor.architecture import describe, named
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.setup import Setup
@@ -116,7 +116,7 @@ def test_ranks_that_share_rows_share_operations_and_hold_less():
 
 
 def test_models_that_a_library_refuses_are_not_predicted():
-    bert = describe("bert-tiny")
+    bert = named("bert-tiny")
     assert "the config of bert names none" in sequence.refusal(bert, 2)
     assert "bert is unknown here" in tensor.refusal(bert, 2)
     assert sequence.refusal(named("llama-micro"), 2) is tensor.refusal(named("llama-micro"), 2) is None

@@ -8,14 +8,13 @@ import pytest
 
 from study.errors import Stop
 from study.machine import gpus
-from study.machine.gpus import GPUS
-from study.predictor import papers
+from study.machine.gpus import GPUS, LINKS
 
 
 def test_a_gpu_is_what_its_name_says():
     assert len({gpu.name for gpu in GPUS.values()}) == len(GPUS), "no two have one name"
     for name, gpu in GPUS.items():
-        assert {gpu.host_link, gpu.peer_link, gpu.network} <= set(papers.LINKS)
+        assert {gpu.host_link, gpu.peer_link, gpu.network} <= set(LINKS)
         assert gpu.has_bf16 == ("tf32" in gpu.peaks), "both came with Ampere"
         assert gpu.half_flops_per_s == gpu.peaks.get("bf16", gpu.peaks["fp16"])
         assert gpu.half_flops_per_s > gpu.single_flops_per_s >= gpu.peaks["fp32"]

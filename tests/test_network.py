@@ -10,7 +10,6 @@ from shaped import changed, finished, put
 
 from study.bench.prediction import predicted
 from study.ledger.choosing import choose
-from study.predictor import links
 from study.records import runs
 from study.records.evidence import Evidence
 from study.records.metrics import gloo_wire_bytes
@@ -47,11 +46,11 @@ def rows(tmp_path_factory):
 
 
 def test_a_link_is_fitted_by_what_it_reduces_and_what_it_gathers():
-    truth = links.SlowLink(1.01, 1.57)
+    truth = network.SlowLink(1.01, 1.57)
     cells = [(*sizes, mbit, truth.added_s(*sizes, mbit)) for *sizes, mbit in CELLS]
-    fitted = links.fit(cells)
+    fitted = network.fit(cells)
     assert (fitted.reduced, fitted.gathered) == pytest.approx((1.01, 1.57))
-    assert links.data_s(12.5e6, 100) == 1.0
+    assert network.data_s(12.5e6, 100) == 1.0
 
 
 CELLS = ((17e6, 0, 200), (17e6, 9e6, 200), (17e6, 17e6, 200), (5e6, 1e6, 50))

@@ -9,7 +9,7 @@ from shaped import finished, put, rows, runs
 
 from study.bench.prediction import setup_of
 from study.predictor import nodes
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record
@@ -59,7 +59,7 @@ def test_gloo_writes_as_much_as_each_group_has_ranks():
     assert metrics.gloo_wire_bytes(moved(all_reduce=[ACROSS]), 4) == 100
 
 
-MODEL = describe("bert-large")
+MODEL = named("bert-large")
 SIZE = 4 * MODEL.parameters
 
 

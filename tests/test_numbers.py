@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from study.measure.components import ComponentLook
 from study.predictor.advice.advise import SHARING
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.outside import stored
 from study.predictor.papers import RECIPES
 from study.records import runs
@@ -171,7 +171,7 @@ def of_tools() -> list[str]:
     threads = kept("oom_threads.json")
     last, before = ([row["hit"] for row in threads if (row["half"] == "last") == wanted] for wanted in (True, False))
     scale = [cell.settings["model"] for cell in protocol.cells(protocol.read("at_scale"), "tiny")]
-    sizes = [describe(model).parameters / 1e9 for model in scale]
+    sizes = [named(model).parameters / 1e9 for model in scale]
     return [
         conformance.headline(),
         f"Of {len(known)} bugs that DeepSpeed mended, the suite sees {len(seen)} before the fix and not after it",

@@ -12,7 +12,7 @@ from conftest import ROOT
 from test_cli import in_this_process
 
 from study.machine.gpus import GPUS
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.outside import stored
 from study.predictor.setup import Setup
 from study.report import answers, readme, side_by_side
@@ -84,7 +84,7 @@ def test_readme_and_the_index_give_the_same_answer(monkeypatch, capsys):
 
 def test_the_accuracy_of_a_kind_counts_its_rows():
     """By hand from the stored rows; where there is no row, the sentence says so."""
-    model = describe("llama3-8b")
+    model = named("llama3-8b")
     sharded = accuracy_of(Setup.of_arm(model, "fsdp2", ranks=8, device="cuda"), 8)
     alike = [
         each

@@ -9,12 +9,13 @@ from shaped import changed, finished, put, run
 from study.bench import gpu_scores
 from study.bench.prediction import architecture, predicted
 from study.bench.scoreboard import score, scored
-from study.predictor.architecture import describe
 from study.predictor.memory.memory_kinds import outside_bytes
+from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run
 from study.records.schema import Record
 from study.report.topics import memory
+from study.spec.shapes import config_of
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 
@@ -65,7 +66,7 @@ def estimate_of(record: dict):
 def test_a_run_on_real_text_is_predicted_for_its_own_vocabulary_and_rows():
     embedded = finished()
     assert estimate_of(embedded).parameters == embedded["observed"]["parameters"]
-    count = describe("gpt-tiny", 50257).parameters
+    count = Transformer.of(config_of("gpt-tiny", 50257), "gpt-tiny").parameters
     real = changed(embedded, requested__data="hub", observed__parameters=count)
     assert estimate_of(real) is None, "the number of rows that a rank holds is not known"
     real["requested"]["train_rows"], real["requested"]["eval_rows"] = 10, 2

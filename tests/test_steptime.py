@@ -14,7 +14,7 @@ from study.cli import steps
 from study.cli.steps import Training, explained, lanes, timeline
 from study.errors import Stop
 from study.machine.gpus import GPUS
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate, operations
 from study.predictor.outside import fit, published
 from study.predictor.outside.trainings import timed
@@ -25,12 +25,13 @@ from study.predictor.timing.replay import Task, busy_s, length_s, replay
 from study.predictor.timing.schedule import update_bytes
 from study.predictor.timing.steptime import Machine, _seconds, step_time
 from study.predictor.timing.work import LOOP_KERNELS, Product, Work, blocks
+from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted
-from study.spec.shapes import SHAPES
+from study.spec.shapes import config_of
 
 A100 = Machine(gpu="A100-80GB")
 H100 = Machine(gpu="H100-80GB")
-MEDIUM = describe("gpt2-medium")
+MEDIUM = named("gpt2-medium")
 
 
 def setup(arm: str = "zero2", model=MEDIUM, **values) -> Setup:
@@ -98,7 +99,8 @@ def test_never_above_the_peak():
     for _ in range(12):
         heads = chance.choice([8, 16, 64, 128])
         sizes = {"n_layer": chance.randint(1, 6), "n_head": heads, "n_embd": heads * chance.choice([64, 128, 256])}
-        model = describe(SHAPES["gpt2"] | sizes | {"vocab_size": chance.choice([512, 50257, 256000])})
+        config = config_of("gpt2") | sizes | {"vocab_size": chance.choice([512, 50257, 256000])}
+        model = Transformer.of(config, "drawn")
         sequence, checkpointing = 2 ** chance.randint(5, 10), chance.random() < 0.5
         precision = chance.choice(["bf16_cast", "bf16", "fp32"])
         for _ in range(5):
@@ -161,7 +163,7 @@ def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
 def test_a_layer_of_bert_on_a_v100_takes_what_was_published(rows, sequence, measured_s):
     """spcl/substation, README: PyTorch, both passes. Both measurements decide the reached share of the bandwidth."""
     bert = Setup(
-        model=describe("bert-large"), micro_batch=rows, sequence=sequence, precision="bf16_cast", attention="eager"
+        model=named("bert-large"), micro_batch=rows, sequence=sequence, precision="bf16_cast", attention="eager"
     )
     layer = next(block for block in blocks(replace(bert, device="cuda")) if block.name == "layer.3")
     passes = [pace.work_s(each, "V100-32GB", False, False, pace.pace()) for each in (layer.forward, layer.backward)]
@@ -196,7 +198,7 @@ def test_groups_gather_inside_a_node_and_reduce_between_nodes():
 
 def test_a_second_partition_spares_the_network_in_the_backward_pass_and_takes_memory():
     """hpZ: 2 bytes of each released parameter, over the ranks of a node. By default a billion are not released."""
-    large = describe("gpt2-xl")  # more than stay gathered for the backward pass
+    large = named("gpt2-xl")  # more than stay gathered for the backward pass
     plain = setup("zero3", large, ranks=16)
     hpz = replace(
         plain, deepspeed={"zero_optimization": plain.deepspeed["zero_optimization"] | {"zero_hpz_partition_size": 8}}
@@ -289,7 +291,7 @@ def test_quantized_weights_are_made_whole_before_each_product():
     assert 8 * QUANTIZED_BYTES["nvfp4"] == 4.5
     assert 8 * QUANTIZED_BYTES["mxfp8"] == 8.25
     assert 8 * QUANTIZED_BYTES["nf4_double"] == pytest.approx(4.127, abs=0.0005)
-    adapted = replace(describe("bert-tiny"), lora_rank=8)
+    adapted = replace(named("bert-tiny"), lora_rank=8)
     plain = setup("ddp", adapted, precision="bf16", frozen="bf16", sequence=128, checkpointing=True)
     packed = replace(plain, quantized="nf4")
     linear = sum(map(packed.packed_elements, adapted.tensors))
@@ -302,11 +304,11 @@ def test_quantized_weights_are_made_whole_before_each_product():
         assert once == (linear / 2 * (4.5 / 8 + 2) if after.is_layer else 0)
         assert after.backward.moved_bytes - before.backward.moved_bytes == 2 * once
     with pytest.raises(Stop, match="quantized weights do not train"):
-        replace(packed, model=describe("bert-tiny"))
+        replace(packed, model=named("bert-tiny"))
 
 
 def test_adapters_are_where_they_are_wanted():
-    model = replace(describe("gpt-tiny"), lora_rank=4, lora_targets=("c_attn",))
+    model = replace(named("gpt-tiny"), lora_rank=4, lora_targets=("c_attn",))
     width = model.dimensions["n_embd"]
     assert model.trained == model.dimensions["n_layer"] * 4 * (width + 3 * width)
     with pytest.raises(Stop, match="no linear layer named q_proj"):
@@ -358,15 +360,15 @@ def kernels_of_a_loop(experts: int) -> tuple[int, int]:
 def test_a_loop_over_experts_launches_kernels_and_gathers_modules_one_by_one():
     few, many = kernels_of_a_loop(4), kernels_of_a_loop(6)
     assert [(b - a) / 2 for a, b in zip(few, many, strict=True)] == list(LOOP_KERNELS.values())
-    grouped = setup("zero2", describe("mixtral-micro"), sequence=64)
+    grouped = setup("zero2", named("mixtral-micro"), sequence=64)
     looped = replace(grouped, experts_loop=True)
     layer, loop = (next(each for each in blocks(one) if each.name == "layer.0") for one in (grouped, looped))
-    experts = describe("mixtral-micro").dimensions["num_local_experts"]
+    experts = named("mixtral-micro").dimensions["num_local_experts"]
     assert loop.forward.kernels - layer.forward.kernels == 10 * experts
     assert loop.modules_above(100) - layer.modules_above(100) == 3 * experts - 1
     assert (loop.elements, loop.forward.flops) == (layer.elements, layer.forward.flops)
     launching = [step_time(each, A100).parts["launching"] for each in (looped, grouped)]
-    kernels = 30 * experts * describe("mixtral-micro").dimensions["num_hidden_layers"]
+    kernels = 30 * experts * named("mixtral-micro").dimensions["num_hidden_layers"]
     assert launching[0] - launching[1] == pytest.approx(kernels * pace.pace().kernel_s * pace.pace().host_pace)
 
 
@@ -386,7 +388,7 @@ def test_every_second_layer_is_computed_again():
 
 def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
     def attention_s(model, kernel, gpu="H100-80GB"):
-        each = setup("ddp", describe(model), sequence=512)
+        each = setup("ddp", named(model), sequence=512)
         return step_time(each, replace(A100, gpu=gpu, attention_kernel=kernel)).parts["attention"]
 
     assert attention_s("gpt2", "fa2") == pytest.approx(attention_s("gpt2", None) / 2)
@@ -398,7 +400,7 @@ def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
 
 def test_products_in_8_bits_take_half_the_time_and_conversions():
     """Each factor is converted: 5 bytes for each of its elements. Memory limits one product; the head's stays."""
-    each = setup("ddp", describe("gpt2"), precision="bf16", micro_batch=32)
+    each = setup("ddp", named("gpt2"), precision="bf16", micro_batch=32)
     seconds = [_seconds(blocks(each), each, replace(H100, in_8_bits=is_8), pace.pace()) for is_8 in (False, True)]
     whole, halved = (of["layer.1"][0] for of in seconds)
     assert 0.5 * whole.products < halved.products < 0.53 * whole.products
@@ -463,10 +465,10 @@ def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_th
 def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
     step_of = {"small": "gpt2", "large": "gpt2-xl"}
     for size, name in step_of.items():
-        step = step_time(setup("ddp", describe(name), micro_batch=1), A100)
+        step = step_time(setup("ddp", named(name), micro_batch=1), A100)
         factor = pace._read()["interval"][size]
         known = step_time(
-            setup("ddp", describe(step_of[size]), micro_batch=1), replace(A100, host_pace=pace.pace().host_pace)
+            setup("ddp", named(step_of[size]), micro_batch=1), replace(A100, host_pace=pace.pace().host_pace)
         )
         assert (known.seconds, known.high_s) == pytest.approx((step.seconds, step.seconds * factor))
         assert known.low_s == pytest.approx(max(step.peak_s, step.seconds / factor))
@@ -480,7 +482,7 @@ def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
 
 def test_a_kind_that_no_source_of_the_interval_has_gets_the_widest_one():
     widest = max(pace.interval_factors().values())
-    known = setup("ddp", describe("gpt2-xl"), micro_batch=1)
+    known = setup("ddp", named("gpt2-xl"), micro_batch=1)
     assert step_time(known, A100).factor == pytest.approx(pace.interval_factors()["large"])
     assert step_time(known, replace(A100, in_8_bits=True)).factor == pytest.approx(widest)
     assert step_time(known, replace(A100, gpu="RTX4090")).factor == pytest.approx(widest), "its ceiling is assumed"
@@ -513,12 +515,13 @@ def test_fusing_spares_gpt_2_the_casts_and_the_loss_and_no_more():
     """Its norms and gelu already are single kernels: only the ends of the model move fewer bytes."""
     plain, fused = Machine(gpu="A100-80GB"), Machine(gpu="A100-80GB", fused_kernels=True)
 
-    def moved(kind, **values):
+    def moved(config, **values):
+        model = Transformer.of(config, "drawn")
         usual = {"micro_batch": 16, "accumulation": 1}
-        parts = [step_time(setup("ddp", describe(kind), **usual | values), each).parts for each in (plain, fused)]
+        parts = [step_time(setup("ddp", model, **usual | values), each).parts for each in (plain, fused)]
         return parts[1]["memory traffic"] / parts[0]["memory traffic"]
 
-    one_kernel = SHAPES["gpt2-xl"] | {"activation_function": "gelu", "vocab_size": 512}
+    one_kernel = config_of("gpt2-xl") | {"activation_function": "gelu", "vocab_size": 512}
     assert moved(one_kernel, precision="bf16_cast") == pytest.approx(1, abs=0.03)
     assert 0.4 < moved(one_kernel, precision="bf16") < 0.75
     assert moved(one_kernel | {"activation_function": "gelu_new"}, precision="bf16_cast") == pytest.approx(0.25)

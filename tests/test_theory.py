@@ -5,7 +5,7 @@ from conftest import DECODERS_ALONE
 
 from study.errors import Stop
 from study.predictor import papers
-from study.predictor.architecture import describe, generic
+from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate, memory, profile
 from study.predictor.memory.engine import Engine, padded
 from study.predictor.setup import Setup
@@ -62,7 +62,7 @@ def test_cpu_adam_is_as_fast_as_published():
 
 
 def engine(arm: str, ranks: int, model: str = "bert-base"):
-    return Engine(Setup.of_arm(describe(model), arm, ranks=ranks))
+    return Engine(Setup.of_arm(named(model), arm, ranks=ranks))
 
 
 def test_parts():
@@ -75,7 +75,7 @@ def test_parts():
 
 def test_what_stage_3_keeps_gathered():
     """With DeepSpeed's defaults, all of a small model; in the textbook arm, small weights and one fetch ahead."""
-    everything = describe("bert-base").parameters
+    everything = named("bert-base").parameters
     assert engine("zero3", 8).fetches.turn.running.weights == everything
     assert engine("zero3_textbook", 8).fetches.turn.running.weights < everything / 4
     assert 0.4e9 < engine("zero3", 8, "gemma2-9b").fetches.turn.running.weights < 1.2e9
@@ -92,18 +92,18 @@ def test_stage_3_waits_for_a_whole_mixture_of_experts():
         f"model.layers.3.mlp.{name}" for name in ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
     )
     assert fetches.forward[gate] is fetches.forward[up] is fetches.forward[down]
-    whole = sum(tensor.elements for tensor in describe("mixtral-micro").tensors if tensor.elements > 10**5)
+    whole = sum(tensor.elements for tensor in named("mixtral-micro").tensors if tensor.elements > 10**5)
     assert fetches.forward[up].waiting.flat == whole, "all of it is one fetch of the model itself"
     assert fetches.forward["lm_head.weight"].running.flat == 0
 
 
 def test_nvme_in_stage_2_is_the_host():
     config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}
-    assert Engine(Setup(model=describe("bert-tiny"), deepspeed=config, ranks=2)).optimizer_home == "cpu"
+    assert Engine(Setup(model=named("bert-tiny"), deepspeed=config, ranks=2)).optimizer_home == "cpu"
 
 
 def of_arm(arm: str, model="bert-base", **values) -> Estimate:
-    return estimate(Setup.of_arm(describe(model), arm, **values))
+    return estimate(Setup.of_arm(named(model), arm, **values))
 
 
 def of_model(model, deepspeed: dict | None = None, **values) -> Estimate:
@@ -145,7 +145,7 @@ def test_states_are_the_papers_and_deepspeeds_own_copy(arm):
     """bf16_cast after the step: weights, master and moments are P1's 2, 4 and 8 bytes, partitioned as it says."""
     ranks = 1 if arm == "single" else 8
     after = of_arm(arm, ranks=ranks, precision="bf16_cast").after_step
-    count = describe("bert-base").parameters
+    count = named("bert-base").parameters
     ours = arms.read(arms.all_paths()[arm])
     paper = papers.states_bytes(count, 3 if ours.fsdp else ours.stage or 0, ours.sharing_ranks(ranks))
     if arm != "zero3_nvme":
@@ -156,7 +156,7 @@ def test_states_are_the_papers_and_deepspeeds_own_copy(arm):
 def test_offloading_leaves_the_device():
     """The same bytes, in two memories on a GPU and in one on a CPU."""
     gpu, cpu = (of_arm("zero2_cpu", ranks=8, device=device) for device in ("cuda", "cpu"))
-    count = describe("bert-base").parameters
+    count = named("bert-base").parameters
     assert gpu.host_bytes > 12 * count / 8
     assert "master" not in gpu.at_peak
     assert "master" in cpu.at_peak
@@ -166,7 +166,7 @@ def test_offloading_leaves_the_device():
 
 def test_traffic_with_accumulation():
     """Stage 1 and DDP reduce once a step, stages 2 and 3 every microbatch."""
-    count = 4 * describe("bert-base").parameters
+    count = 4 * named("bert-base").parameters
     moved = {arm: of_arm(arm, ranks=4, accumulation=4).traffic for arm in ("ddp", "zero1", "zero2", "zero3")}
     assert moved["ddp"] == {"all_reduce": count}
     assert moved["zero1"] == pytest.approx({"all_reduce": count, "all_gather": count}, rel=1e-3)
@@ -188,7 +188,7 @@ def test_a_generic_model_is_partitioned():
 def test_silence_is_deepspeeds_default():
     """The default is a bucket of half a billion elements, and two of them with overlap_comm."""
     quiet, both = (
-        of_model(describe("bert-tiny"), {"zero_optimization": {"stage": 2} | overlap}, ranks=2).at_peak["buckets"]
+        of_model(named("bert-tiny"), {"zero_optimization": {"stage": 2} | overlap}, ranks=2).at_peak["buckets"]
         for overlap in ({}, {"overlap_comm": True})
     )
     assert (quiet, both) == (500_000_000 * 4, 2 * 500_000_000 * 4)
@@ -203,7 +203,7 @@ def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
     """DeepSpeed's default. By hand for BERT-large in fp32: its matrices are powers of two; its words are rounded up."""
     ours = arms.read(arms.all_paths()["zero3_cpu"]).deepspeed
     default = ours | {"zero_optimization": ours["zero_optimization"] | {"offload_param": {"device": "cpu"}}}
-    held = [of_model(describe("bert-large"), config, device="cuda").host_bytes for config in (ours, default)]
+    held = [of_model(named("bert-large"), config, device="cuda").host_bytes for config in (ours, default)]
     layer = 4 * 2**22 + 2 * 2**24 + 9 * 2**12 + 2**14
     assert held[1] - held[0] == pytest.approx(2**27 + 2**21 + 24 * layer + 2**22, rel=0.001)
 
@@ -211,7 +211,7 @@ def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
 def test_stage_3_updates_a_sub_group_at_a_time():
     """A sub-group has a billion elements by default. A virtual rank 0 of 2 held 54.5 GB of GPT-J at its peak."""
     how = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 32, "attention": "eager"}
-    update = estimate(Setup.of_arm(describe("gpt-j-6b"), "zero3", ranks=2, **how))
+    update = estimate(Setup.of_arm(named("gpt-j-6b"), "zero3", ranks=2, **how))
     assert update.peak_when == "update"
     assert update.peak_bytes == pytest.approx(54.5e9, rel=0.005)
 
@@ -219,7 +219,7 @@ def test_stage_3_updates_a_sub_group_at_a_time():
 def test_small_weights_that_stay_whole_have_no_second_copy():
     """Seen in virtual ranks of Jais-2 and GLM-4, whose tensors all stay whole."""
     values = {"precision": "bf16", "micro_batch": 2, "sequence": 48}
-    both = [Setup.of_arm(describe("bert-tiny"), "zero3_hpz", ranks=8, accumulation=count, **values) for count in (1, 2)]
+    both = [Setup.of_arm(named("bert-tiny"), "zero3_hpz", ranks=8, accumulation=count, **values) for count in (1, 2)]
     large = [tensor.elements for tensor in both[1].tensors if tensor not in Engine(both[1]).persistent]
     once, twice = (Engine(setup).second_copy(0)["weights"] for setup in both)
     assert (once, twice) == (0, 4 * sum(large) // 2)
@@ -227,7 +227,7 @@ def test_small_weights_that_stay_whole_have_no_second_copy():
 
 def test_stage_3_releases_all_weights_before_its_update():
     """`_partition_all_parameters` also releases small ones, which are gathered again after the update."""
-    setup = Setup.of_arm(describe("bert-tiny"), "zero3", ranks=2, precision="bf16_cast", micro_batch=1, sequence=64)
+    setup = Setup.of_arm(named("bert-tiny"), "zero3", ranks=2, precision="bf16_cast", micro_batch=1, sequence=64)
     updates = [now for when, now in memory(setup, profile(setup))[1] if when == "update"]
     assert updates
     assert all("gathered_weights" not in now for now in updates)

@@ -23,7 +23,7 @@ from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.models.build import build
 from study.models.config import load
-from study.predictor.architecture import describe
+from study.predictor.architecture import named
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import pace
 from study.predictor.timing.work import blocks
@@ -115,7 +115,7 @@ def host_pace(tries: int) -> float:
     torch.set_num_threads(1)  # more of them wait for each other in kernels so small
     ids = torch.randint(0, VOCABULARY, (1, HOST_TOKENS), device=DEVICE)
     model = build(load("gpt-tiny"), DEVICE)
-    setup = Setup(model=describe("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS, device=DEVICE.type)
+    setup = Setup(model=named("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS, device=DEVICE.type)
     kernels = sum(each.kernels for block in blocks(setup) for each in (block.forward, block.backward))
     rate = rates(lambda: model(input_ids=ids, labels=ids).loss.backward(), kernels, tries)
     torch.set_num_threads(threads)

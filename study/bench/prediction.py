@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from study.errors import Stop
-from study.predictor.architecture import describe
 from study.predictor.estimate import Estimate, estimate, inputs_bytes
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
@@ -93,5 +92,5 @@ def architecture(record: Record) -> Transformer | None:
     if SHAPES[name].get("vocab_size", 0) is None and requested.data != "embedded" and size:
         # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
         vocabulary = VOCABULARY + (size - model.parameters) // model.dimensions["n_embd"]
-        model = describe(name, vocabulary, requested.dropout)
+        model = Transformer.of(config_of(name, vocabulary), name, dropout=requested.dropout)
     return model if size in (None, model.parameters) else None

@@ -136,9 +136,14 @@ def rest_spread(*, memory_bytes: list[float], stages: list[int], ranks: int, rec
 def offloaded_states_bytes(
     *, stage: int, ranks: int, home: Literal["device", "host"], weights_too: bool = False, **given
 ) -> Finding:
-    """Return a rank's model states with ZeRO-Offload, on the device or the host. P2 section 4.1; P3 section 5.1."""
-    states = papers.offloaded_states_bytes(size_of(**given), stage, ranks, weights_too)
-    return Finding(states[home], ", ".join(f"{size(value)} on the {where}" for where, value in states.items()))
+    """Return a rank's model states with ZeRO-Offload in mixed precision. P2 section 4.1; P3 section 5.1.
+
+    P2: 16-bit weights stay on the device, gradients and optimizer states go to the host. P3 also moves the weights.
+    """
+    states = papers.states_bytes(size_of(**given), max(stage, 2), ranks)
+    device = 0.0 if weights_too else states["weights"]
+    of_homes = {"device": device, "host": sum(states.values()) - device}
+    return Finding(of_homes[home], ", ".join(f"{size(value)} on the {where}" for where, value in of_homes.items()))
 
 
 @also_takes(setup_of)

@@ -12,7 +12,7 @@ from study.errors import Stop
 from study.io.numbers import count, number_of, short, size
 from study.ledger.arguments import Name, Number, also_takes, model_of, one_of, setup_of
 from study.ledger.verdict import Finding
-from study.machine.gpus import GPUS
+from study.machine.gpus import GPUS, LINKS
 from study.predictor import nodes, papers
 from study.predictor.advice.advise import step_of
 from study.predictor.advice.question import Question
@@ -74,7 +74,7 @@ def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str
 
 def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
     """Return the bytes a second that a GPU can send while it receives as many, by the vendor; or both together."""
-    known = one_of(papers.LINKS, link, "link")
+    known = one_of(LINKS, link, "link")
     return Finding(known.bytes_per_s * directions, f"{known.source}: {size(known.bytes_per_s)}/s in each direction")
 
 
@@ -153,8 +153,9 @@ def offload_efficiency(
     every: int = 1,
 ) -> Finding:
     """Return the share of the peak that remains if transfers do not overlap. P3 equations 6 and 9 to 11."""
-    intensity = papers.infinity_intensities(micro_batch, sequence, hidden, every)[moved]
-    share = papers.infinity_efficiency(intensity, bytes_per_s, peak_flops_per_s)
+    tokens = sequence * micro_batch
+    intensity = {"weights_gradients": tokens, "optimizer": tokens / 4, "checkpoints": 24 * hidden * every}[moved]
+    share = intensity * bytes_per_s / (intensity * bytes_per_s + peak_flops_per_s)
     return Finding(share, f"{short(intensity)} operations a byte of {moved}, {size(bytes_per_s)}/s: {short(share)}")
 
 

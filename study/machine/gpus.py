@@ -1,4 +1,4 @@
-"""GPUs: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
+"""GPUs and their links: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
 
 Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
 Uncertain: the memory that nvidia-smi shows for B200, B300, H20, H100 NVL, GH200, RTX 5090, MI300X and MI325X (within
@@ -37,7 +37,7 @@ class Gpu:
     memory_bytes: int  # the total that nvidia-smi shows
     memory_bytes_per_s: float
     peaks: dict[str, float]
-    host_link: str  # links are names in theory.LINKS
+    host_link: str  # links are names in LINKS
     peer_link: str  # between two GPUs of a node, as such nodes are mostly built
     network: str  # between nodes, unless the user says otherwise
     source: str
@@ -58,6 +58,34 @@ class Gpu:
         """The speed in TF32, or in fp32 if there is no TF32."""
         return self.peaks.get("tf32", self.peaks["fp32"])
 
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes a second that a GPU can send while it receives as many, by the vendor. Software reaches less."""
+
+    bytes_per_s: float
+    source: str
+
+
+LINKS = {
+    "nvlink3": Link(300e9, "A100 datasheet: 600 GB/s of NVLink, both directions together"),
+    "nvlink-400": Link(200e9, "A800 and H800: 400 GB/s of NVLink, both directions together"),
+    "nvlink4": Link(450e9, "H100 datasheet: 900 GB/s of NVLink, both directions together"),
+    "nvswitch": Link(450e9, "H100 in an HGX board: as nvlink4, between any two of eight"),
+    "nvlink5": Link(900e9, "B200 datasheet: 1.8 TB/s of NVLink, both directions together"),
+    "nvlink-v100": Link(150e9, "V100 datasheet: 300 GB/s of NVLink, both directions together"),
+    "c2c": Link(450e9, "GH200 datasheet: 900 GB/s between GPU and host, both directions together"),
+    "infinity-fabric": Link(448e9, "MI300X datasheet: seven links of 128 GB/s, both directions together"),
+    "pcie3": Link(15.75e9, "PCI Express 3.0, 16 lanes of 8 GT/s at 128b/130b"),
+    "pcie4": Link(31.5e9, "PCI Express 4.0, 16 lanes of 16 GT/s at 128b/130b"),
+    "pcie5": Link(63.0e9, "PCI Express 5.0, 16 lanes of 32 GT/s at 128b/130b"),
+    "eth-25": Link(3.125e9, "25 Gb/s of Ethernet for each GPU"),
+    "eth-50": Link(6.25e9, "50 Gb/s of Ethernet for each GPU: four ports of 100 Gb/s for eight"),
+    "eth-100": Link(12.5e9, "100 Gb/s of Ethernet for each GPU"),
+    "ib-edr": Link(12.5e9, "InfiniBand EDR, 100 Gb/s a port; one port a GPU"),
+    "ib-hdr": Link(25e9, "InfiniBand HDR, 200 Gb/s a port; one port a GPU"),
+    "ib-ndr": Link(50e9, "InfiniBand NDR, 400 Gb/s a port; one port a GPU"),
+}
 
 # If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
 GPUS = {name: Gpu(**gpu) for name, gpu in json.loads(Path(__file__).with_suffix(".json").read_text()).items()}

@@ -6,28 +6,13 @@ from pathlib import Path
 from study.errors import Stop
 from study.io import files, numbers
 from study.io import parsing as texts
-from study.io.validation import nearest
 from study.machine import hub
 from study.predictor.tracing.transformer import Transformer
-from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, VOCABULARY, config_of, is_local, spelled
+from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, spelled
 
 NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
 HEAD_WIDTHS = (64, 80, 96, 128, 192, 256)  # of published decoders
-
-
-def describe(model: str | dict, vocabulary: int = VOCABULARY, dropout: float | None = None) -> Transformer:
-    """Return the model of a built-in shape or of a transformers config.
-
-    `vocabulary` is for shapes that take the vocabulary of their data. `dropout` replaces every probability of the
-    config.
-    """
-    if isinstance(model, dict):
-        config = {key: value for key, value in model.items() if key != "hub"}
-        return Transformer.of(config, f"a {config.get('model_type')}", dropout=dropout)
-    if model not in SHAPES:
-        raise Stop(f"{model!r} is not a built-in shape", f"{nearest(model, SHAPES)}, or give a config")
-    return Transformer.of(config_of(model, vocabulary), model, dropout=dropout)
 
 
 def named(model: str, *, trust_remote_code: bool = False, **which) -> Transformer:

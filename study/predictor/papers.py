@@ -1,10 +1,9 @@
 """The papers' formulas: bytes of model states, bytes moved, seconds of a step. Nothing here is measured.
 
-P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840). P3: ZeRO-Infinity (2104.07857).
+P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840).
 """
 
 import math
-from dataclasses import dataclass
 
 from study.errors import Stop
 from study.io.validation import nearest
@@ -37,34 +36,6 @@ OF_PRECISION = {
 OF_OPTIMIZER = {"adamw_8bit": "adam-8bit", "sgd": "sgd-momentum", "adafactor": "adafactor", "muon": "muon"}
 
 
-@dataclass(frozen=True)
-class Link:
-    """Bytes a second that a GPU can send while it receives as many, by the vendor. Software reaches less."""
-
-    bytes_per_s: float
-    source: str
-
-
-LINKS = {
-    "nvlink3": Link(300e9, "A100 datasheet: 600 GB/s of NVLink, both directions together"),
-    "nvlink-400": Link(200e9, "A800 and H800: 400 GB/s of NVLink, both directions together"),
-    "nvlink4": Link(450e9, "H100 datasheet: 900 GB/s of NVLink, both directions together"),
-    "nvswitch": Link(450e9, "H100 in an HGX board: as nvlink4, between any two of eight"),
-    "nvlink5": Link(900e9, "B200 datasheet: 1.8 TB/s of NVLink, both directions together"),
-    "nvlink-v100": Link(150e9, "V100 datasheet: 300 GB/s of NVLink, both directions together"),
-    "c2c": Link(450e9, "GH200 datasheet: 900 GB/s between GPU and host, both directions together"),
-    "infinity-fabric": Link(448e9, "MI300X datasheet: seven links of 128 GB/s, both directions together"),
-    "pcie3": Link(15.75e9, "PCI Express 3.0, 16 lanes of 8 GT/s at 128b/130b"),
-    "pcie4": Link(31.5e9, "PCI Express 4.0, 16 lanes of 16 GT/s at 128b/130b"),
-    "pcie5": Link(63.0e9, "PCI Express 5.0, 16 lanes of 32 GT/s at 128b/130b"),
-    "eth-25": Link(3.125e9, "25 Gb/s of Ethernet for each GPU"),
-    "eth-50": Link(6.25e9, "50 Gb/s of Ethernet for each GPU: four ports of 100 Gb/s for eight"),
-    "eth-100": Link(12.5e9, "100 Gb/s of Ethernet for each GPU"),
-    "ib-edr": Link(12.5e9, "InfiniBand EDR, 100 Gb/s a port; one port a GPU"),
-    "ib-hdr": Link(25e9, "InfiniBand HDR, 200 Gb/s a port; one port a GPU"),
-    "ib-ndr": Link(50e9, "InfiniBand NDR, 400 Gb/s a port; one port a GPU"),
-}
-
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26
 
@@ -94,16 +65,6 @@ def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mix
     }
 
 
-def offloaded_states_bytes(parameters: float, stage: int, ranks: int, weights_too: bool = False) -> dict[str, float]:
-    """Model states of a rank with ZeRO-Offload in mixed precision: {"device", "host"}. P2 section 4.1; P3 section 5.1.
-
-    P2: 16-bit weights stay on the device, gradients and optimizer states go to the host. P3 also moves the weights.
-    """
-    states = states_bytes(parameters, max(stage, 2), ranks)
-    device = 0.0 if weights_too else states["weights"]
-    return {"device": device, "host": sum(states.values()) - device}
-
-
 def published_traffic_bytes(parameters: float, stage: int, ranks: int, element_bytes: float = 2) -> float:
     """Bytes that a rank sends in a step, P1 section 7: (N - 1) / N of 2 Psi up to stage 2, of 3 Psi in stage 3."""
     return (3 if stage == 3 else 2) * parameters * element_bytes * (ranks - 1) / ranks
@@ -113,13 +74,3 @@ def wire_bytes(traffic: dict[str, float], ranks: int) -> float:
     """Bytes that a rank sends in rings, for collectives over tensors of these sizes. An all-reduce takes two rounds."""
     share = (ranks - 1) / ranks
     return sum(size * share * (2 if kind == "all_reduce" else 1) for kind, size in traffic.items())
-
-
-def infinity_efficiency(intensity: float, bytes_per_s: float, peak_flops_per_s: float) -> float:
-    """The share of the peak that remains if nothing overlaps, from operations per byte moved. P3 eq. 6."""
-    return intensity * bytes_per_s / (intensity * bytes_per_s + peak_flops_per_s)
-
-
-def infinity_intensities(rows: int, sequence: int, hidden: int, every: int = 1) -> dict[str, float]:
-    """Operations per transferred byte. P3 eq. 9 to 11."""
-    return {"weights_gradients": sequence * rows, "optimizer": sequence * rows / 4, "checkpoints": 24 * hidden * every}

@@ -30,6 +30,11 @@ SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 6
 SCALES_BYTES |= {"mxfp4": 1 / 32, "mxfp8": 1 / 32, "nvfp4": 1 / 16}
 QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
+FP8 = (
+    "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and states stay "
+    "in 16 or 32 bits, and copies in 8 bits come on top (https://github.com/NVIDIA/TransformerEngine/issues/1429)"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -77,13 +82,18 @@ class Setup:
     layout: Layout | None = None  # Megatron-LM's; deepspeed then says only whether replicas share states (stage 1)
 
     def __post_init__(self):
+        for name in ("ranks", "micro_batch", "accumulation", "sequence"):
+            if getattr(self, name) < 1:
+                raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
         if self.precision == "fp8":
-            what = (
-                "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and "
-                "states stay in 16 or 32 bits, and copies in 8 bits come on top "
-                "(https://github.com/NVIDIA/TransformerEngine/issues/1429)"
-            )
-            raise Stop(what, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
+            raise Stop(FP8, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
+        if self.quantized and not self.model.is_partly_frozen:
+            raise Stop("quantized weights do not train", "give a model with adapters")
+        self._check_sharing()
+        if self.layout:
+            self._check_layout(self.layout)
+
+    def _check_sharing(self) -> None:
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
@@ -92,14 +102,11 @@ class Setup:
         if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
             what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
             raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
-        if self.quantized and not self.model.is_partly_frozen:
-            raise Stop("quantized weights do not train", "give a model with adapters")
-        for name in ("ranks", "micro_batch", "accumulation", "sequence"):
-            if getattr(self, name) < 1:
-                raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
-        if self.layout and (self.fsdp or self.stage > 1):
+
+    def _check_layout(self, layout: Layout) -> None:
+        if self.fsdp or self.stage > 1:
             raise Stop("with pipeline stages or divided layers, only states are shared here", "give --arm ddp or zero1")
-        if self.layout and (reason := self.layout.refusal(self.model, self.ranks, self.accumulation)):
+        if reason := layout.refusal(self.model, self.ranks, self.accumulation):
             raise Stop(reason, "give other sizes, ranks or passes", "unavailable")
 
     @classmethod
@@ -196,12 +203,12 @@ class Setup:
         """Bytes of an element of the frozen weights that are not quantized."""
         return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
 
-    @property
+    @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """The parameter tensors as ranks keep, divide and gather them."""
         if self.tensor_ranks > 1:
             return tensors_of_a_rank(self.model, self.tensor_ranks)
-        return kept_tensors(self) if self.quantized else self.model.tensors
+        return tuple(map(self.as_kept, self.model.tensors)) if self.quantized else self.model.tensors
 
     def as_kept(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the model as ranks keep it: a quantized one has fewer elements of the weights' type.
@@ -241,12 +248,6 @@ class Setup:
     def product_bytes(self) -> int:
         """Bytes of an element in matrix products."""
         return 4 if self.precision == "fp32" else 2
-
-
-@functools.cache
-def kept_tensors(setup: Setup) -> tuple[Tensor, ...]:
-    """Return the parameter tensors of a model with quantized weights as ranks keep them."""
-    return tuple(map(setup.as_kept, setup.model.tensors))
 
 
 def trainers_name(optimizer: Optimizer) -> str:

@@ -7,8 +7,7 @@ from typing import Literal, get_args
 
 from study.errors import Stop
 from study.io.validation import nearest
-from study.machine.gpus import GPUS, Gpu, gpu_named
-from study.predictor import papers
+from study.machine.gpus import GPUS, LINKS, Gpu, gpu_named
 from study.predictor.setup import Frozen, Optimizer, Quantized
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import Tokens
@@ -66,7 +65,7 @@ class Question:
     model: Transformer
     gpus: int
     gpu: str
-    link: str | None  # the slowest link between GPUs, a name in papers.LINKS; None for a single GPU
+    link: str | None  # the slowest link between GPUs, a name in LINKS; None for a single GPU
     host_memory_bytes: float  # of a node
     sequence: int
     batch: int
@@ -159,8 +158,8 @@ def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
         **dict.fromkeys(("eth", "ethernet"), "eth-25"),
     }
     name = kinds.get(lower, lower)
-    if name not in papers.LINKS:
-        raise Stop(f"{text!r} is not a known link between GPUs", nearest(lower, [*papers.LINKS, *kinds], most=3))
+    if name not in LINKS:
+        raise Stop(f"{text!r} is not a known link between GPUs", nearest(lower, [*LINKS, *kinds], most=3))
     return name
 
 
@@ -179,7 +178,7 @@ def check(question: Question) -> None:
     if question.precision is not None:
         _check_name("precision", question.precision, get_args(Precision))
     if question.link is not None or question.gpus > 1:
-        _check_name("link between GPUs", question.link, papers.LINKS)
+        _check_name("link between GPUs", question.link, LINKS)
     for name in ("gpus", "batch", "sequence", "price", "disk_bytes_per_s"):
         value = getattr(question, name)
         if value is not None and value <= 0:

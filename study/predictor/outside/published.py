@@ -80,7 +80,7 @@ class Row(BaseModel):
     keeps_cache: bool | None  # of keys and values, until the loss is computed
     gpu_name: Text  # a name in GPUS. None: the time is not predicted
     gpus_per_node: int | None
-    network: Text  # between nodes: a name in study.predictor.papers.LINKS
+    network: Text  # between nodes: a name in study.machine.gpus.LINKS
     fused_kernels: bool | None  # of norms, activation functions and rotations
     kind: MemoryKind | None  # None: the source does not say which memory it read
     assumed: Text  # what neither the row nor its source says, separated by " | "

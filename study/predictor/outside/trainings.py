@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from study.errors import Stop
 from study.machine.gpus import GPUS
-from study.predictor.architecture import describe, named
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.outside.published import FOLDER, Quantity, Role, Row, rows, sources
@@ -16,7 +16,7 @@ from study.predictor.parallel.layout import FORM, Layout, layers_of
 from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
-from study.spec.shapes import SHAPES
+from study.spec.shapes import config_of
 
 FLAT = "flat 40 % MFU"
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
@@ -126,9 +126,9 @@ def model_of(name: str) -> Transformer:
         return named(name)
     config = configs()[name]
     if config["model_type"] == "gpt2":
-        config = SHAPES["gpt2"] | config
+        config = config_of("gpt2") | config
         dropout = config.pop("dropout", None)
-        return describe(config, dropout=dropout)
+        return Transformer.of(config, name, dropout=dropout)
     return Transformer.of(config, name)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from study.errors import Stop
-from study.machine.gpus import GPUS
-from study.predictor import papers
+from study.machine.gpus import GPUS, LINKS
 from study.predictor.timing.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
@@ -266,9 +265,9 @@ def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) ->
         return 0.0
     rounds = 2 if kind == "all_reduce" else 1
     pcie = links.link.startswith("pcie")
-    bandwidth = papers.LINKS[links.link].bytes_per_s * (constants.pcie_share if pcie else constants.link_share)
+    bandwidth = LINKS[links.link].bytes_per_s * (constants.pcie_share if pcie else constants.link_share)
     if nodes > 1:
-        ports = papers.LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
+        ports = LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
         bandwidth = min(bandwidth, ports * constants.network_share)
     hop_s = constants.pcie_latency_s if pcie else constants.link_latency_s
     outer = nodes - 1

@@ -6,7 +6,7 @@ Gradients are reduced block by block, either beside the backward pass or while i
 
 from math import inf
 
-from study.machine.gpus import GPUS
+from study.machine.gpus import GPUS, LINKS
 from study.predictor import papers
 from study.predictor.estimate import disk_bytes
 from study.predictor.memory import sequence, tensor
@@ -152,7 +152,7 @@ class Schedule:
         return self.add(f"{name} {block.name}", "host link", self.host_link_s(size_bytes / self.parts), *after)
 
     def host_link_s(self, size_bytes: float) -> float:
-        link = papers.LINKS[GPUS[self.machine.gpu].host_link]
+        link = LINKS[GPUS[self.machine.gpu].host_link]
         return size_bytes / (link.bytes_per_s * self.constants.host_link_share)
 
     def microbatch(self, is_last: bool, last: int | None) -> int:

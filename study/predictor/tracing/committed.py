@@ -22,24 +22,12 @@ VERSIONS = "versions"  # the member with the versions of the packages that the t
 MANY_LAYERS = 6  # from so many on, layers in the middle repeat each other
 # By family: the letter of each dimension in a term, and its name in the config. t stands for the tokens of a row, w for
 # the width of a head.
+_BERT = {"h": "hidden_size", "f": "intermediate_size", "a": "num_attention_heads"}
+_BERT |= {"v": "vocab_size", "p": "max_position_embeddings"}
 DIMENSIONS = {
-    "bert": {
-        "h": "hidden_size",
-        "f": "intermediate_size",
-        "a": "num_attention_heads",
-        "v": "vocab_size",
-        "p": "max_position_embeddings",
-    },
+    "bert": _BERT,
     "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions"},
-    "llama": {
-        "h": "hidden_size",
-        "f": "intermediate_size",
-        "a": "num_attention_heads",
-        "g": "num_key_value_heads",
-        "w": "head_dim",
-        "v": "vocab_size",
-        "p": "max_position_embeddings",
-    },
+    "llama": _BERT | {"g": "num_key_value_heads", "w": "head_dim"},
 }
 LAYERS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size

@@ -1,7 +1,7 @@
 """What a pass holds and does, from its tape. A section of the tape is read once for all layers that repeat it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,21 +33,48 @@ class Span(NamedTuple):
     kernels: Kernels
 
 
+class Moment(NamedTuple):
+    """An event of the whole pass, and what there was since the event before it."""
+
+    kind: str  # "use", "gradient", or that of the end of the forward pass
+    name: str  # of the tensor
+    gradient: int
+    now: Held
+    since: list[Held]  # the most of each span
+    kernels: list[Kernels]  # of each span; layers that do the same have the same lists
+
+
 def read(tape: Tape, stacks: list[Stack], tensors: tuple[Tensor, ...]) -> Pass:
     sections = Sections(tape, stacks)
     copies = Counter(sections.models.values())
-    spans = {place: _spans(sections.followed[place], copies) for place in copies}
-    reader = _Reader(tensors)
-    for place, model in sections.models.items():
-        for span in spans[model]:
-            reader.take(span, place)
+    moments = [*_moments(sections, copies)]
+    by_name = {tensor.name: tensor for tensor in tensors}
     entries = [(number, entry) for place, number in copies.items() for entry in sections.followed[place].entries]
     return Pass(
-        profile=reader.profile(),
-        work=reader.work(),
+        profile=_profile(moments, by_name),
+        work=_work(moments, by_name),
         flops=sum(number * entry[2] for number, entry in entries if entry[0] == "kernel"),
         inputs_bytes=sum(entry[1] for _, entry in entries if entry[0] == "inputs"),
     )
+
+
+def _moments(sections: Sections, copies: Counter[Place]) -> Iterator[Moment]:
+    spans = {place: _spans(sections.followed[place], copies) for place in copies}
+    start = Held(0, 0)  # of the section
+    since: list[Held] = []
+    kernels: list[Kernels] = []
+    for place, model in sections.models.items():
+        for span in spans[model]:
+            since += [_plus(span.most, start)] if span.most else []
+            kernels += [span.kernels] if span.kernels else []
+            now = _plus(span.now, start)
+            if span.event is None:
+                start = now
+                continue
+            event = span.event.at(place.layer) if isinstance(span.event, Name) else span.event
+            kind, _, name = event.partition(" ")
+            yield Moment(kind, name, span.gradient, now, since, kernels)
+            since, kernels = [], []
 
 
 def _spans(section: Section, copies: Counter[Place]) -> list[Span]:
@@ -79,74 +106,43 @@ def _plus(held: Held, more: Held) -> Held:
     return Held(held.kept + more.kept, held.in_use + more.in_use)
 
 
-class _Reader:
-    """Reads the spans of the whole model in their order."""
-
-    def __init__(self, tensors: tuple[Tensor, ...]):
-        self.tensors = {tensor.name: tensor for tensor in tensors}
-        self.kept = 0
-        self.at_use: dict[str, float] = {}
-        self.before_use: dict[str, Held] = {}
-        self.gradients: list[Gradient] = []
-        self._until_gradient: list[Held] = []
-        self._start = Held(0, 0)  # of the section
-        self._since: list[Held] = []  # since the event before
-        self._kernels: list[Kernels] = []
-        self._taken: dict[tuple[str, str], list[Kernels]] = defaultdict(list)
-        self._phase = "forward"
-        self._block = tensors[0].block
-
-    def take(self, span: Span, place: Place) -> None:
-        self._since += [_plus(span.most, self._start)] if span.most else []
-        self._kernels += [span.kernels] if span.kernels else []
-        now = _plus(span.now, self._start)
-        if span.event is None:
-            self._start = now
-            return
-        event = span.event.at(place.layer) if isinstance(span.event, Name) else span.event
-        kind, _, name = event.partition(" ")
-        if not self.gradients:
-            self._until_gradient += self._since
+def _profile(moments: list[Moment], tensors: dict[str, Tensor]) -> Profile:
+    kept = 0
+    at_use: dict[str, float] = {}
+    before_use: dict[str, Held] = {}
+    gradients: list[Gradient] = []
+    until_gradient: list[Held] = []
+    for kind, name, size, now, since, _ in moments:
+        if not gradients:
+            until_gradient += since
         if kind == "use":
-            self._use(name, now)
+            at_use[name] = now.kept
+            before_use |= {name: _most(since)} if since else {}
         elif kind == "gradient":
-            self._gradient(name, now, span.gradient)
+            held = [Held(each.kept, each.in_use - size) for each in (_most(since), now)]
+            gradients.append(Gradient(tensors[name], *held))
         else:
-            self.kept = int(now.kept)
-            self._take_kernels()
-        self._since = []
+            kept = int(now.kept)
+    return Profile(kept, _most(until_gradient), at_use, before_use, tuple(gradients))
 
-    def _use(self, name: str, now: Held) -> None:
-        self.at_use[name] = now.kept
-        if self._since:
-            self.before_use[name] = _most(self._since)
-        self._take_kernels()
-        self._block = self.tensors[name].block
 
-    def _gradient(self, name: str, now: Held, size: int) -> None:
-        held = [Held(each.kept, each.in_use - size) for each in (_most(self._since), now)]
-        self.gradients.append(Gradient(self.tensors[name], *held))
-        self._phase, self._block = "backward", self.tensors[name].block
-        self._take_kernels()
-
-    def _take_kernels(self) -> None:
-        """Take the kernels before an event. Those before a gradient are of its block, others of the last block."""
-        self._taken[self._phase, self._block] += self._kernels
-        self._kernels = []
-
-    def profile(self) -> Profile:
-        return Profile(self.kept, _most(self._until_gradient), self.at_use, self.before_use, tuple(self.gradients))
-
-    def work(self) -> Work:
-        """Return the kernels of each phase of each block. Layers that do the same have the same lists of them."""
-        summed: dict[tuple[int, ...], list] = {}
-        work: Work = {}
-        for key, parts in self._taken.items():
-            same = tuple(map(id, parts))
-            if same not in summed:
-                summed[same] = _summed(kernel for kernels in parts for kernel in kernels)
-            work[key] = summed[same]
-        return work
+def _work(moments: list[Moment], tensors: dict[str, Tensor]) -> Work:
+    """Kernels before a gradient are of its block, others of the last block that was reached."""
+    phase = "forward"
+    block = next(iter(tensors.values())).block
+    taken: dict[tuple[str, str], list[Kernels]] = defaultdict(list)
+    for moment in moments:
+        if moment.kind == "gradient":
+            phase, block = "backward", tensors[moment.name].block
+        taken[phase, block] += moment.kernels
+        if moment.kind == "use":
+            block = tensors[moment.name].block
+    summed: dict[tuple[int, ...], list] = {}
+    for parts in taken.values():
+        same = tuple(map(id, parts))
+        if same not in summed:
+            summed[same] = _summed(kernel for kernels in parts for kernel in kernels)
+    return {key: summed[tuple(map(id, parts))] for key, parts in taken.items()}
 
 
 def _summed(kernels: Iterable[tuple[str, tuple[int, ...]]]) -> list[tuple[str, int, list[int]]]:

@@ -101,8 +101,8 @@ class Transformer:
     @property
     def _key(self) -> list:
         code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
-        words = [*self.lora_targets, *("dora",) * self.dora, *("adapter dropout",) * self.adapter_dropout]
-        return [self.config, self.lora_rank, self.train_only, self.dropout, code, *words]
+        adapters = [self.lora_rank, self.lora_targets, self.dora, self.adapter_dropout]
+        return [self.config, adapters, self.train_only, self.dropout, code]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -169,8 +169,8 @@ class Transformer:
         known = committed.followed(self.dimensions, self.dropout, options, counts) if self._is_plain else None
         if known:
             return known
-        key = [*self._key, committed.without_last(options), counts]
-        tapes, stacks = _tuples(_kept(_name(key), lambda tracing: tracing.followed(self, options, counts)))
+        name = _name([*self._key, options, counts])
+        tapes, stacks = _tuples(_kept(name, lambda tracing: tracing.followed(self, options, counts)))
         return Followed(tapes, [Stack(*stack) for stack in stacks])
 
     def remarks(self) -> list[str]:
