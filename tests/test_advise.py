@@ -29,6 +29,7 @@ from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import HALF, Given, Question, bytes_of
 from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
+from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import (
     FRAGMENTATION,
     OUTSIDE_AT_MOST_BYTES,
@@ -36,7 +37,6 @@ from study.predictor.memory.memory_kinds import (
     outside_bytes,
     reserve_bytes,
 )
-from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import step_time
 from study.report.advice import assumptions, flags, seconds

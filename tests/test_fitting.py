@@ -2,7 +2,7 @@
 
 import pytest
 
-from study.predictor.room import HOST_PROCESS_BYTES
+from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.report.topics import capacity
 from study.sweeps import protocol
 

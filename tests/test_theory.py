@@ -9,8 +9,9 @@ from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate, memory, profile
 from study.predictor.memory.engine import Engine, padded
 from study.predictor.setup import Setup
+from study.predictor.tracing.transformer import Transformer
 from study.spec import arms
-from study.spec.shapes import SHAPES
+from study.spec.shapes import config_of
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 RANKS = (1, 4, 16, 64, 256, 1024)
@@ -111,10 +112,11 @@ def of_model(model, deepspeed: dict | None = None, **values) -> Estimate:
 
 
 WIDTHS = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 2048}
-MID_BERT = SHAPES["bert-base"] | WIDTHS
-MID_GPT = {"model_type": "gpt2", "vocab_size": 8192, "n_positions": 256, "n_embd": 512, "n_layer": 8, "n_head": 8}
+MID_BERT = Transformer.of(config_of("bert-base") | WIDTHS, "a bert")
+SIZES = {"vocab_size": 8192, "n_positions": 256, "n_embd": 512, "n_layer": 8, "n_head": 8}
+MID_GPT = Transformer.of({"model_type": "gpt2"} | SIZES, "a gpt2")
 SEEN = [  # model, ranks, precision, rows, tokens, accumulation, MB at the peak by arm
-    ("bert-tiny", 2, "fp32", 8, 128, 1, {"zero1": 124.9, "zero3": 116.3}),
+    (named("bert-tiny"), 2, "fp32", 8, 128, 1, {"zero1": 124.9, "zero3": 116.3}),
     (MID_BERT, 1, "fp32", 4, 64, 1, {"single": 662.5}),
     (MID_BERT, 2, "fp32", 4, 64, 1, {"zero1": 623.3, "zero2": 623.3, "zero3": 719.8}),
     (MID_BERT, 2, "fp32", 4, 64, 1, {"zero1_cpu": 944.2, "zero3_cpu": 802.5, "zero3_nvme": 802.5}),
@@ -126,7 +128,7 @@ SEEN = [  # model, ranks, precision, rows, tokens, accumulation, MB at the peak 
     (MID_BERT, 4, "bf16_cast", 4, 64, 2, {"zero1": 375.6, "zero2": 326.9, "zero3": 331.1, "zero2_cpu": 502.9}),
     (MID_GPT, 4, "fp32", 8, 128, 1, {"zero1": 917.9, "zero2": 917.9, "zero3": 1003.2, "zero1_cpu": 1010.5}),
     (MID_GPT, 4, "fp32", 2, 64, 2, {"zero1": 469.2, "zero2": 380.9, "zero3": 386.6}),
-    (SHAPES["bert-large"], 128, "bf16", 8, 128, 1, {"zero3": 3323.8}),
+    (named("bert-large"), 128, "bf16", 8, 128, 1, {"zero3": 3323.8}),
 ]
 
 
@@ -135,7 +137,7 @@ def test_peaks_are_what_deepspeed_was_seen_to_hold(model, ranks, precision, rows
     """Rank 0 of N on a CPU, DeepSpeed 0.19.8 and PyTorch 2.13, without a data set: MB by MemoryWatch."""
     values = {"micro_batch": rows, "accumulation": accumulation, "sequence": tokens}
     for arm, peak_mb in peaks_mb.items():
-        prediction = of_arm(arm, model, ranks=ranks, precision=precision, **values)
+        prediction = estimate(Setup.of_arm(model, arm, ranks=ranks, precision=precision, **values))
         assert prediction.peak_bytes / 1e6 == pytest.approx(peak_mb, rel=0.02), arm
         assert prediction.peak_bytes == sum(prediction.at_peak.values())
 

@@ -7,8 +7,9 @@ import pytest
 from conftest import DECODERS_ALONE, TRAINED, launch, ranks_of, traceback_of_ours
 
 from study.bench.prediction import predicted
+from study.cli import room
 from study.errors import Stop
-from study.predictor import room
+from study.predictor.memory.loading import VIRTUAL_PROCESS_BYTES
 from study.records import metrics
 from study.records.schema import Record
 from study.spec.arms import NAMES, all_paths, check_virtual, read
@@ -123,8 +124,8 @@ def test_memory_is_checked_before_it_is_taken(monkeypatch):
         return room.needed_bytes(resolve(settings, gpu=False), arm, gpu=False)
 
     drawn = needed()
-    assert drawn == room.PROCESS_BYTES + 4 * 354823168
-    assert room.PROCESS_BYTES < needed(init="in_place") < drawn
+    assert drawn == VIRTUAL_PROCESS_BYTES + 4 * 354823168
+    assert VIRTUAL_PROCESS_BYTES < needed(init="in_place") < drawn
     assert needed(init="in_place", micro_batch=64) > drawn
     assert needed(drawn) == drawn
     with pytest.raises(Stop, match="GB are available") as stop:

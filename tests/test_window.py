@@ -7,11 +7,11 @@ import pytest
 from shaped import record as shaped
 from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
 
+from study.cli import room
 from study.errors import Stop
 from study.io import numbers
 from study.machine import doctor, software
-from study.predictor import room
-from study.predictor.room import HOST_PROCESS_BYTES
+from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.records import store
 from study.spec.arms import all_paths, read
 from study.sweeps import launches, protocol, sweep

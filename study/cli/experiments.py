@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import psutil
 import tyro
 
+from study.cli import room
 from study.cli.progress import Progress
 from study.errors import Stop
 from study.extras.cluster import cluster as emulated
@@ -22,7 +23,6 @@ from study.extras.slurm import jobs, queue, slurm
 from study.io.numbers import part_of
 from study.io.tables import say, show
 from study.machine.gpus import num_gpus
-from study.predictor import room
 from study.spec import arms
 from study.spec.arms import ROOT
 from study.sweeps import protocol

@@ -3,8 +3,7 @@
 from study.io.numbers import number_of, size
 from study.io.tables import say_wrapped, show
 from study.machine.gpus import GPUS
-from study.predictor.memory.loading import WAYS, Load, Way, peaks, process_bytes
-from study.predictor.room import HOST_PROCESS_BYTES
+from study.predictor.memory.loading import HOST_PROCESS_BYTES, WAYS, Load, Way, peaks, process_bytes
 from study.predictor.setup import Setup
 
 LOCAL = 8  # ranks of a node, if no GPU says how many it has

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import tyro
 
+from study.cli import room
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
 from study.machine.gpus import num_gpus
-from study.predictor import room
 from study.predictor.advice.question import default_sequence
 from study.predictor.architecture import named
 from study.records import store

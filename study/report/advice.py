@@ -10,9 +10,8 @@ from study.predictor import papers
 from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, USUAL, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import HALF, Question, beside_bytes
-from study.predictor.memory.loading import Load, Way, peaks
+from study.predictor.memory.loading import HOST_PROCESS_BYTES, Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
-from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import ADAMW
 from study.predictor.timing.pace import ceilings, has_measured_ceilings, interval_factor, pace
 from study.spec import arms

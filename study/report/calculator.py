@@ -10,8 +10,8 @@ from study.io.numbers import size
 from study.machine.gpus import GPUS
 from study.predictor.advice.advise import BUCKET_ELEMENTS, MISS
 from study.predictor.estimate import estimate
+from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
-from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.tracing.transformer import Transformer
 from study.report import charts, style
 from study.report.calculator_tables import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS, PART_OF, setup_of

@@ -21,9 +21,9 @@ from study.predictor import papers
 from study.predictor.advice.question import HALF, Question, check
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
+from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predictor.parallel.layout import Layout
-from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import QUANTIZED_BYTES, Setup, distribution, trainers_name
 from study.predictor.timing.steptime import Machine, StepTime, step_time
 from study.spec import arms

@@ -11,8 +11,8 @@ from study.io.numbers import size
 from study.machine.gpus import gpus_here
 from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
+from study.predictor.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES
-from study.predictor.room import HOST_PROCESS_BYTES, PROCESS_BYTES
 from study.predictor.setup import Setup
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
@@ -80,7 +80,7 @@ def fitting(name: str, scale: str, precision: str) -> pd.DataFrame:
 def room(needed: Estimate, gpu_bytes: int | None, host_bytes: int) -> dict:
     """Return needed and available memory. Without a GPU, the host holds everything."""
     if gpu_bytes is None:
-        on_host = needed.peak_bytes + PROCESS_BYTES
+        on_host = needed.peak_bytes + VIRTUAL_PROCESS_BYTES
         row = {"gpu_memory": "there is no GPU", "host_memory": f"{size(on_host)} of {size(host_bytes)}"}
         return row | {"fits": on_host <= host_bytes}
     on_host = needed.host_bytes + HOST_PROCESS_BYTES

@@ -1,24 +1,20 @@
 """Checks before anything is built whether the host has enough memory. Needs no torch."""
 
+import psutil
+
 from study.errors import Stop
 from study.io.numbers import size
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate
+from study.predictor.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES
 from study.predictor.setup import Setup, distribution
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES
 
-# A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
-# were seen, and 2.4 GB with an arm that releases every parameter after use.
-PROCESS_BYTES = 1.5e9
-HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
-
 
 def check(settings: Settings, arm: Arm, gpu: bool) -> None:
     """Refuse virtual ranks that this machine has not enough memory for."""
-    import psutil  # `advise` needs only a constant of this module
-
     needed = needed_bytes(settings, arm, gpu)
     available = psutil.virtual_memory().available
     if needed > available:
@@ -43,7 +39,7 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
         return 0  # unknown; the trainer will say what is wrong with the model
     # Random weights are drawn whole and in fp32 before stage 3 takes its part. Loaded weights are never all in memory.
     drawn = 4 * prediction.parameters if settings.init == "random" else 0
-    return PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)
+    return VIRTUAL_PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)
 
 
 def host_is_too_small(
