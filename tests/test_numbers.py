@@ -16,6 +16,7 @@ from study.predictor.outside import stored
 from study.predictor.papers import RECIPES
 from study.records import runs
 from study.report.topics import checkpoints, conformance, network, traffic
+from study.spec import shapes
 from study.spec.arms import NAMES
 from study.spec.shapes import config_of
 from study.sweeps import protocol
@@ -177,6 +178,7 @@ def of_tools() -> list[str]:
         f"Of {len(known)} bugs that DeepSpeed mended, the suite sees {len(seen)} before the fix and not after it",
         f"{sum(not re.match(r'[A-Za-z]+Error:', words) for words in seen)} of which gave no message",
         f"{len(conformance.kept('faults'))} faults, planted one by one",
+        f"The dimensions of {len(shapes.models()) - len(shapes.SHAPES)} more published models need no network",
         f"the same seed under {WORDS[len(NAMES)]} [",
         f"look at steps {AFTER + 1} to {AFTER + CollectiveLook.STEPS + ComponentLook.STEPS}",
         f"In one run it added {cost_of_watch()}",

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 import tomllib
 from dataclasses import replace
 
@@ -32,6 +33,20 @@ GPT = {
     "recompute": "yes",
     "gpu_name": "A100-80GB",
 }
+
+
+LLAMA = json.dumps(
+    {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    }
+)
 
 
 def row(**values) -> Row:
@@ -210,6 +225,15 @@ def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_p
         training_of(row(recompute_part="layers=5", recompute=None))
     with pytest.raises(NotPredicted, match="rows vary"):
         training_of(row(seq_mean=300))
+
+
+def test_a_row_names_its_model_or_has_its_config():
+    named, written = (training_of(row(config=each)).setup.model for each in ("Qwen-7B-Chat", LLAMA))
+    assert named.parameters == 7_721_324_544
+    assert written.family == "llama"
+    assert written.parameters == 2 * 512 * 64 + 64 + 2 * (4 * 64**2 + 3 * 64 * 128 + 2 * 64)
+    with pytest.raises(NotPredicted, match="no JSON"):
+        training_of(row(config="{"))
 
 
 ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deepspeed": None, "dtype": "bf16_pure"}

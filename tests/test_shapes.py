@@ -1,13 +1,16 @@
 """The built-in shapes have as many parameters as published, and are refused if they do not fit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from study.errors import Stop
 from study.models.config import class_for, kind_of, load
+from study.predictor.architecture import named
+from study.spec import shapes
 from study.spec.settings import Flags, Settings, resolve
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, shape_of, spelled
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, model_of_name, shape_of
 from study.training import models
 
 PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads tied to embeddings counted once
@@ -140,5 +143,27 @@ def test_the_shape_that_a_name_means():
     assert [shape_of(name) for name in ("path/to/gpt2/", "openai-community/gpt2", "gpt2")] == ["gpt2"] * 3
     assert [shape_of(name) for name in ("google-bert/bert-base-uncased/", "bert-base")] == ["bert-base"] * 2
     assert [shape_of(name) for name in ("gpt-tiny", "path/to/mine/", "")] == ["gpt-tiny", "path/to/mine/", ""]
-    said = {"Qwen 3 8B": "qwen3-8b", "Llama3_8B": "llama3-8b", "Qwen 3 80B": "Qwen 3 80B", "bert-large-uncased": None}
-    assert {name: spelled(name) for name in said} == {name: shape or name for name, shape in said.items()}
+
+
+def test_the_model_that_a_name_means():
+    meant = {
+        "Qwen 3 8B": "qwen3-8b",
+        "Llama3_8B": "llama3-8b",
+        "Meta-Llama-3-70B-Instruct": "llama3-70b",
+        "meta-llama/Llama-2-7b-chat-hf": "llama-2-7b",
+        "mistral-7b-instruct-v0.2": "mistral-7b-v0.2",
+        "google-bert/bert-base-uncased": "bert-base",
+        "Qwen 3 80B": None,
+        "": None,
+    }
+    assert {name: model_of_name(name) for name in meant} == meant
+
+
+def test_models_that_are_only_predicted_have_as_many_parameters_as_published():
+    published = json.loads(Path(shapes.__file__).with_name("models.json").read_text())
+    assert not set(published) & set(SHAPES)
+    counted = {name: named(name).parameters for name in published}
+    assert {name: count for name, count in counted.items() if published[name]["parameters"] not in (count, None)} == {}
+    for name in (each for each in published if published[each]["parameters"] is None):
+        size = float(name.rpartition("-")[2][:-1]) * {"m": 1e6, "b": 1e9}[name[-1]]
+        assert counted[name] == pytest.approx(size, rel=0.02)

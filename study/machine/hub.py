@@ -12,7 +12,7 @@ from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
 from study.io.validation import nearest
-from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local
+from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local, models
 
 TIMEOUT_S = 3
 WITHOUT_HUB = (
@@ -99,7 +99,7 @@ def not_found(model: str, error: Exception) -> Stop:
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
     hubs = {shape: config["hub"] or "" for shape, config in SHAPES.items()}
     ours = next((shape for shape, name in hubs.items() if model in (name, name.partition("/")[2])), None)
-    known = nearest(model.rpartition("/")[2], SHAPES, most=3).replace("choose one", "give one").removesuffix("?")
+    known = nearest(model.rpartition("/")[2], models(), most=3).replace("choose one", "give one").removesuffix("?")
     shapes = f"give {ours}, the built-in shape of that model" if ours else known
     return Stop(f"{what} ({reason(model, error)})", f"{shapes}, or a local folder")
 

@@ -8,7 +8,7 @@ from study.io import files, numbers
 from study.io import parsing as texts
 from study.machine import hub
 from study.predictor.tracing.transformer import Transformer
-from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, spelled
+from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, model_of_name
 
 NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
@@ -16,13 +16,12 @@ HEAD_WIDTHS = (64, 80, 96, 128, 192, 256)  # of published decoders
 
 
 def named(model: str, *, trust_remote_code: bool = False, **which) -> Transformer:
-    """Return a built-in shape, or the model of a config.json in a folder or on the hub.
+    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub.
 
     `which` are fields of Transformer. `gpt-tiny` has the vocabulary of the embedded corpus.
     """
-    shape = model if "/" in model or is_local(model) else spelled(model)
-    if shape in SHAPES:
-        return Transformer.of(config_of(shape), shape, **which)
+    if not is_local(model) and (known := model_of_name(model)):
+        return Transformer.of(config_of(known), known, **which)
     hub.refuse_code(model, trust_remote_code)
     path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:

@@ -4,8 +4,13 @@ Each shape in shapes.json is a config of `transformers`, plus `hub`: the name of
 The dimensions come from the models' own config files. gpt3-2.7b and gpt3-13b are table 2.1 of the GPT-3 paper as GPT-2s
 without weights; for 13B it prints a width of 5140, and 40 heads of 128 make 5120. Ours are gpt-tiny, which takes the
 vocabulary of its data, and the -micro shapes, as small as bert-tiny, with the vocabulary of the embedded corpus.
+
+models.json has the dimensions of further published models, which the study only predicts. They are those of the models'
+own config files; 52 of them were compared with litgpt's config.py (26857050). `parameters` is the published number,
+which a test counts. Baichuan's and InternLM2's joined products of query, key and value are three there.
 """
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -16,12 +21,13 @@ from study.io import parsing as texts
 VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
 SHAPES: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text())
+VARIANT = re.compile(r"(?i)[-_ ](chat|instruct|it|hf|base)(?=[-_ ]|$)")
 NO_FUSED_ATTENTION = ("gptj", "gemma2")  # model types for which transformers 5 has eager attention only
 
 
 def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
     """Return the config of a built-in shape. `vocabulary` is for shapes that take the vocabulary of their data."""
-    shape = {key: value for key, value in SHAPES[name].items() if key != "hub"}
+    shape = _without(models()[name], "hub")
     if shape.get("vocab_size", 0) is None:
         shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
     return shape
@@ -33,9 +39,29 @@ def shape_of(model: str) -> str:
     return next((name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name), model)
 
 
-def spelled(model: str) -> str:
-    """Return the built-in shape whose name is spelled in another way: Qwen 3 8B is qwen3-8b. Else the name itself."""
-    return next((name for name in SHAPES if letters(name) == letters(model)), model)
+@functools.cache
+def models() -> dict[str, dict]:
+    """Return the configs of all models that have a name: the built-in shapes, and those that are only predicted."""
+    further = json.loads(Path(__file__).with_name("models.json").read_text())
+    return SHAPES | {name: _without(config, "parameters") for name, config in further.items()}
+
+
+def model_of_name(name: str) -> str | None:
+    """Return the model of `models` that a name or a hub name means, in any spelling. None if it means none.
+
+    Variants for chats have the dimensions of their base.
+    """
+    last = Path(name).name
+    base = VARIANT.sub("", last)
+    for spelling in (letters(last), letters(base), letters(base).removeprefix("meta")):
+        for known, config in models().items():
+            if spelling in (letters(known), letters(Path(config.get("hub") or known).name)):
+                return known
+    return None
+
+
+def _without(config: dict, *names: str) -> dict:
+    return {key: value for key, value in config.items() if key not in names}
 
 
 def with_size(size: str) -> list[str]:

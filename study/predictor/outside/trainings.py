@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 
 from study.errors import Stop
+from study.io import parsing as texts
 from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate
@@ -121,7 +122,12 @@ def configs() -> dict[str, dict]:
 
 @functools.cache
 def model_of(name: str) -> Transformer:
-    """Return the model of a name in configs.json, or of a built-in shape. A GPT-2 lists what differs from GPT-2."""
+    """Return the model of a name in configs.json, of another known name, or of a config as JSON.
+
+    A GPT-2 in configs.json lists what differs from GPT-2.
+    """
+    if name.startswith("{"):
+        return Transformer.of(_config_of_text(name), "a config of the row")
     if name not in configs():
         return named(name)
     config = configs()[name]
@@ -130,6 +136,13 @@ def model_of(name: str) -> Transformer:
         dropout = config.pop("dropout", None)
         return Transformer.of(config, name, dropout=dropout)
     return Transformer.of(config, name)
+
+
+def _config_of_text(text: str) -> dict:
+    try:
+        return texts.from_json(text)
+    except ValueError as error:
+        raise NotPredicted(f"the column config is no JSON ({error})") from None
 
 
 def training_of(row: Row) -> Training:
