@@ -22,7 +22,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """As much of the hub as it takes to hand out one config.json."""
 
     def do_GET(self):
-        has = self.path == "/google/gemma-2-9b/resolve/main/config.json"
+        has = self.path == "/google/gemma-of-mine/resolve/main/config.json"
         body = json.dumps(GEMMA).encode() if has else b""
         headers = {"ETag": '"1"', "X-Repo-Commit": "0" * 40} if has else {"X-Error-Code": "RepoNotFound"}
         self.send_response(200 if has else 404)
@@ -52,7 +52,7 @@ def test_what_the_hub_has_is_advised_and_kept(hub_env, monkeypatch, capsys):
     """As the built-in shape of the same numbers, whose peaks are formulas; and kept for when the hub has gone."""
     assert in_this_process(monkeypatch, f"advise --model gemma2-9b {ADVISE}") is None
     shape = json.loads(capsys.readouterr().out)
-    done = study("advise", "--model", "google/gemma-2-9b", *ADVISE.split(), env=hub_env)
+    done = study("advise", "--model", "google/gemma-of-mine", *ADVISE.split(), env=hub_env)
     assert done.returncode == 0, done.stderr
     peaks_bytes = [
         {(row["arm"], row["micro_batch"]): row["peak_bytes"] for row in rows if row["fits"]}
@@ -62,7 +62,7 @@ def test_what_the_hub_has_is_advised_and_kept(hub_env, monkeypatch, capsys):
     assert {"zero1", "zero2", "zero3"} <= {arm for arm, _ in both}
     for key in both:
         assert peaks_bytes[0][key] == pytest.approx(peaks_bytes[1][key], rel=0.02), key
-    words = ("estimate", "--model", "google/gemma-2-9b", "--checkpointing", "--json")
+    words = ("estimate", "--model", "google/gemma-of-mine", "--checkpointing", "--json")
     estimated = study(*words, env=hub_env | UNREACHABLE)
     assert estimated.returncode == 0, estimated.stderr
     assert json.loads(estimated.stdout)["parameters"] == 9241705984
@@ -80,13 +80,19 @@ def test_what_the_hub_has_not_is_a_sentence(hub_env):
     ("command", "model", "ours"),
     [("estimate", "bert-large-uncased", "bert-large"), (f"advise {ADVISE}", "google/gemma-2-9b", "gemma2-9b")],
 )
-def test_a_hub_that_does_not_answer_is_not_replaced_in_silence(command, model, ours, tmp_path):
-    """The built-in shape of the model is named, and left to the user to take."""
+def test_a_known_model_needs_no_hub_and_is_not_taken_in_silence(command, model, ours, tmp_path):
     done = study(*command.split(), "--model", model, env=UNREACHABLE | {"HF_HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert f"{model}: taken as {ours}, whose dimensions come with the study" in done.stderr
+
+
+def test_a_hub_that_does_not_answer_is_named(tmp_path):
+    done = study("estimate", "--model", "google/gemma-2-9c", env=UNREACHABLE | {"HF_HOME": str(tmp_path)})
     assert done.returncode != 0
     assert done.stdout == ""
     assert "the hub does not answer" in done.stderr
-    assert f"give {ours}, the built-in shape of that model, or a local folder, or --params" in done.stderr
+    assert "gemma2-9b" in done.stderr
+    assert "or a local folder, or --params" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -8,7 +8,7 @@ from study.errors import Stop
 from study.predictor.architecture import NUMBERS, decoder, generic, named
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import flag
-from study.spec.shapes import is_local, with_size
+from study.spec.shapes import is_local, letters, with_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,10 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
         raise Stop(f"{_flags(['model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
     options = {name: given[name] for name in with_model}
     of_size = NUMBER_OF_PARAMETERS.fullmatch(wanted.model) and not is_local(wanted.model)
-    model = named(_of_size(wanted.model) if of_size else wanted.model, **options)
+    name = _of_size(wanted.model) if of_size else wanted.model
+    model = named(name, **options)
+    if letters(model.name) != letters(name):
+        sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
     if model.positions and sequence > model.positions:
         what = f"--sequence {sequence} is more than the model's {model.positions} positions"
         raise Stop(what, f"give {model.positions} or fewer")
