@@ -413,14 +413,15 @@ def test_products_in_8_bits_take_half_the_time_and_conversions():
 
 def test_the_pace_of_an_unknown_host_is_that_of_sources_and_graphs_need_none():
     """The paces are those that bring a source's rows closest; mean and interval of the others follow from them."""
-    paces = np.log(list(pace.hosts().values()))
+    hosts = {source: host["value"] for source, host in pace._read()["host"].items()}
+    paces = np.log(list(hosts.values()))
     spread = scipy.stats.t.ppf(0.9, len(paces) - 1) * paces.std(ddof=1) * np.sqrt(1 + 1 / len(paces))
     assert np.exp((paces.mean(), spread)) == pytest.approx((pace.pace().host_pace, pace.pace().host_factor), abs=0.01)
-    rows = [each for role in ("fit", "interval") for each in timed(role) if each[0].row.source in pace.hosts()]
+    rows = [each for role in ("fit", "interval") for each in timed(role) if each[0].row.source in hosts]
     assert not [training for training, _ in rows if training.row.role == "test"]
     for source, rows_of, margin in (("DeepSpeed tutorial", (0, 1), 0.05), ("huggingface/transformers", (4,), 0.01)):
         mine = [each for each in rows if source in each[0].row.source]
-        value = next(each for name, each in pace.hosts().items() if source in name)
+        value = next(each for name, each in hosts.items() if source in name)
         for training, machine in (mine[place] for place in rows_of):
             step = step_time(training.setup, replace(machine, host_pace=value))
             assert step.seconds == pytest.approx(training.row.step_s, rel=margin), training.row
@@ -481,9 +482,9 @@ def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
 
 
 def test_a_kind_that_no_source_of_the_interval_has_gets_the_widest_one():
-    widest = max(pace.interval_factors().values())
+    widest = max(pace._read()["interval"].values())
     known = setup("ddp", named("gpt2-xl"), micro_batch=1)
-    assert step_time(known, A100).factor == pytest.approx(pace.interval_factors()["large"])
+    assert step_time(known, A100).factor == pytest.approx(pace._read()["interval"]["large"])
     assert step_time(known, replace(A100, in_8_bits=True)).factor == pytest.approx(widest)
     assert step_time(known, replace(A100, gpu="RTX4090")).factor == pytest.approx(widest), "its ceiling is assumed"
     adapters = replace(known, model=replace(known.model, lora_rank=8))

@@ -52,23 +52,13 @@ def pace() -> Pace:
     return Pace(**{field.name: _read()["constant"][field.name]["value"] for field in fields(Pace)})
 
 
-@functools.cache
-def hosts() -> dict[str, float]:
-    """Return the pace of the hosts of sources whose steps depend on it."""
-    return {source: host["value"] for source, host in _read()["host"].items()}
-
-
 def interval_factor(parameters: int, known: bool = True) -> float:
     """Return the factor that divides and multiplies a predicted time, for its interval.
 
     A kind of training that none of its sources has is not `known`, and has the widest one.
     """
-    factors = interval_factors()
+    factors = _read()["interval"]
     return factors["large" if parameters >= LARGE else "small"] if known else max(factors.values())
-
-
-def interval_factors() -> dict[str, float]:
-    return {kind: _read()["interval"][kind] for kind in ("large", "small")}
 
 
 def origins() -> dict[str, dict]:

@@ -110,7 +110,7 @@ class Schedule:
         calls = max(1, size_bytes / self.bucket_bytes)
         return calls * collective_s(kind, size_bytes / calls, links, self.constants)
 
-    def gathered_pass(self, order: list[Block], phase: str, share: float, last: int | None) -> dict[str, int]:
+    def gathered_pass(self, order: tuple[Block, ...], phase: str, share: float, last: int | None) -> int:
         """Add a pass over blocks. Their weights are gathered one block ahead, if they are sharded."""
         ends: dict[str, int] = {}
         waits: dict[str, int | None] = {}
@@ -132,7 +132,7 @@ class Schedule:
                 reduced = self.reduce(block, last)
                 if not self.overlaps:
                     last = reduced
-        return ends
+        return ends[order[-1].name]
 
     def reduce(self, block: Block, computed: int) -> int:
         size = block.trained * self.setup.weight_bytes
@@ -157,10 +157,8 @@ class Schedule:
 
     def microbatch(self, is_last: bool, last: int | None) -> int:
         self.reducing = is_last or self.reduces_each_pass
-        ends = self.gathered_pass(list(self.blocks), "forward", 1.0, last)
-        last = ends[self.blocks[-1].name]
-        ends = self.gathered_pass(list(self.blocks[::-1]), "backward", self.gathers_again, last)
-        return ends[self.blocks[0].name]
+        last = self.gathered_pass(self.blocks, "forward", 1.0, last)
+        return self.gathered_pass(self.blocks[::-1], "backward", self.gathers_again, last)
 
     def update(self) -> None:
         """Add the update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
