@@ -219,14 +219,12 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     """Return the best setting of an arm; if none fits, the one that comes closest."""
     if limit := _lack(question, arm):
         return Untried(arm.name, limit)
-    if arm.row_ranks > 1 and question.checkpointing == HALF:
-        return Untried(arm.name, "recomputation")  # what its ranks send then is not known
     if arm.row_ranks == 1:
         return _best(question, on_nodes(arm, question.gpus, question.local))
-    groups = [ranks for ranks in SHARING if not _lack_of_groups(question, arm, ranks)]
-    if not groups:
-        return Untried(arm.name, _lack_of_groups(question, arm, SHARING[0]))
-    rows = [_best(question, sharing_rows(arm, ranks)) for ranks in groups]
+    lacks = {ranks: _lack_of_groups(question, arm, ranks) for ranks in SHARING}
+    rows = [_best(question, sharing_rows(arm, ranks)) for ranks, lack in lacks.items() if not lack]
+    if not rows:
+        return Untried(arm.name, lacks[SHARING[0]])
     return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
 
 
@@ -288,6 +286,8 @@ def _lack(question: Question, arm: Arm) -> str:
         return "one node"
     if arm.divides_ranks and question.local == 1:
         return "one GPU a node"
+    if arm.row_ranks > 1 and question.checkpointing == HALF:
+        return "recomputation"  # what its ranks send then is not known
     return ""
 
 
