@@ -6,9 +6,7 @@ knows nothing about the arms: `estimate` knows what they hold and send, and the 
 are.
 """
 
-import bisect
 import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -385,11 +383,20 @@ def with_buckets(arm: Arm) -> list[Arm]:
 def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Row:
     """Return the setting with the most of these rows per pass that leaves the share `miss` of the peak free.
 
-    If none does, it has the fewest rows.
+    If none does, it has the fewest rows. Of FSDP2 this may miss a step of one pass, which sums no whole gradients.
     """
-    row = functools.cache(functools.partial(row_of, question, arm))
-    fitting = bisect.bisect_left(sizes, True, key=lambda rows: not row(rows).leaves(miss))
-    return row(sizes[max(fitting - 1, 0)])
+    best = None
+    least = -1
+    too_many = len(sizes)
+    while too_many - least > 1:
+        middle = (least + too_many) // 2
+        each = row_of(question, arm, sizes[middle])
+        if each.leaves(miss):
+            best = each
+            least = middle
+        else:
+            too_many = middle
+    return best or row_of(question, arm, sizes[0])
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
