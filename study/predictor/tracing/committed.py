@@ -93,12 +93,10 @@ def _digest(structure: list) -> str:
 
 def key(options: tuple, rows: int) -> str:
     """Return the name of a pass in a member. `options` begins with the tokens of a row, on which its terms depend."""
-    return json.dumps([*without_last(options)[1:], rows])
-
-
-def without_last(options: tuple) -> tuple:
-    """Return the options of a pass without what keeps long rows small, if nothing does: older answers lack it."""
-    return options if options[-1] else options[:-1]
+    known = (
+        options if options[-1] else options[:-1]
+    )  # the file's names lack what keeps long rows small, if nothing does
+    return json.dumps([*known[1:], rows])
 
 
 @functools.cache

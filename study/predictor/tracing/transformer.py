@@ -164,15 +164,6 @@ class Transformer:
         tapes, stacks = _followed(self, options, counts)
         return repeat(at_rows(tapes, counts, rows), stacks)
 
-    def followed(self, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
-        """Return a pass over each of these numbers of rows, from the package, the cache folder, or a new trace."""
-        known = committed.followed(self.dimensions, self.dropout, options, counts) if self._is_plain else None
-        if known:
-            return known
-        name = _name([*self._key, options, counts])
-        tapes, stacks = _tuples(_kept(name, lambda tracing: tracing.followed(self, options, counts)))
-        return Followed(tapes, [Stack(*stack) for stack in stacks])
-
     def remarks(self) -> list[str]:
         """Return what a user has to know of the traces of this model."""
         return committed.remarks(self.dimensions, self.dropout) if self._is_plain else []
@@ -204,7 +195,13 @@ def _name(key: list) -> str:
 
 @functools.lru_cache(maxsize=64)  # tapes are large
 def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
-    return model.followed(options, counts)
+    """Return a pass over each of these numbers of rows, from the package, the cache folder, or a new trace."""
+    known = committed.followed(model.dimensions, model.dropout, options, counts) if model._is_plain else None
+    if known:
+        return known
+    name = _name([*model._key, options, counts])
+    tapes, stacks = _tuples(_kept(name, lambda tracing: tracing.followed(model, options, counts)))
+    return Followed(tapes, [Stack(*stack) for stack in stacks])
 
 
 def _tuples(answer: Any) -> Any:
