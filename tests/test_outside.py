@@ -14,8 +14,16 @@ from study.errors import Stop
 from study.io.numbers import percent
 from study.predictor.estimate import estimate
 from study.predictor.outside import errors, published, ratios, stored, trainings
-from study.predictor.outside.published import Row
-from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
+from study.predictor.outside.published import NO_DROPOUT, Row
+from study.predictor.outside.trainings import (
+    FP32_MODULES,
+    Compared,
+    ComparedRow,
+    NotPredicted,
+    compare,
+    model_of,
+    training_of,
+)
 from study.predictor.tracing.transformer import SELECTIVE
 from study.report import outside as in_words
 
@@ -91,7 +99,7 @@ def test_frozen_rows_are_tests_of_sources_of_their_own_with_columns_that_the_rea
     conditions = [name for name, field in Row.model_fields.items() if not field.is_required()]
     explained = (published.FOLDER / "README.md").read_text()
     assert all(f"| `{name}` " in explained for name in conditions)
-    later = {"fsdp_units"}  # conditions that were found after the rows were frozen
+    later = {"fsdp_units", "adapter_dropout"}  # conditions that were found after the rows were frozen
     assert set(conditions) - later <= set(FROZEN.read_text().partition("\n")[0].split(","))
 
 
@@ -242,10 +250,15 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
 @pytest.mark.parametrize(
     ("change", "values"),
     [
-        (ADAPTERS, {"precision": "bf16", "frozen": "bf16"}),
+        (ADAPTERS, {"precision": "bf16", "frozen": "bf16_without_autocast"}),
+        (ADAPTERS | {"precision": "bf16 weights, bf16 autocast"}, {"precision": "bf16", "frozen": "bf16"}),
+        (ADAPTERS | {"dtype": "bf16"}, {"precision": "bf16", "frozen": "as_weights"}),
+        (ADAPTERS | {"adapter_dtype": None}, {"precision": "bf16_pure"}),
+        (ADAPTERS | {"adapter_dtype": None, "versions": "torch 2.4.1, peft 0.13.2"}, {"precision": "bf16"}),
+        (ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES}, {"precision": "bf16", "frozen": "as_weights"}),
         (ADAPTERS | {"deepspeed": '{"stage": 2}', "dtype": "bf16_cast"}, {"precision": "bf16_cast"}),
-        (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"frozen": "bf16"}),
-        (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
+        (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"precision": "bf16"}),
+        (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
         ({"recompute_part": "layers=4", "recompute": None}, {"checkpointing": 3}),  # of 12
         ({"recompute_part": "ops:torchtitan", "recompute": None}, {"checkpointing": SELECTIVE}),
@@ -270,6 +283,15 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
     is_dora = change.get("adapter") == "dora"
     assert training.setup.model.dora == is_dora
     assert training.setup.model.lora_targets == (("c_attn", "c_fc") if is_dora else ()), "as GPT-2 calls them"
+
+
+def test_the_dropout_of_adapters_is_the_rows_or_the_sources():
+    """Without either it is assumed to be 0."""
+    assumed = row(**ADAPTERS)
+    assert (training_of(assumed).setup.model.adapter_dropout, assumed.assumptions) == (False, (NO_DROPOUT,))
+    for stated in (row(**ADAPTERS, adapter_dropout=0.1), row(**ADAPTERS, source="AnswerDotAI/fsdp_qlora")):
+        assert (training_of(stated).setup.model.adapter_dropout, stated.assumptions) == (True, ())
+    assert row(**ADAPTERS, adapter_dropout=0, source="AnswerDotAI/fsdp_qlora").drops == 0
 
 
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():

@@ -260,31 +260,6 @@ def test_what_is_frozen_has_no_gradients_and_no_states():
         assert lora.parameters == full.parameters + trains, arm
 
 
-TWO = ("q_proj", "v_proj")
-SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-PEFT = [  # bytes of real passes over this model, measured with PEFT 0.21.2: at the end of the forward pass, and at most
-    (TWO, False, {}, 815_912, 1_306_472),
-    (TWO, True, {}, 311_528, 802_088),
-    (SEVEN, False, {}, 1_039_528, 1_530_088),
-    (TWO, False, {"adapter_dropout": True}, 938_792, 1_429_352),
-    (SEVEN, False, {"adapter_dropout": True}, 1_561_768, 2_052_328),
-    (TWO, False, {"dora": True}, 910_376, 1_400_936),
-    (SEVEN, False, {"dora": True}, 1_606_312, 2_096_872),
-    (SEVEN, True, {"dora": True}, 311_528, 1_096_904),
-]
-
-
-@pytest.mark.parametrize(("targets", "checkpointing", "kind", "kept", "peak"), PEFT)
-def test_adapters_in_fp32_beside_a_base_in_bf16_keep_what_pefts_do(targets, checkpointing, kind, kept, peak):
-    """Each adapter keeps its own copy of its input. The model is that of `setup_of`, with 3 rows of 40 tokens."""
-    setup = setup_of("llama", precision="bf16", frozen="bf16", checkpointing=checkpointing)
-    model = dataclasses.replace(setup.model, lora_rank=4, lora_targets=targets, **kind)
-    setup = dataclasses.replace(setup, model=model)
-    seen = profile(setup)
-    assert seen.kept == kept
-    assert max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward") == peak
-
-
 def test_selective_recomputation_keeps_attention_and_every_second_product():
     """Of 7 products of a layer, it keeps those of q, v, gate and down; and of the scores a number for each row."""
     none, selective, whole = (

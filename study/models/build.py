@@ -4,7 +4,6 @@ import copy
 import functools
 import re
 from collections.abc import Callable, Collection
-from typing import cast
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from study.errors import Stop
+from study.models.adapters import Adapted
 from study.models.config import class_for
 
 
@@ -39,44 +39,6 @@ def build(
 
 
 CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new random weights, which have to train
-
-
-class Adapted(nn.Module):
-    """A frozen linear layer plus the product of two thin matrices that train."""
-
-    like_peft = False  # as in PEFT 0.21: inputs are copied to the adapter's type, and its output is scaled
-
-    def __init__(self, base: nn.Linear | Conv1D, rank: int, dora: bool = False, drops: bool = False):
-        super().__init__()
-        self.drops = drops  # some of its inputs, as PEFT's lora_dropout does
-        dtype = base.weight.dtype
-        inputs, outputs = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
-        self.base = base
-        self.down = nn.Linear(inputs, rank, bias=False, dtype=dtype)
-        self.up = nn.Linear(rank, outputs, bias=False, dtype=dtype)
-        self.magnitude = nn.Parameter(torch.ones(outputs, dtype=dtype)) if dora else None
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.base(x)
-        if self.like_peft:
-            x = x.to(self.down.weight.dtype)
-            x = nn.functional.dropout(x) if self.drops else x
-            more = self.up(self.down(x)) * 2.0 if self.magnitude is None else self._with_magnitude(x, result)
-            return (result + more).to(result.dtype)
-        return result + self.up(self.down(x))
-
-    def _with_magnitude(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Return what DoRA adds (arXiv 2402.09353, 4.3): the norm of the whole weight is a constant."""
-        like = self.down.weight
-        thin = self.up(self.down(torch.eye(like.shape[1], device=like.device, dtype=like.dtype))).T.to(x.dtype)
-        base = self.base.weight.to(x.dtype)
-        oriented = base.T if isinstance(self.base, Conv1D) else base
-        norm = torch.linalg.norm(oriented + 2.0 * thin.detach(), dim=1).detach()
-        scale = (cast(torch.Tensor, self.magnitude) / norm).view(1, -1)
-        lora = self.up(self.down(x))
-        bias = self.base.bias
-        return (scale - 1) * (result if bias is None else result - bias) + scale * lora * 2.0
 
 
 def freeze(

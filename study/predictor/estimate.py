@@ -13,7 +13,7 @@ from study.predictor.memory.engine import Engine, padded
 from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.fused import with_fused_layers
 from study.predictor.memory.moments import held_bytes
-from study.predictor.memory.profile import Gradient, Held, Profile
+from study.predictor.memory.profile import Held, Profile
 from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
@@ -117,8 +117,6 @@ def profile(setup: Setup) -> Profile:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
     traced = setup.model.traced(setup.trace_options, setup.micro_batch).profile
-    if setup.quantized:
-        return replace(traced, gradients=tuple(_with_dequantized(setup, traced.gradients)))
     if setup.fused_layers:
         return with_fused_layers(setup, traced)
     if not setup.keeps_cache:
@@ -127,16 +125,6 @@ def profile(setup: Setup) -> Profile:
     widths = sum(each.shape[0] for each in setup.model.tensors if each.name.endswith("c_attn.weight"))
     cached = setup.tokens * setup.product_bytes * widths
     return replace(traced, most=Held(traced.most.kept + cached, traced.most.in_use))
-
-
-def _with_dequantized(setup: Setup, gradients: Iterable[Gradient]) -> Iterator[Gradient]:
-    """Add the 16-bit weight that the backward pass makes of a quantized one: at most the largest of the layer."""
-    largest: Counter[str] = Counter()
-    for each in setup.model.tensors:
-        largest[each.block] = max(largest[each.block], setup.packed_elements(each) * setup.product_bytes)
-    for gradient in gradients:
-        kept, in_use = gradient.most
-        yield gradient._replace(most=Held(kept, in_use + largest[gradient.tensor.block]))
 
 
 def checkpoints_bytes(setup: Setup) -> int:

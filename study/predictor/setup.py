@@ -18,7 +18,7 @@ Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "a
 ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
-Frozen = Literal["as_weights", "bf16"]
+Frozen = Literal["as_weights", "bf16", "bf16_without_autocast"]
 Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "fp8", "mxfp4", "mxfp8", "nvfp4"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
 # these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32 (OCP's
@@ -28,6 +28,7 @@ PACKED_BYTES = dict.fromkeys(("nf4", "nf4_double", "fp4", "mxfp4", "nvfp4"), 0.5
 )
 SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0, "fp8": 0.0}
 SCALES_BYTES |= {"mxfp4": 1 / 32, "mxfp8": 1 / 32, "nvfp4": 1 / 16}
+QUANTIZED_BITS = {kind: 8 if kind == "int8" else 4 for kind in PACKED_BYTES}
 QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
 FP8 = (
@@ -74,9 +75,11 @@ class Setup:
     fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
     fsdp_ends: bool = False  # torch: embeddings and output are units, too: torchtune's `custom_sharded_layers`
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
-    frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
+    # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type.
+    frozen: Frozen = "as_weights"
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
     experts_loop: bool = False  # transformers 4 computes one expert after the other. Only times depend on it here
+    litgpt: bool = False  # layers and loop are litgpt's. Times are little different
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
     layout: Layout | None = None  # Megatron-LM's; deepspeed then says only whether replicas share states (stage 1)
@@ -171,12 +174,17 @@ class Setup:
         precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
         if self.precision in AUTOCAST:  # fp16 is as wide as bf16
             precision = "bf16_gathered" if self.fsdp else "bf16"
+        in_bf16 = self.model.is_partly_frozen and self.autocast and self.frozen != "as_weights"
+        if in_bf16 and self.frozen == "bf16_without_autocast":
+            precision = "fp32"
         attention = self.attention if self.model.has_fused_attention else "eager"
         return TraceOptions(
             *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
             logits=self.logits,
-            frozen=self.frozen if self.autocast and self.model.is_partly_frozen else "as_weights",
+            frozen="bf16" if in_bf16 else "as_weights",
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
+            quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
+            litgpt=self.litgpt,
         )
 
     @property
@@ -201,7 +209,7 @@ class Setup:
     @property
     def frozen_bytes(self) -> int:
         """Bytes of an element of the frozen weights that are not quantized."""
-        return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
+        return 2 if self.frozen != "as_weights" and self.precision in AUTOCAST else self.stored_bytes
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -235,8 +243,9 @@ class Setup:
         return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
 
     def packed_elements(self, tensor: Tensor) -> int:
-        """Return the elements of a tensor that are kept quantized: those of a frozen linear layer."""
-        linear = tensor.block.startswith("layer.") and len(tensor.shape) == 2
+        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, and of litgpt's head."""
+        blocks = ("layer.", "head") if self.litgpt else ("layer.",)
+        linear = len(tensor.shape) == 2 and tensor.block.startswith(blocks)
         return tensor.elements if self.quantized and linear and not tensor.trains else 0
 
     @property

@@ -40,6 +40,7 @@ def _count(text: object) -> object:
 Count = Annotated[int | str | None, BeforeValidator(_count)]
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
+NO_DROPOUT = "adapters drop none of their inputs, as is PEFT's default"
 
 
 class Row(BaseModel):
@@ -90,6 +91,7 @@ class Row(BaseModel):
     adapter_rank: int | None = None
     adapter_targets: Text = None
     adapter_dtype: Literal["fp32", "bf16"] | None = None
+    adapter_dropout: float | None = None  # of an adapter's inputs
     trained_too: Text = None
     quantized: Quantized | None = None
     products: Text = None
@@ -140,8 +142,15 @@ class Row(BaseModel):
         return self.micro_batch * passes / self.together / self.step_s
 
     @property
+    def drops(self) -> float | None:
+        """Return the dropout of adapters, as the row or its source says it."""
+        source = sources().get(self.source)
+        return self.adapter_dropout if self.adapter_dropout is not None or not source else source.adapter_dropout
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
-        return tuple(self.assumed.split(" | ")) if self.assumed else ()
+        stated = tuple(self.assumed.split(" | ")) if self.assumed else ()
+        return (*stated, NO_DROPOUT) if self.adapter and self.drops is None else stated
 
     @property
     def role(self) -> Role | None:
@@ -187,6 +196,8 @@ class Source(BaseModel):
     miss: tuple[Miss, ...] = ()  # the first one that matches a row counts
     own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
     host_pace: float | None = None  # if its host is one of those that constants were fitted to
+    adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
+    litgpt: bool = False  # its models and loops are litgpt's
 
     def why_off(self, row: Row, quantity: Quantity) -> str | None:
         """Return why a prediction of a row missed, if that is known."""

@@ -42,6 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "fc2": ("dense_4h_to_h", "c_proj"),
 }
 ALIKE = ("fsdp", "group", "quantized", "attention", "optimizer", "loss", "logits", "keeps_cache")  # as a setup's
+FP32_MODULES = "norm embed_tokens lm_head"  # PEFT's prepare_model_for_kbit_training keeps all these in fp32
 NOTHING = "neither memory nor time was published"
 
 
@@ -149,9 +150,12 @@ def training_of(row: Row) -> Training:
     """Return the training of a row, or raise NotPredicted."""
     if row.config is None or row.dtype is None:
         raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
-    model = _adapted(row, model_of(row.config))
+    source = sources().get(row.source)
+    litgpt = bool(source and source.litgpt)
+    model = model_of(row.config)
+    model = _adapted(row, _untied(model) if litgpt else model)
     _refuse_unknown(row)
-    setup = _setup(row, model, row.dtype)
+    setup = replace(_setup(row, model, row.dtype), litgpt=litgpt)
     gpu = row.gpu_name if row.gpu_name in GPUS else None
     return Training(row, setup, _machine(row, gpu, setup.ranks) if gpu else None)
 
@@ -192,9 +196,18 @@ def _division(row: Row) -> dict:
 
 
 def _types(row: Row, dtype: str) -> dict:
-    """Adapters in fp32 train beside a base in bf16. DeepSpeed makes both bf16, with fp32 copies."""
-    keeps_base = row.adapter_dtype == "fp32" and dtype in ("bf16", "bf16_pure") and not row.deepspeed
-    return {"precision": "bf16", "frozen": "bf16"} if keeps_base else {"precision": dtype}
+    """Return a setup's precision, and the type of its frozen weights.
+
+    PEFT keeps adapters in fp32 beside a base in bf16 (since 0.12). DeepSpeed makes both bf16, with fp32 copies. Of a
+    base that is prepared for training on few bits, all that is not quantized is in fp32.
+    """
+    if row.fp32_modules:
+        return {"precision": "bf16"}
+    by_peft = row.adapter_dtype is None and "peft" in (row.versions or "")
+    if dtype != "bf16_pure" or row.deepspeed or not (row.adapter_dtype == "fp32" or by_peft):
+        return {"precision": dtype}
+    autocast = "autocast" in (row.precision or "")
+    return {"precision": "bf16", "frozen": "bf16" if autocast else "bf16_without_autocast"}
 
 
 def _machine(row: Row, gpu: str, ranks: int) -> Machine:
@@ -215,7 +228,7 @@ def _machine(row: Row, gpu: str, ranks: int) -> Machine:
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
     known = {"recompute_part": r"layers[/=]\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
-    known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": ""}
+    known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": FP32_MODULES}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
     known |= {"parallel": "" if row.fsdp else rf"sp\d+|{FORM}"}
     for name, words in known.items():
@@ -223,6 +236,11 @@ def _refuse_unknown(row: Row) -> None:
             raise NotPredicted(f"{name} {value} is not modelled")
     if row.seq_mean and row.rows_are is None:
         raise NotPredicted("rows vary, and rows_are does not say how they are put together")
+
+
+def _untied(model: Transformer) -> Transformer:
+    """Return a model whose head is a tensor of its own, as it always is in litgpt."""
+    return Transformer.of(model.dimensions | {"tie_word_embeddings": False}, model.name)
 
 
 def _adapted(row: Row, model: Transformer) -> Transformer:
@@ -233,7 +251,9 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     own = {tensor.name.split(".")[-2] for tensor in model.tensors if "." in tensor.name}
     named = [next((each for each in (name, *NAMES.get(name, ())) if each in own), name) for name in targets]
     chosen = () if targets == ["all-linear"] else tuple(dict.fromkeys(named))
-    return replace(model, lora_rank=row.adapter_rank, lora_targets=chosen, dora=row.adapter == "dora")
+    drops = bool(row.drops)
+    rank = row.adapter_rank
+    return replace(model, lora_rank=rank, lora_targets=chosen, dora=row.adapter == "dora", adapter_dropout=drops)
 
 
 def _every(row: Row, model: Transformer) -> int:

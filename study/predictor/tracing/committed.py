@@ -93,10 +93,8 @@ def _digest(structure: list) -> str:
 
 def key(options: tuple, rows: int) -> str:
     """Return the name of a pass in a member. `options` begins with the tokens of a row, on which its terms depend."""
-    known = (
-        options if options[-1] else options[:-1]
-    )  # the file's names lack what keeps long rows small, if nothing does
-    return json.dumps([*known[1:], rows])
+    said = [place for place, option in enumerate(options) if option]  # the file's names lack the last ones, if empty
+    return json.dumps([*options[1 : said[-1] + 1], rows])
 
 
 @functools.cache

@@ -26,7 +26,9 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.build import GROUPED, Adapted, WithoutValues, build, freeze
+from study.models.adapters import Adapted, quantize
+from study.models.build import GROUPED, WithoutValues, build, freeze
+from study.models.litgpt import as_litgpt, litgpt_attention
 from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing.long_rows import IS_LAST, keep_less
 from study.predictor.tracing.losses import InPlace, without_logits
@@ -204,14 +206,23 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
-def _freeze_as_others(model: torch.nn.Module, in_bf16: bool) -> None:
-    """Let adapters compute as PEFT's. Convert frozen weights to bf16, if an expert loads them so."""
-    for module in model.modules():
-        if isinstance(module, Adapted):
-            module.like_peft = True
-    for tensor in model.parameters() if in_bf16 else ():
+def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
+    """Let adapters compute as PEFT's, and quantized layers as bitsandbytes'. Convert frozen weights to bf16, if told.
+
+    PEFT lets the embeddings' output have a gradient only where recomputation needs it.
+    """
+    adapted = [module for module in model.modules() if isinstance(module, Adapted)]
+    for module in adapted:
+        module.like_peft = True
+    if adapted and not options.checkpointing:
+        model.disable_input_require_grads()
+    for tensor in model.parameters() if options.frozen == "bf16" else ():
         if not tensor.requires_grad:
             tensor.data = tensor.data.to(torch.bfloat16)
+    if options.quantized_bits:
+        quantize(model, options.quantized_bits, with_head=options.litgpt)
+    if options.litgpt:
+        as_litgpt(model)
 
 
 def _keep_between(model: torch.nn.Module, every: int) -> None:
@@ -258,8 +269,8 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
-    if options.cuda or options.frozen == "bf16":
-        _freeze_as_others(built, options.frozen == "bf16")
+    if options.cuda or options.frozen == "bf16" or options.quantized_bits or options.litgpt:
+        _freeze_as_others(cast(PreTrainedModel, built), options)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     if options.checkpointing > 1:
         _keep_between(built, options.checkpointing)
@@ -293,14 +304,21 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
 
 def _run(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
-    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
+    attention = litgpt_attention() if options.litgpt else contextlib.nullcontext()
+    held = None
+    with attention, torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
         if options.loss == "chunked":
             loss = without_logits(config, built, batch)
         else:
             with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
-                loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
+                logits, losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")
+                held = logits if options.litgpt else held  # until the backward pass has ended
+                del logits
+                loss = losses.mean()
+                del losses
     watch.event("end of forward")
     loss.backward()
+    del held
 
 
 def _give_device(model: torch.nn.Module) -> None:

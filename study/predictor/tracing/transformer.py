@@ -16,7 +16,7 @@ from study.predictor.tracing.repeating import Followed, Stack, repeat
 from study.predictor.tracing.tape import Tape, at_rows
 from study.spec.settings import cache_home
 
-FORMAT = 13  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 14  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -39,6 +39,8 @@ class TraceOptions(NamedTuple):
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16: the type of the frozen weights
     long_rows: tuple[str, ...] = ()  # of LONG_ROWS
+    quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
+    litgpt: bool = False  # layers keep what litgpt's keep, and the loop holds the logits during the backward pass
 
 
 class Look(NamedTuple):
