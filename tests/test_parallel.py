@@ -69,6 +69,22 @@ def test_states_of_a_rank_by_hand():
     assert alone["master"] == pytest.approx(2 * at_peak["master"], rel=1e-6)
 
 
+def test_nanotron_keeps_more_and_divides_layers_by_costs():
+    """By hand: a layer has 218 million weights and the head 525, so 34.4 layers are divided; 32 layers keep a gate."""
+    megatrons = Layout(tensor=4, pipeline=2)
+    layout = replace(megatrons, by_nanotron=True)
+    assert [len(blocks) for blocks in megatrons.blocks(LLAMA.model)] == [17, 17]
+    assert [len(blocks) for blocks in layout.blocks(LLAMA.model)] == [19, 15], "18 layers of 17.2, and both ends"
+    assert layout.in_words == "tp4 pp2"
+    one_stage = {library: Layout(tensor=4, by_nanotron=library == "nanotron") for library in ("nanotron", "megatron")}
+    peaks = {name: predict(replace(LLAMA, layout=layout)).at_peak for name, layout in one_stage.items()}
+    more = {part: peaks["nanotron"][part] - peaks["megatron"][part] for part in ("gradients", "activations", "weights")}
+    weights = peaks["megatron"]["weights"] / 2
+    assert more == pytest.approx({"gradients": 2 * weights, "activations": 32 * 2048 * 2 * 14336 / 4, "weights": 0})
+    unsharded = replace(LLAMA, deepspeed=None, layout=one_stage["nanotron"])
+    assert predict(unsharded).at_peak["gradients"] == pytest.approx((4 + 2 + 2) * weights)
+
+
 def test_ranks_share_activations_and_operations():
     whole = predict(replace(LLAMA, ranks=1, layout=Layout()))
     for layout in (Layout(tensor=8), Layout(context=8), Layout(tensor=2, context=4)):

@@ -192,7 +192,8 @@ def _division(row: Row) -> dict:
     words = row.parallel or ""
     if words.startswith("sp"):
         return division | {"sequence_ranks": int(words[2:])}
-    return division | {"layout": Layout.of_words(words) if words else None}
+    by_nanotron = "nanotron" in (row.versions or "")
+    return division | {"layout": replace(Layout.of_words(words), by_nanotron=by_nanotron) if words else None}
 
 
 def _types(row: Row, dtype: str) -> dict:

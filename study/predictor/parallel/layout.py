@@ -5,7 +5,7 @@ default order. Its sequence parallelism is always on: ranks that divide a layer 
 """
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from study.predictor.memory.profile import Tensor
 from study.predictor.tracing.transformer import Transformer
@@ -23,16 +23,18 @@ class Layout:
     context: int = 1
     expert: int = 1
     chunks: int = 1  # of layers on a rank; with several, the schedule is interleaved
+    by_nanotron: bool = False  # otherwise as Megatron-LM does it
 
     @classmethod
     def of_words(cls, words: str) -> "Layout":
         """Return the layout of words such as `tp2 pp4`."""
         sizes = {word.rstrip("0123456789"): int(word[2:]) for word in words.split()}
-        return cls(**{name: sizes[short] for name, short in SHORT.items() if short in sizes})
+        given: dict = {name: sizes[short] for name, short in SHORT.items() if short in sizes}
+        return cls(**given)
 
     @property
     def in_words(self) -> str:
-        sizes = {SHORT[field.name]: getattr(self, field.name) for field in fields(self)}
+        sizes = {short: getattr(self, name) for name, short in SHORT.items()}
         return " ".join(f"{short}{size}" for short, size in sizes.items() if size > 1)
 
     @property
@@ -72,9 +74,15 @@ class Layout:
         return None
 
     def blocks(self, model: Transformer) -> list[list[str]]:
-        """Return the blocks of each stage, in the order of the model. Layers are divided as evenly as possible."""
+        """Return the blocks of each stage, in the order of the model. Layers are divided as evenly as possible.
+
+        nanotron counts the head as layers, and ends a stage when its share is exceeded (models/base.py, 67c5ebb6).
+        """
         layers = [f"layer.{place}" for place in range(layers_of(model))]
         ends = [round(number * len(layers) / self.stages) for number in range(self.stages + 1)]
+        if self.by_nanotron:
+            share = (len(layers) + head_as_layers(model)) / self.stages
+            ends[1:-1] = [min(len(layers), int(share * number) + 1) for number in range(1, self.stages)]
         parts = [layers[begin:end] for begin, end in itertools.pairwise(ends)]
         parts[0] = ["embeddings", *parts[0]]
         parts[-1] = [*parts[-1], "head"]
@@ -83,3 +91,12 @@ class Layout:
 
 def layers_of(model: Transformer) -> int:
     return len({tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")})
+
+
+def head_as_layers(model: Transformer) -> float:
+    """Return the products of the head as a number of layers. A head that shares the embeddings' matrix is as large."""
+    sizes = {"layer.0": 0, "embeddings": 0}
+    for tensor in model.tensors:
+        if tensor.block in sizes and len(tensor.shape) > 1:
+            sizes[tensor.block] += tensor.elements
+    return sizes["embeddings"] / sizes["layer.0"]

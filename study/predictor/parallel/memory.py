@@ -1,6 +1,6 @@
 """What a rank of a layout holds and sends, from the trace of the whole model.
 
-With sequence parallelism, ranks that divide a layer divide all of its activations. As Megatron does, gradients are
+With sequence parallelism, ranks that divide a layer divide all of its activations. As Megatron-LM does, gradients are
 summed in fp32 beside 16-bit weights, and the replicas share master copies and moments (its distributed optimizer).
 """
 
@@ -53,9 +53,13 @@ def states(setup: Setup, layout: Layout, place: int) -> dict[str, int]:
     trained = [tensor for tensor in tensors if tensor.trains]
     master_bytes = setup.state_bytes if setup.precision == "bf16_cast" else 0
     updated = owned(setup, layout, place)
+    gradient_bytes = GRADIENT_BYTES
+    if layout.by_nanotron:  # it also has them in 16 bits (gradient_accumulator.py), and in DDP's buckets without ZeRO
+        in_buckets = not setup.stage and layout.replicas(setup.ranks) > 1
+        gradient_bytes += weight_bytes * (1 + in_buckets)
     return {
         "weights": weight_bytes * sum(map(layout.elements, tensors)),
-        "gradients": GRADIENT_BYTES * sum(map(layout.elements, trained)),
+        "gradients": gradient_bytes * sum(map(layout.elements, trained)),
         "master": round(master_bytes * updated),
         "moments": round((of_optimizer - master_bytes) * updated),
     }
@@ -85,6 +89,9 @@ def activations(setup: Setup, traced: Profile) -> Activations:
 def memory(setup: Setup, layout: Layout, traced: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
     """Return the states, the moments and the host bytes of the rank that holds the most."""
     kept = activations(whole_pass(setup), traced)
+    if layout.by_nanotron and not setup.checkpointing:  # its gates keep the activation
+        gates = whole_pass(setup).tokens * setup.product_bytes * setup.model.dimensions["intermediate_size"]
+        kept = kept._replace(layer=kept.layer + gates)
     ranks = [(states(setup, layout, place), *_passes(setup, layout, kept, place)) for place in range(layout.pipeline)]
     most = max(ranks, key=lambda rank: sum(rank[0].values()) + max(sum(each.values()) for each in rank[1:]))
     return most[0], [("backward", each) for each in most[1:]], 0
