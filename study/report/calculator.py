@@ -12,6 +12,7 @@ from study.predictor.advice.advise import BUCKET_ELEMENTS, MISS
 from study.predictor.estimate import estimate
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
+from study.predictor.timing.pace import peak_flops_per_s
 from study.predictor.tracing.transformer import Transformer
 from study.report import charts, style
 from study.report.calculator_tables import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS, PART_OF, setup_of
@@ -118,5 +119,5 @@ def _arm(name: str) -> dict:
 
 def _gpu(name: str) -> dict:
     gpu = GPUS[name]
-    names = ("memory_bytes", "has_bf16", "half_flops_per_s", "single_flops_per_s")
-    return {field: getattr(gpu, field) for field in names} | {"reserve_bytes": reserve_bytes(gpu)}
+    speeds = {"half_flops_per_s": peak_flops_per_s(name, False), "single_flops_per_s": peak_flops_per_s(name, True)}
+    return {"memory_bytes": gpu.memory_bytes, "has_bf16": gpu.has_bf16, "reserve_bytes": reserve_bytes(gpu)} | speeds

@@ -283,7 +283,7 @@ def _most_tokens(model: Transformer) -> int | None:
 
 def _attention_kernel(row: Row) -> str | None:
     """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, and FSDP2 since 2.4."""
-    if row.attention_kernel in ("fa2", "fa3"):
+    if row.attention_kernel in ("fa2", "fa3", "te"):
         return row.attention_kernel
     version = re.search(r"torch (\d+)\.(\d+)", row.versions or "")
     is_new = row.fsdp_version == 2 or (version is not None and (int(version[1]), int(version[2])) >= (2, 2))

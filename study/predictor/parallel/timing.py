@@ -30,8 +30,8 @@ def divided(blocks: tuple[Block, ...], setup: Setup, layout: Layout) -> tuple[Bl
     @functools.cache
     def part(work: Work) -> Work:
         products = tuple(map(product, work.products))
-        flops, moved = work.attention_flops / layout.tensor, work.moved_bytes / layout.tensor
-        return replace(work, products=products, attention_flops=flops, moved_bytes=moved)
+        names = ("attention_flops", "moved_bytes", "lasting_bytes")
+        return replace(work, products=products, **{name: getattr(work, name) / layout.tensor for name in names})
 
     return tuple(replace(each, forward=part(each.forward), backward=part(each.backward)) for each in blocks)
 

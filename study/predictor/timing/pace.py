@@ -27,6 +27,7 @@ class Pace:
     attention_share: float  # of what the authors of FlashAttention-2 reached on a GPU, in layers of a training
     moving_share: float  # of the memory's bandwidth, in kernels that only move bytes
     fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
+    cached_traffic: float  # seconds of what stays in a large cache, over those of what the memory moves
     kernel_s: float  # of the host, to launch a kernel
     module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
     host_pace: float  # of an unknown host: its seconds over those of the hosts that kernel_s and module_s are of
@@ -94,16 +95,14 @@ def attention_s(kernel: str | None, gpu: str) -> float:
     return of_kernel.get(gpu, of_kernel.get("others", {"value": 1.0}))["value"]
 
 
-@functools.cache
-def moving_share_of(gpu: str) -> float | None:
-    """The published share of a GPU's bandwidth in kernels that only move bytes. None: use the fitted share."""
-    entry = _read()["ceiling"]["moving"].get(gpu)
-    return entry and entry["value"]
+def peak_flops_per_s(gpu: str, whole: bool) -> float:
+    """Return the datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
+    peak = GPUS[gpu].single_flops_per_s if whole else GPUS[gpu].half_flops_per_s
+    return peak * max(1.0, ceilings(gpu)["products"][0])
 
 
-@functools.cache
-def multiprocessors(gpu: str) -> int:
-    return _read()["multiprocessors"].get(gpu, 108)
+def cache_bytes(gpu: str) -> int:
+    return _read()["cache_bytes"].get(gpu, 0)
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,7 @@ class FullPace(NamedTuple):
     products: tuple[tuple[float, float], ...]  # of each product: its operations, and its bytes
     attention: float
     moving: float
+    lasting: float  # of this, what no fusing spares
 
 
 @functools.lru_cache(maxsize=4096)
@@ -152,7 +152,7 @@ def at_full_pace(work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False
     for its largest number, read again and written in a byte, before each product (torchao, float8_linear.py).
     """
     gpu = GPUS[gpu_name]
-    processors = multiprocessors(gpu_name)
+    processors = _read()["multiprocessors"].get(gpu_name, 108)
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
     flops_per_s = peak * ceilings(gpu_name)["products"][0]
     element_bytes = 4 if whole else 2
@@ -168,6 +168,7 @@ def at_full_pace(work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False
         ),
         attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
         moving=(work.moved_bytes + converted * CONVERSION_BYTES) / gpu.memory_bytes_per_s,
+        lasting=work.lasting_bytes / gpu.memory_bytes_per_s,
     )
 
 
@@ -178,12 +179,18 @@ def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace,
     matrices, as in a written-out attention.
     """
     full = at_full_pace(work, gpu_name, whole, in_8_bits)
-    moving_share = moving_share_of(gpu_name) or constants.moving_share
+    published = _read()["ceiling"]["moving"].get(gpu_name)
+    moving_share = published["value"] if published else constants.moving_share
+    share = constants.fused_traffic if fused else 1
+    moving = (full.moving - full.lasting) * share
+    # If half of the cache holds all that a kernel moves, it finds there what the one before has written.
+    held = work.moving_kernels * share * cache_bytes(gpu_name) / 2 / GPUS[gpu_name].memory_bytes_per_s
+    moving += full.lasting - min(moving, held) * (1 - constants.cached_traffic)
     products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
     return Seconds(
         products=sum(products),
         attention=full.attention / constants.attention_share,
-        moving=full.moving * (constants.fused_traffic if fused else 1) / moving_share,
+        moving=moving / moving_share,
         launching=work.kernels * constants.kernel_s,
     )
 

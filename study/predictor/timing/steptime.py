@@ -19,6 +19,7 @@ from study.predictor.timing.pace import (
     has_measured_ceilings,
     interval_factor,
     pace,
+    peak_flops_per_s,
     total,
     work_s,
 )
@@ -38,7 +39,7 @@ class StepTime:
     seconds: float
     least_s: float  # with a fast host, if the host is unknown
     most_s: float  # with a slow host
-    peak_s: float  # its products at the datasheet's peak: no step is faster
+    peak_s: float  # its products at the datasheet's peak, or at a higher one that was measured: no step is faster
     factor: float  # by which the interval exceeds the prediction
     parts: dict[str, float]  # busy seconds by resource; they overlap
     timeline: tuple[Span, ...]  # of at most MOST_PASSES passes
@@ -78,14 +79,13 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
         least_s = step(constants.host_pace / constants.host_factor)[0]
         most_s = step(constants.host_pace * constants.host_factor)[0]
     parts = {name: part_s for name, part_s in parts.items() if part_s}
-    gpu = GPUS[machine.gpu]
-    peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
+    peak_s = operations(setup) / peak_flops_per_s(machine.gpu, setup.precision == "fp32")
     factor = interval_factor(setup.model.parameters, _is_known(setup, machine))
     return StepTime(seconds, least_s, most_s, peak_s, factor, parts, tuple(spans))
 
 
 def _is_known(setup: Setup, machine: Machine) -> bool:
-    """Return whether the sources that decide the interval have trainings of this kind."""
+    """Return whether the sources that decide the interval have enough trainings of this kind."""
     offloads = setup.fsdp_offload or Engine(setup).optimizer_home != "none"
     is_new = setup.model.is_partly_frozen or machine.in_8_bits or setup.experts_loop or offloads
     return has_measured_ceilings(machine.gpu) and not is_new

@@ -45,6 +45,7 @@ class Work:
     attention_kernels: int = 0
     moved_bytes: float = 0  # read and written by all other kernels
     moving_kernels: int = 0
+    lasting_bytes: float = 0  # of these, for weights that are quantized: no fusing spares them
 
     @property
     def flops(self) -> float:
@@ -159,7 +160,7 @@ def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:
     """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
     packed = [size for size in map(setup.packed_elements, tensors) if size]
     moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + setup.product_bytes)
-    return Work(moved_bytes=moved, moving_kernels=len(packed))
+    return Work(moved_bytes=moved, moving_kernels=len(packed), lasting_bytes=moved)
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:
