@@ -299,9 +299,9 @@ def test_quantized_weights_are_made_whole_before_each_product():
     saved = estimate(plain).at_peak["weights"] - estimate(packed).at_peak["weights"]
     assert saved == pytest.approx(linear * (2 - 4.5 / 8), abs=1)
     for before, after in zip(blocks(plain), blocks(packed), strict=True):
-        once = after.forward.moved_bytes - before.forward.moved_bytes
+        once = after.forward.lasting_bytes - before.forward.lasting_bytes
         assert once == (linear / 2 * (4.5 / 8 + 2) if after.is_layer else 0)
-        assert after.backward.moved_bytes - before.backward.moved_bytes == 2 * once
+        assert after.backward.lasting_bytes - before.backward.lasting_bytes == 2 * once
     with pytest.raises(Stop, match="quantized weights do not train"):
         replace(packed, model=named("bert-tiny"))
 
