@@ -180,3 +180,5 @@ def test_litgpts_own_layers_keep_more(groups, adapted, kept):
     setup = Setup(model=model, micro_batch=4, sequence=128, **how)
     assert profile(setup).kept < 0.95 * kept
     assert profile(dataclasses.replace(setup, litgpt=True)).kept == pytest.approx(kept, rel=0.003)
+    again = dataclasses.replace(setup, litgpt=True, checkpointing=True)  # recomputed layers are litgpt's, too
+    assert profile(again).kept < kept

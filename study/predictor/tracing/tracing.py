@@ -305,20 +305,23 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
 def _run(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
     attention = litgpt_attention() if options.litgpt else contextlib.nullcontext()
-    held = None
-    with attention, torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
-        if options.loss == "chunked":
-            loss = without_logits(config, built, batch)
-        else:
-            with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
-                logits, losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")
-                held = logits if options.litgpt else held  # until the backward pass has ended
-                del logits
-                loss = losses.mean()
-                del losses
-    watch.event("end of forward")
-    loss.backward()
+    with attention:  # in the backward pass, too: recomputed layers run there
+        loss, held = _loss(config, options, built, batch, dtype)
+        watch.event("end of forward")
+        loss.backward()
     del held
+
+
+def _loss(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, dtype: torch.dtype) -> tuple:
+    """Return the loss, and the logits if the loop holds them until the backward pass has ended, as litgpt's does."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
+        if options.loss == "chunked":
+            return without_logits(config, built, batch), None
+        with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
+            logits, losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")
+            held = logits if options.litgpt else None
+            del logits
+            return losses.mean(), held
 
 
 def _give_device(model: torch.nn.Module) -> None:
