@@ -261,7 +261,7 @@ WRONG = {
     "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
     "cluster": "give one of up, status, down",
     "advise --gpu": "--gpu is given without a value",
-    "advise --model lama3-8b": "did you mean 'llama3-8b', 'llama3-70b' or 'llama3.2-1b', or a local folder",
+    "advise --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
     "estimate --ranks many": "--ranks: expected a whole number (got 'many')",
     "virtual --steps 2 --warmup-steps 2": "leaves nothing to time",
     "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
