@@ -32,7 +32,7 @@ FIRST = {
     "oom OOM --vocabulary 248320": r"No cause is sure: \d+ causes possible, the likeliest first",
     "outside": r"Others published \d+ rows, in \d+ sources\.",
     "outside --against ours": r"Compared with what others measured, each source with the same weight: memory is ",
-    "outside --against ours --source torchtune": r"Compared with these measurements, memory is [\d.]+% off in the median",
+    "outside --against ours --source torchtune": r"Compared with these measurements, memory is [\d.]+% off",
     "outside --board": r"The nearest: ours for memory, off by \d+%",
     "sweep smoke --dry-run": r"\d+ of \d+ cells are possible on this machine\.",
     "versions --from 0.18.1 --to 0.19.8": r"deepspeed 0\.18\.1 to 0\.19\.8, from the results of \d+ releases",
