@@ -86,9 +86,9 @@ class Kernels:
     """fused: PyTorch's fused AdamW, as in the trainer. foreach: AdamW with a copy of a moment during the update. The
     others are the trainer's."""
     frozen: Frozen = "as_weights"
-    """The dtype of weights that do not train. as_weights: that of the other weights; quantized models are so after
-    PEFT's prepare_model_for_kbit_training. bf16: bf16, under autocast. bf16_without_autocast: bf16 beside adapters in
-    fp32, and each product in the type of its weight."""
+    """The dtype of weights that do not train. as_weights: the dtype of the other weights, as after PEFT's
+    prepare_model_for_kbit_training. bf16: bf16 under autocast. bf16_without_autocast: bf16 with adapters in fp32, where
+    each product has the dtype of its weight."""
     quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     device: Literal["cuda", "cpu"] = "cuda"

@@ -79,13 +79,13 @@ class _Product(torch.autograd.Function):
         ctx.weight = weight
         ctx.x = x if keeps_input else None
         with torch.autocast("cpu", enabled=False):
-            made = weight.new_empty(weight.shape, dtype=x.dtype)
-            return functional.linear(x, made, None if bias is None else bias.to(x.dtype))
+            whole = weight.new_empty(weight.shape, dtype=x.dtype)
+            return functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx, gradient):
-        made = ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype)
-        return gradient @ made, None, None, None
+        whole = ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype)
+        return gradient @ whole, None, None, None
 
 
 def quantize(model: nn.Module, bits: int, with_head: bool) -> None:

@@ -30,7 +30,7 @@ def spared_bytes(setup: Setup) -> int:
 
 
 def with_fused_layers(setup: Setup, traced: Profile) -> Profile:
-    """Return a trace's activations without what layers do not keep. A layer that is computed again keeps its input."""
+    """Return a trace's activations less what fused layers do not keep. A recomputed layer still keeps its input."""
     spared = spared_bytes(setup)
     before: dict[str, int] = {}  # by block: the bytes that the layers before it do not keep
     total = 0

@@ -77,7 +77,7 @@ def accuracy() -> Accuracy:
 
 
 def quantile(groups: Iterable[Sequence[float]], share: float) -> float:
-    """Return the least number that so many of all do not exceed, each group with the same weight."""
+    """Return a weighted quantile: the least number below which this share lies. Each group has the same weight."""
     groups = list(groups)
     weighted = sorted((number, 1 / len(group)) for group in groups for number in group)
     reached = itertools.accumulate(weight for _, weight in weighted)
