@@ -14,6 +14,7 @@ from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.fused import with_fused_layers
 from study.predictor.memory.moments import held_bytes
 from study.predictor.memory.profile import Held, Profile
+from study.predictor.memory.reentrant import with_kept_inputs
 from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
@@ -118,7 +119,9 @@ def profile(setup: Setup) -> Profile:
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
     traced = setup.model.traced(setup.trace_options, setup.micro_batch).profile
     if setup.fused_layers:
-        return with_fused_layers(setup, traced)
+        traced = with_fused_layers(setup, traced)
+    if setup.keeps_inputs and setup.model.is_partly_frozen:
+        traced = with_kept_inputs(setup, traced)
     if not setup.keeps_cache:
         return traced
     # GPT-BigCode's cache of keys and values: these are parts of tensors, which stay whole.

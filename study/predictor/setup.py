@@ -74,6 +74,7 @@ class Setup:
     group: int | None = None
     fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
     fsdp_ends: bool = False  # torch: embeddings and output are units, too: torchtune's `custom_sharded_layers`
+    keeps_inputs: bool = False  # of frozen layers, until the backward pass ends (`memory/reentrant.py`)
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type.
     frozen: Frozen = "as_weights"

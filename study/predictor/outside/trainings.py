@@ -188,12 +188,19 @@ def _division(row: Row) -> dict:
     """Return how ranks share states, layers and rows."""
     zero = {"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None
     division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
-    division |= {"fsdp_ends": row.fsdp_units == "layers_and_ends"}
+    division |= {"fsdp_ends": row.fsdp_units == "layers_and_ends", "keeps_inputs": _keeps_inputs(row)}
     words = row.parallel or ""
     if words.startswith("sp"):
         return division | {"sequence_ranks": int(words[2:])}
     by_nanotron = "nanotron" in (row.versions or "")
     return division | {"layout": replace(Layout.of_words(words), by_nanotron=by_nanotron) if words else None}
+
+
+def _keeps_inputs(row: Row) -> bool:
+    """Return whether FSDP1 keeps inputs of frozen layers: until transformers 4.51, checkpointing is around units."""
+    version = re.search(r"transformers (\d+)\.(\d+)", row.versions or "")
+    around = version is not None and (int(version[1]), int(version[2])) < (4, 52)
+    return around and row.fsdp_version == 1 and row.recompute == "whole"
 
 
 def _types(row: Row, dtype: str) -> dict:
