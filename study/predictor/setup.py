@@ -79,7 +79,7 @@ class Setup:
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type.
     frozen: Frozen = "as_weights"
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
-    experts_loop: bool = False  # transformers 4 computes one expert after the other. Only times depend on it here
+    experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
     litgpt: bool = False  # layers and loop are litgpt's. Times are little different
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
@@ -244,9 +244,13 @@ class Setup:
         return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
 
     def packed_elements(self, tensor: Tensor) -> int:
-        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, and of litgpt's head."""
+        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, and of litgpt's head.
+
+        The experts of a layer are linear layers where they compute one after the other.
+        """
         blocks = ("layer.", "head") if self.litgpt else ("layer.",)
-        linear = len(tensor.shape) == 2 and tensor.block.startswith(blocks)
+        products = (2, 3) if self.experts_loop else (2,)
+        linear = len(tensor.shape) in products and tensor.block.startswith(blocks)
         return tensor.elements if self.quantized and linear and not tensor.trains else 0
 
     @property

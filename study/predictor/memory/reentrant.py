@@ -18,7 +18,9 @@ def with_kept_inputs(setup: Setup, traced: Profile) -> Profile:
 
     The gradient that a layer's backward pass begins with is in the trace already.
     """
-    input_bytes = setup.tokens * setup.model.dimensions["hidden_size"] * setup.weight_bytes
+    config = setup.model.dimensions
+    width = config["n_embd"] if "n_embd" in config else config["hidden_size"]
+    input_bytes = setup.tokens * width * setup.weight_bytes
     begun: list[str] = []  # layers whose backward pass has begun, the last layer first
 
     def more(held: Held) -> Held:
