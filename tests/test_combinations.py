@@ -4,6 +4,7 @@ import re
 
 import pytest
 from conftest import ranks_of
+from families import config_of
 
 from study.cli import combinations
 from study.cli.commands import main, start
@@ -16,6 +17,7 @@ from study.predictor.estimate import estimate, profile
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 
 
@@ -64,6 +66,14 @@ def test_weights_in_4_bits_are_sharded_and_their_scales_are_not(setup, lora):
         assert gathered[0] - gathered[1] == pytest.approx(times * (2 * sum(packed) - packed_bytes), rel=0.01)
     slow, fast = (step_time(setup(quantized=kind), Machine(gpu="L4", gpus_per_node=4)) for kind in (None, "nf4"))
     assert fast.parts["link"] < slow.parts["link"]
+
+
+def test_experts_are_quantized_where_they_are_linear_layers():
+    model = Transformer.of(config_of("mixtral"), "mixtral", lora_rank=2, lora_targets=("q_proj",))
+    experts = sum(tensor.elements for tensor in model.tensors if len(tensor.shape) == 3)
+    how = {"model": model, "quantized": "nf4", "precision": "bf16_pure"}
+    fused, linear = (estimate(Setup(**how, experts_loop=loop)).at_peak["weights"] for loop in (False, True))
+    assert fused - linear == pytest.approx(experts * (2 - 0.5 - 4 / 64), rel=1e-3)
 
 
 def test_deepspeed_shards_integers(tmp_path):
