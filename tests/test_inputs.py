@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,14 @@ def test_what_is_too_much_is_a_value_error(parse, text, why):
     with pytest.raises(ValueError, match=why) as caught:
         parse(text)
     assert len(files.why(caught.value)) <= files.LONGEST_REASON + 3
+
+
+def test_a_long_word_of_a_toml_file_takes_no_long_time():
+    """The search for deeply nested keys began again at each letter: minutes for a file of 300 kB."""
+    start = time.process_time()
+    with pytest.raises(ValueError, match="Expected '='"):
+        texts.from_toml("a" * 60_000)
+    assert time.process_time() - start < 1
 
 
 def test_what_configs_have_is_read():

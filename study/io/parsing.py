@@ -16,7 +16,8 @@ ODD = (AttributeError, KeyError, IndexError, TypeError, OverflowError)  # from a
 MAX_ALIASES = 10  # of a yaml file: a few aliases can stand for gigabytes
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 TOO_MANY = f"it has more than {MAX_VALUES:,} values"
-KEY = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
+# A word is only tried from its first letter: the time grew with the square of its length.
+KEY = r"(?:(?<![\w-])[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
 DOTTED = re.compile(rf"{KEY}(?:[ \t]*+\.[ \t]*+{KEY}){{{MAX_DEPTH}}}")  # in a TOML file: a.b.c = 1 means nested tables
 
 
