@@ -10,7 +10,7 @@ from study.io.tables import say, say_wrapped, show
 from study.io.words import joined
 from study.predictor.outside import errors, published, stored
 from study.predictor.outside.published import Row
-from study.predictor.outside.trainings import ComparedRow, compare
+from study.predictor.outside.trainings import ComparedRow, compare_all
 from study.report import outside as in_words
 from study.report import side_by_side
 from study.spec.options import AsJson
@@ -50,7 +50,7 @@ def outside(
         _list(rows)
         return None
     kept = [] if file else stored.predictions()
-    members = [compare(row) for row in rows] if file else [member for member in kept if member.row in rows]
+    members = compare_all(rows) if file else [member for member in kept if member.row in rows]
     if as_json:
         return {"rows": [member.as_json() for member in members], "summary": in_words.lines(members)}
     _show(members, is_whole=not (file or source))

@@ -61,11 +61,17 @@ def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
 
 def picture(runs: Runs) -> str:
     """Return the README's picture as SVG; empty if the runs lack something that it shows."""
-    losses, memory, _, traffic = answers.answers(runs)
-    if not (losses.figure and traffic.figure and answers.VIRTUAL in memory.bases):
+    answered = answers.answers(runs)
+    if not _has_picture(answered):
         return ""
+    losses, memory, _, traffic = answered
     memory_rows = memory.rows[memory.rows["model"] == memory.rows["model"].iloc[0]]
     return style.svg(answer_figures.picture(losses.rows, memory_rows, traffic.rows), CAPTION)
+
+
+def _has_picture(answered: list[answers.Answer]) -> bool:
+    losses, memory, _, traffic = answered
+    return bool(losses.figure and traffic.figure and answers.VIRTUAL in memory.bases)
 
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
@@ -81,8 +87,9 @@ def verdicts_figure(judged: Judged) -> str:
 
 def findings(folder: str, judged: Judged) -> str:
     """Return the picture, the answers and the findings as Markdown. An answer is its first sentence, with its basis."""
-    lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if picture(judged.runs) else []
-    shown = [each for each in answers.answers(judged.runs) if each.figure]
+    answered = answers.answers(judged.runs)
+    lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if _has_picture(answered) else []
+    shown = [each for each in answered if each.figure]
     lines += [f"- {each.question} {each.first_sentence} ({each.bases[0]})" for each in shown]
     sentences = answers.beyond_papers(judged.rows)
     lines += [f"- {text} (`study claims {claim}`)" for claim, text in sentences.items() if claim != "L-32"]

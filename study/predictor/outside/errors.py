@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar, get_args
 from study.io.numbers import count, percent, signed
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Quantity, Row
-from study.predictor.outside.trainings import Compared, ComparedRow, compare
+from study.predictor.outside.trainings import Compared, ComparedRow, compare_all
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import LARGE
 from study.spec.arms import OFFLOADS
@@ -133,7 +133,7 @@ def _scale(parameters: float) -> str:
 
 def write() -> None:
     """Predict all own rows again, and write the file: a line for each row, and the accuracy."""
-    members = [compare(row) for row in published.rows()]
+    members = compare_all(published.rows())
     kept = [{name: member.as_json()[name] for name in ("key", "reason", "quantities")} for member in members]
     rows = ",\n".join(map(json.dumps, kept))
     accuracy = json.dumps(accuracies(members), indent=1)

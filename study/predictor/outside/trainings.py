@@ -2,7 +2,10 @@
 
 import functools
 import json
+import os
 import re
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 
@@ -42,6 +45,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "fc2": ("dense_4h_to_h", "c_proj"),
 }
 ALIKE = ("fsdp", "group", "quantized", "attention", "optimizer", "loss", "logits", "keeps_cache")  # as a setup's
+MANY_ROWS = 100  # fewer are predicted in one process
+ROWS_AT_ONCE = 10
+MOST_PROCESSES = 8  # each has traces of its own in memory
 FP32_MODULES = "norm embed_tokens lm_head"  # PEFT's prepare_model_for_kbit_training keeps all these in fp32
 NOTHING = "neither memory nor time was published"
 
@@ -322,6 +328,14 @@ def timed(role: Role) -> list[tuple[Training, Machine]]:
     """Return the rows of a role that have a step time and can be predicted."""
     measured = [training_of(row) for row in rows() if row.role == role and row.step_s is not None and row.config]
     return [(training, training.machine) for training in measured if training.machine]
+
+
+def compare_all(members: Sequence[Row]) -> list[ComparedRow]:
+    """Predict rows, in several processes if they are many. Neighbours are often of one model, and share its traces."""
+    if len(members) < MANY_ROWS:
+        return [*map(compare, members)]
+    with ProcessPoolExecutor(min(MOST_PROCESSES, os.cpu_count() or 1)) as pool:
+        return [*pool.map(compare, members, chunksize=ROWS_AT_ONCE)]
 
 
 def compare(row: Row) -> ComparedRow:

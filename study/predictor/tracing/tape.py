@@ -33,13 +33,23 @@ def in_order(tape: Tape) -> Tape:
     return ordered + sorted(freed)
 
 
+def from_json(tape: list[list]) -> Tape:
+    """Return a tape that JSON has kept as lists."""
+    return [_kernel(*entry) if entry[0] == "kernel" else tuple(entry) for entry in tape]
+
+
+def _kernel(kind: str, moves: list | None, operations: int) -> tuple:
+    return kind, moves and (moves[0], tuple(moves[1])), operations
+
+
 def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
     """Return the tape of a pass over `rows` rows: from that of as many, or from those of two successive numbers.
 
     Every size is a constant plus a constant for each row. What is freed at once is in order: see `in_order`.
     """
     more_rows = rows - counts[0]
-    return [_on_line(entry, other, more_rows) for entry, other in zip(tapes[0], tapes[-1], strict=True)]
+    both = zip(tapes[0], tapes[-1], strict=True)
+    return [first if first == second else _on_line(first, second, more_rows) for first, second in both]
 
 
 def _on_line(first: Any, second: Any, more_rows: int) -> Any:

@@ -13,7 +13,7 @@ from study.predictor.memory.profile import Tensor
 from study.predictor.tracing import committed
 from study.predictor.tracing.reading import Pass, read
 from study.predictor.tracing.repeating import Followed, Stack, repeat
-from study.predictor.tracing.tape import Tape, at_rows
+from study.predictor.tracing.tape import Tape, at_rows, from_json
 from study.spec.settings import cache_home
 
 FORMAT = 14  # of the cached answers: raise it whenever their meaning changes
@@ -202,13 +202,9 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
     if known:
         return known
     name = _name([*model._key, options, counts])
-    tapes, stacks = _tuples(_kept(name, lambda tracing: tracing.followed(model, options, counts)))
-    return Followed(tapes, [Stack(*stack) for stack in stacks])
-
-
-def _tuples(answer: Any) -> Any:
-    """Return JSON's lists as tuples."""
-    return tuple(map(_tuples, answer)) if isinstance(answer, list) else answer
+    tapes, stacks = _kept(name, lambda tracing: tracing.followed(model, options, counts))
+    in_tuples = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stacks]
+    return Followed([from_json(tape) for tape in tapes], in_tuples)
 
 
 def _kept(name: str, look) -> Any:
