@@ -111,6 +111,14 @@ def test_recomputation_with_frozen_weights(setup):
     assert f"saves {size(saved)}" in answer("recomputed_frozen", setup()).sentence
 
 
+def test_fsdp1_keeps_the_inputs_of_frozen_layers(setup, lora):
+    inputs = (lora.dimensions["num_hidden_layers"] - 2) * 128 * lora.dimensions["hidden_size"] * 2
+    more = answer("kept_by_fsdp1", setup("fsdp2")).sentence
+    assert f"needs {size(inputs)} more at the peak" in more
+    with pytest.raises(ValueError, match="not enough values"):
+        answer("kept_by_fsdp1", setup("zero3"))
+
+
 def test_a_second_program_on_the_gpu(setup, lora):
     sentence = answer("beside", setup(), "L4", 0.55).sentence
     assert size(0.55 * 24.15e9)[:3] in sentence

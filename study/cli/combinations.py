@@ -120,6 +120,15 @@ def _recomputed(setup: Setup) -> Found:
         "model.enable_input_require_grads()",
         ("deepspeedai/DeepSpeed/pull/7780", "deepspeedai/DeepSpeed/pull/8214", "verl-project/verl/issues/3380"),
     )
+    if setup.fsdp and setup.checkpointing is True:
+        more = estimate(replace(setup, keeps_inputs=True)).peak_bytes - estimate(setup).peak_bytes
+        yield (
+            "kept_by_fsdp1",
+            f"FSDP1 with reentrant recomputation needs {size(more)} more at the peak, if transformers is older than "
+            "4.52: it keeps the inputs of frozen layers and their gradients until the backward pass ends. Pass "
+            "use_reentrant=False, or use FSDP2",
+            ("pytorch/pytorch/issues/95805", "pytorch/pytorch/pull/101982"),
+        )
 
 
 def _long_rows(setup: Setup) -> Found:
