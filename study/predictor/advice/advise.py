@@ -6,6 +6,7 @@ knows nothing about the arms: `estimate` knows what they hold and send, and the 
 are.
 """
 
+import bisect
 import contextlib
 import itertools
 import math
@@ -389,18 +390,9 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Ro
     whole = row_of(question, arm, sizes[-1])
     if whole.leaves(miss):
         return whole
-    best = None
-    least = -1
-    too_many = len(sizes) - 1
-    while too_many - least > 1:
-        middle = (least + too_many) // 2
-        each = row_of(question, arm, sizes[middle])
-        if each.leaves(miss):
-            best = each
-            least = middle
-        else:
-            too_many = middle
-    return best or row_of(question, arm, sizes[0])
+    fewer = sizes[:-1]
+    fitting = bisect.bisect_left(fewer, True, key=lambda rows: not row_of(question, arm, rows).leaves(miss))
+    return row_of(question, arm, sizes[max(0, fitting - 1)])
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:

@@ -1,6 +1,7 @@
 """How many GPUs of which kind a training needs, and what would help if nothing fits."""
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,16 +27,19 @@ class Remedy:
 
 def fewest(model: Transformer, counts: tuple[int, ...], gpu: str, given: Given) -> list[Advice]:
     """Return the advice for the fewest GPUs that suffice; before it, that for fewer GPUs with states in host memory."""
+    possible = (n for n in counts if not ((given.batch or 0) % n or n % min(n, given.gpus_per_node or n)))
+    # with_half would trace for each GPU
+    return _until_enough(advise(Question.of(model, gpus, gpu, given), with_half=False) for gpus in possible)
+
+
+def _until_enough(advices: Iterable[Advice]) -> list[Advice]:
+    """Return the first advice that keeps the states on GPUs; before it, the first one with states in host memory."""
     enough: list[Advice] = []
-    for gpus in counts:
-        if (given.batch or 0) % gpus or gpus % min(gpus, given.gpus_per_node or gpus):
-            continue
-        advice = advise(Question.of(model, gpus, gpu, given), with_half=False)  # it would trace for each GPU
-        if advice.choice is None:
-            continue
-        if not advice.choice.offloads:
+    for advice in advices:
+        if advice.choice and not advice.choice.offloads:
             return [*enough, advice]
-        enough = enough or [advice]
+        if advice.choice:
+            enough = enough or [advice]
     return enough
 
 
@@ -62,10 +66,6 @@ def remedies(question: Question, given: Given) -> list[Remedy]:
 def _on_larger_gpus(question: Question, given: Given) -> list[Advice]:
     """Return the advice for the smallest larger GPU that keeps the states, or else for one with states on the host."""
     larger = [gpu for gpu in GPUS if GPUS[gpu].memory_bytes > GPUS[question.gpu].memory_bytes]
-    with_host: list[Advice] = []
-    for gpu in sorted(larger, key=lambda gpu: GPUS[gpu].memory_bytes):
-        for advice in fewest(question.model, (question.gpus,), gpu, given):
-            if advice.choice and not advice.choice.offloads:
-                return [advice]
-            with_host = with_host or [advice]
-    return with_host
+    in_order = sorted(larger, key=lambda gpu: GPUS[gpu].memory_bytes)
+    advices = (each for gpu in in_order for each in fewest(question.model, (question.gpus,), gpu, given))
+    return _until_enough(advices)[-1:]

@@ -38,9 +38,6 @@ class Block:
     after: "Block | None" = None
     free: bool = False
 
-    def key(self) -> tuple[int, int, int]:
-        return self.size, self.segment, self.place
-
 
 class Allocator:
     """Counts bytes held for tensors, and in total. At `capacity_bytes` it gives back free segments, then it fails."""
@@ -49,15 +46,15 @@ class Allocator:
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._segments = 0
-        self._free: dict[bool, list[Block]] = {True: [], False: []}  # the smallest first
+        self._free: dict[bool, list[tuple[int, int, int, Block]]] = {True: [], False: []}  # by size, segment, place
 
     def take(self, size: int) -> Block:
         """A block for a tensor of `size` bytes."""
         size = rounded(size)
         small = size <= SMALL
         free = self._free[small]
-        place = bisect_left(free, (size, 0, 0), key=Block.key)
-        block = self._out(free[place]) if place < len(free) else self._segment(size, small)
+        place = bisect_left(free, (size,))
+        block = self._out(free[place][-1]) if place < len(free) else self._segment(size, small)
         left = block.size - size
         if left >= 512 if small else left > SMALL:
             rest = Block(left, small, block.segment, block.place + size, block, block.after)
@@ -98,15 +95,16 @@ class Allocator:
         return Block(segment, small, self._segments)
 
     def _give_back(self) -> None:
-        for block in [each for free in self._free.values() for each in free if not (each.before or each.after)]:
+        for block in [each for free in self._free.values() for *_, each in free if not (each.before or each.after)]:
             self._out(block)
             self.reserved -= block.size
 
     def _in(self, block: Block) -> None:
         block.free = True
-        insort(self._free[block.small], block, key=Block.key)
+        insort(self._free[block.small], (block.size, block.segment, block.place, block))
 
     def _out(self, block: Block) -> Block:
         block.free = False
-        self._free[block.small].remove(block)
+        free = self._free[block.small]
+        del free[bisect_left(free, (block.size, block.segment, block.place))]
         return block

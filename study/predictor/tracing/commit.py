@@ -1,9 +1,8 @@
 """Writes `committed.zip`: traces small models of a family, or a built-in shape, and finds the terms of every number.
 
 `python -m study.predictor.tracing.commit FOLDER` keeps each member in a folder, and traces those that are not there
-yet, which takes more than an hour; further arguments choose members by how their names begin. Each number is fitted to
-a few samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when it is asked
-for.
+yet, which takes more than an hour. Each number is fitted to a few samples as an exact sum of at most three terms. What
+has no such sum is left out, and is traced when it is asked for.
 """
 
 import functools
@@ -12,6 +11,7 @@ import json
 import random
 import sys
 import zipfile
+from math import prod
 from pathlib import Path
 
 import numpy
@@ -137,7 +137,7 @@ class Source:
         if not any(numbers):
             return ()
         exact = self._table
-        if any(number == 0 for number in numbers):
+        if 0 in numbers:
             raise NoSum(f"a size is {numbers}")
         scaled = numpy.array(exact, dtype=float) / numpy.array(numbers, dtype=float)[:, None]
         for count in range(1, min(MOST_TERMS, len(self.terms)) + 1):
@@ -157,11 +157,7 @@ class Source:
     @functools.cached_property
     def _table(self) -> list[list[int]]:
         """The terms' values on each sample."""
-        products = [
-            [numpy.prod([values[letter] for letter in term], dtype=object) if term else 1 for term in self.terms]
-            for _, values in self.samples
-        ]
-        return [[int(value) for value in row] for row in products]
+        return [[prod(values[letter] for letter in term) for term in self.terms] for _, values in self.samples]
 
 
 def _skeleton(tape: Tape) -> list[list]:
@@ -219,19 +215,14 @@ def sources() -> list[Source]:
     return members
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path) -> None:
+    """Trace the members that a folder lacks, and write all, and the versions of the packages, into the file."""
     for source in sources():
         path = folder / source.name
-        if path.exists() or (names and not source.name.startswith(tuple(names))):
-            continue
-        content = source.write()
-        path.write_text(json.dumps(content, separators=(",", ":")))
-        sys.stderr.write(f"{source.name}: {len(content['passes'])} passes\n")
-    pack(folder)
-
-
-def pack(folder: Path) -> None:
-    """Write the members of a folder, and the versions that they were made with, into the file."""
+        if not path.exists():
+            content = source.write()
+            path.write_text(json.dumps(content, separators=(",", ":")))
+            sys.stderr.write(f"{source.name}: {len(content['passes'])} passes\n")
     members = {path.name: path.read_text() for path in sorted(folder.iterdir())}
     members[committed.VERSIONS] = json.dumps(committed.installed())
     with zipfile.ZipFile(committed.PATH, "w", zipfile.ZIP_LZMA) as archive:
@@ -240,4 +231,4 @@ def pack(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))
