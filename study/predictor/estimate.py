@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -53,7 +53,8 @@ def estimate(setup: Setup) -> Estimate:
     states, times, host_bytes = memory(setup, profile(setup))
     host_bytes += checkpoints_bytes(setup)
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
-    peak_when, at_peak = _peak(states, times)
+    peak_when, most = max(times, key=lambda moment: sum(map(int, moment[1].values())))
+    at_peak = _summed(states, most)
     stage = engine.stage
     bytes_moved = parallel.traffic(setup, setup.layout) if setup.layout else traffic(engine)
     after = {} if setup.layout else _after_step(engine)
@@ -102,12 +103,6 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
     away = (*(OPTIMIZER_ROLES if engine.offloads else ()), *(("weights",) if engine.weights_home != "none" else ()))
     host_bytes = sum(states.pop(role, 0) for role in away)
     return states, times, host_bytes and host_bytes + pinned_padding(engine)
-
-
-def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[str, int]]:
-    """Return when the most bytes are held, and what is held then."""
-    when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
-    return when, _summed(states, now)
 
 
 def profile(setup: Setup) -> Profile:

@@ -47,10 +47,6 @@ class Work:
     moving_kernels: int = 0
     lasting_bytes: float = 0  # of these, for weights that are quantized: no fusing spares them
 
-    @property
-    def flops(self) -> float:
-        return sum(product.flops for product in self.products) + self.attention_flops
-
     def and_then(self, other: "Work") -> "Work":
         """Return the kernels of both."""
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Work)))
