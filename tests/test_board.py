@@ -27,6 +27,18 @@ def mine(tmp_path, monkeypatch):
     board.predictions.cache_clear()
 
 
+def test_rows_that_no_predictor_has_met_are_off_the_board(tmp_path, monkeypatch):
+    for name in ("frozen.csv", "splits.toml"):
+        (tmp_path / name).write_text((published.FOLDER / name).read_text())
+    splits = tmp_path / "splits.toml"
+    splits.write_text(splits.read_text().replace("on_board = false\n", ""))
+    monkeypatch.setattr(board, "FOLDER", tmp_path)
+    everything = board.tests.__wrapped__()
+    splits.write_text(splits.read_text().replace('name = "lora"\n', 'name = "lora"\non_board = false\n'))
+    fewer = board.tests.__wrapped__()
+    assert len(everything) - len(fewer) == 129, "the rows of the split, as splits.toml counts them"
+
+
 def test_no_row_of_the_board_decided_anything():
     roles = {row.role for row in published.rows() if board.key_of(row) in set(KEYS)}
     assert roles == {"test"}

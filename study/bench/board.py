@@ -3,6 +3,7 @@
 A predictor is a CSV file of its predictions and an entry in predictors.toml. Scoring reads these and predicts nothing.
 """
 
+import csv
 import functools
 import tomllib
 from collections import defaultdict
@@ -22,9 +23,21 @@ DIFFERENT = 0.02  # speeds that are nearer have no order
 
 @functools.cache
 def tests() -> dict[str, Row]:
-    """Return the rows of the board by key: frozen rows, and own rows that decided no constant and no interval."""
-    frozen = read_rows(FOLDER / "frozen.csv")
+    """Return the rows of the board by key: frozen rows, and own rows that decided no constant and no interval.
+
+    Splits that no predictor has met stay off the board until they are scored: splits.toml says `on_board = false`.
+    """
+    path = FOLDER / "frozen.csv"
+    with path.open(newline="") as file:
+        splits = [line["split"] for line in csv.DictReader(file)]
+    off = _splits_off_the_board()
+    frozen = [row for row, split in zip(read_rows(path), splits, strict=True) if split not in off]
     return {key_of(row): row for row in [*frozen, *(row for row in rows() if row.role == "test")]}
+
+
+def _splits_off_the_board() -> set[str]:
+    content = tomllib.loads((FOLDER / "splits.toml").read_text())
+    return {split["name"] for split in content["split"] if not split.get("on_board", True)}
 
 
 @functools.cache
