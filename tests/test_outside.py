@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import json
+import os
+import sys
 import tomllib
 from dataclasses import replace
 
@@ -422,6 +424,25 @@ def test_any_file_is_compared_with_predictions_as_json(tmp_path):
     assert (other["quantities"], other["reason"]) == ([], "tp8")
     assert empty["reason"] == trainings.NOTHING
     assert [line["rows"] for line in answer["summary"] if line["quantity"] == "time"] == [1, 1]
+
+
+def process(_) -> int:
+    return os.getpid()
+
+
+def test_many_rows_are_predicted_by_other_processes_with_the_same_result(monkeypatch):
+    rows = [row(step_time_s=seconds) for seconds in (1, 2, 3)]
+    alone = [*map(compare, rows)]
+    assert alone[0] != alone[1]
+    monkeypatch.setattr(trainings, "MANY_ROWS", 3)
+    monkeypatch.setattr(trainings, "ROWS_AT_ONCE", 1)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert trainings.compare_all(rows) == alone
+    monkeypatch.setattr(trainings, "compare", process)
+    assert os.getpid() not in trainings.compare_all(rows)
+    assert trainings.compare_all(rows[1:]) == [os.getpid()] * 2, "these are few"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert trainings.compare_all(rows) == [os.getpid()] * 3, "PyTorch has threads, which a fork lacks"
 
 
 def test_the_commands_words(tmp_path, capsys, golden):

@@ -13,7 +13,7 @@ import pandas as pd
 
 from study.errors import Stop
 from study.predictor.outside.published import FOLDER, Row, read_rows, rows
-from study.predictor.outside.trainings import FLAT, Compared, compare, key_of
+from study.predictor.outside.trainings import FLAT, Compared, compare_all, key_of
 
 BOARD = FOLDER / "board"
 COLUMNS = ("row", "quantity", "predicted", "low", "high")
@@ -142,8 +142,9 @@ def write() -> None:
     ours: list[tuple] = []
     flat: list[tuple] = []
     simulated: dict[str, list[tuple]] = defaultdict(list)
-    for key, row in tests().items():
-        for each in compare(row).quantities:
+    rows = tests()
+    for (key, row), compared in zip(rows.items(), compare_all([*rows.values()]), strict=True):
+        for each in compared.quantities:
             ours.append(_line(key, each))
             if FLAT in each.others:
                 flat.append((key, "time", each.others[FLAT], None, None))

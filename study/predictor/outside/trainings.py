@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -332,7 +333,7 @@ def timed(role: Role) -> list[tuple[Training, Machine]]:
 
 def compare_all(members: Sequence[Row]) -> list[ComparedRow]:
     """Predict rows, in several processes if they are many. Neighbours are often of one model, and share its traces."""
-    if len(members) < MANY_ROWS:
+    if len(members) < MANY_ROWS or "torch" in sys.modules:  # whose threads a fork would lack
         return [*map(compare, members)]
     with ProcessPoolExecutor(min(MOST_PROCESSES, os.cpu_count() or 1)) as pool:
         return [*pool.map(compare, members, chunksize=ROWS_AT_ONCE)]
