@@ -8,17 +8,21 @@ import contextlib
 import dataclasses
 import importlib.util
 import types
+import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from families import config_of
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from study.measure.memory import MemoryWatch
 from study.models import config as configs
-from study.models.build import build
+from study.models.adapters import Adapted
+from study.models.build import build, freeze
+from study.models.litgpt import as_litgpt, litgpt_attention, losses_in_pieces
 from study.models.step import inputs, logits_and_losses
-from study.predictor.estimate import moments, profile
+from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
@@ -58,6 +62,17 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
     ("llama", SEVEN, "autocast", {"quantized": "int8", "dropout": True}, 1_423_048, 1_913_608),
     ("llama", SEVEN, "prepared for k bits", {"quantized": "int8", "checkpointing": True}, 748_264, 1_238_824),
     ("gpt2", ("c_attn",), "autocast", {"quantized": "int8"}, 964_552, 1_455_112),
+    ("llama", SEVEN, "autocast", {"quantized": "nf4", "dropout": True, "old": True}, 1_423_048, 1_913_608),
+    ("llama", SEVEN, "autocast", {"quantized": "nf4", "checkpointing": True, "old": True}, 495_848, 986_408),
+    (
+        "llama",
+        SEVEN,
+        "autocast",
+        {"quantized": "nf4", "checkpointing": True, "old": True, "reentrant": True},
+        311_528,
+        802_088,
+    ),
+    ("llama", TWO, "autocast", {"quantized": "int8", "old": True}, 1_021_768, 1_512_328),
 ]
 
 
@@ -82,7 +97,18 @@ def as_on_a_gpu(monkeypatch):
         monkeypatch.setattr(bitsandbytes, "matmul", product)
 
 
-def real_model(peft, config, targets, training, folder, quantized=None, dropout=False, dora=False, checkpointing=False):
+def real_model(
+    peft,
+    config,
+    targets,
+    training,
+    folder,
+    quantized=None,
+    dropout=False,
+    dora=False,
+    checkpointing=False,
+    reentrant=False,
+):
     """Return a model as PEFT prepares it."""
     model = build(config, "cpu", torch.bfloat16)
     if quantized:
@@ -99,9 +125,29 @@ def real_model(peft, config, targets, training, folder, quantized=None, dropout=
         if tensor.requires_grad and training == "adapters in bf16":
             tensor.data = tensor.data.bfloat16()
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
     return model.train()
+
+
+def keep_as_before(monkeypatch, old: bool | None) -> None:
+    """Let bitsandbytes' products keep what they kept in 0.42: their lines that set `ctx.tensors`, read in its wheel."""
+    if not old:
+        return
+    from bitsandbytes.autograd import _functions
+
+    for kind in (_functions.MatMul4Bit, _functions.MatMul8bitLt):
+        now = kind.forward
+
+        def forward(ctx, x, *args, now=now, kind=kind):
+            result = now(ctx, x, *args)
+            if any(ctx.needs_input_grad[:2]) and kind is _functions.MatMul4Bit:
+                ctx.tensors = (x, ctx.tensors[1])
+            elif any(ctx.needs_input_grad[:2]):
+                ctx.tensors = (torch.empty(x.shape, dtype=torch.int8), *ctx.tensors[1:])
+            return result
+
+        monkeypatch.setattr(kind, "forward", staticmethod(forward))
 
 
 def tensors_of(model) -> list[torch.Tensor]:
@@ -138,6 +184,7 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
+    values |= {"old_bitsandbytes": more.get("old", False), "recomputes_whole_layers": more.get("reentrant", False)}
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda", "cuda": ("autocast",)}
     setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, **values)
@@ -154,8 +201,10 @@ def test_the_libraries_still_hold_as_much(
     peft = pytest.importorskip("peft", reason="peft is not installed")
     if "quantized" in more:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+        keep_as_before(monkeypatch, more.get("old"))
     config = configs.of_dict(dimensions(family), "sdpa")
-    model = real_model(peft, config, targets, training, tmp_path, **more)
+    how = {name: value for name, value in more.items() if name != "old"}
+    model = real_model(peft, config, targets, training, tmp_path, **how)
     autocast = training in ("autocast", "prepared for k bits")
     assert measured(monkeypatch, config, model, autocast) == (kept, peak)
 
@@ -182,3 +231,74 @@ def test_litgpts_own_layers_keep_more(groups, adapted, kept):
     assert profile(dataclasses.replace(setup, litgpt=True)).kept == pytest.approx(kept, rel=0.003)
     again = dataclasses.replace(setup, litgpt=True, checkpointing=True)  # recomputed layers are litgpt's, too
     assert profile(again).kept < kept
+
+
+def of_litgpt(sizes: dict, rows: int, sequence: int, **values) -> Setup:
+    model = Transformer.of({"model_type": "llama"} | sizes, "llama", lora_rank=8, lora_targets=TWO)
+    values |= {"precision": "bf16_pure", "logits": "as_computed", "device": "cuda", "cuda": ("autocast",)}
+    return Setup(model=model, micro_batch=rows, sequence=sequence, litgpt=True, **values)
+
+
+PIECES = [(4, 60_910_596), (2, 30_470_148)]  # rows, and the most bytes of a real pass with litgpt 0.5.13
+
+
+@pytest.mark.parametrize(("rows", "peak"), PIECES)
+def test_litgpts_head_takes_pieces_where_adapters_train(rows, peak):
+    sizes = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    setup = of_litgpt(sizes | heads, rows, 384)
+    setup = dataclasses.replace(setup, model=dataclasses.replace(setup.model, adapter_dropout=True))
+    most = max(sum(now.values()) for when, now in moments(Engine(setup), profile(setup)) if when == "backward")
+    assert most == pytest.approx(peak, rel=0.003)
+
+
+FLAT = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
+FLAT |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
+
+
+@pytest.fixture
+def one_of_two_ranks():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped_by_fabric():
+    """Return a model with adapters as litgpt's script wraps it: Fabric's FSDPStrategy, a layer a unit."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    model = build(configs.of_dict({"model_type": "llama"} | FLAT, "sdpa"), "cpu", torch.bfloat16)
+    freeze(model, 8, None, TWO)
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            module.like_peft = True
+    as_litgpt(model)
+    layers = ModuleWrapPolicy({LlamaDecoderLayer})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as the one of mixed units
+        cpu = {"use_orig_params": True, "device_id": torch.device("cpu")}
+        wrapped = FullyShardedDataParallel(model.train(), auto_wrap_policy=layers, **cpu)
+        apply_activation_checkpointing(wrapped, auto_wrap_policy=layers)
+    return wrapped
+
+
+@pytest.mark.parametrize(("rows", "sequence", "passes"), [(2, 128, 2), (4, 200, 1), (1, 200, 3)])
+def test_frozen_weights_have_gradients_in_fabrics_units(rows, sequence, passes, one_of_two_ranks, monkeypatch):
+    model = wrapped_by_fabric()
+    batch = inputs(configs.of_dict({"model_type": "llama"} | FLAT, "sdpa"), rows, sequence)
+    known = [*model.parameters(), *model.buffers(), *batch.values()]
+    monkeypatch.setattr("study.measure.memory.gc", types.SimpleNamespace(collect=int, get_objects=lambda: known))
+    with MemoryWatch("cpu", dict) as watch, litgpt_attention():
+        for number in range(passes):
+            with contextlib.nullcontext() if number == passes - 1 else model.no_sync():
+                *pieces, last = model(input_ids=batch["input_ids"]).logits.split(128, dim=1)
+                losses_in_pieces([*pieces, last[:, :-1]], batch).mean().backward()
+                del pieces, last
+    how = {"checkpointing": True, "fsdp": "full_shard", "ranks": 2, "accumulation": passes, "optimizer": "foreach"}
+    predicted = estimate(of_litgpt(FLAT, rows, sequence, **how))
+    assert predicted.peak_bytes - predicted.at_peak["moments"] == pytest.approx(watch.peak, rel=0.003)

@@ -2,7 +2,7 @@
 
 import re
 import types
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -67,41 +67,61 @@ class Adapted(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """The product with a quantized weight, as in bitsandbytes 0.50: each pass makes the weight in 16 bits.
+    """The product with a quantized weight, as in bitsandbytes: each pass makes the weight in 16 bits.
 
-    Products with 8 bits (MatMul8bitLt) keep their input, those with 4 bits (MatMul4Bit) do not. They keep it as an
-    attribute, so recomputation that is not reentrant does not drop it. Their columns with outliers, which are few, are
-    left out.
+    Products with 8 bits (MatMul8bitLt) keep their input. Those with 4 bits (MatMul4Bit) did so up to 0.43.1. They keep
+    it as an attribute, so only reentrant recomputation drops it: traces recompute in the other kind, which drops what
+    is saved. Up to 0.44, products with 8 bits also keep the input in 8 bits. Their columns with outliers, which are
+    few, are left out.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, keeps_input):
+    def forward(ctx, x, weight, bias, how):
         ctx.weight = weight
-        ctx.x = x if keeps_input else None
+        ctx.how = how
+        kept = [x] if ctx.needs_input_grad[0] and (how.bits == 8 or how.old) else []
+        if kept and how.bits == 8 and how.old:
+            kept.append(x.new_empty(x.shape, dtype=torch.int8))
+        if how.reentrant:
+            ctx.save_for_backward(*kept)
+        else:
+            ctx.kept = kept
         with torch.autocast("cpu", enabled=False):
-            whole = weight.new_empty(weight.shape, dtype=x.dtype)
-            return functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
+            return functional.linear(x, how.whole(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx, gradient):
-        whole = ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype)
-        return gradient @ whole, None, None, None
+        return gradient @ ctx.how.whole(ctx.weight, gradient.dtype), None, None, None
 
 
-def quantize(model: nn.Module, bits: int, with_head: bool) -> None:
-    """Let the frozen linear layers compute as bitsandbytes' do. Their weights keep their shapes.
+class Quantizing(NamedTuple):
+    """How a library quantizes frozen linear layers.
 
-    transformers leaves the head as it is, and Lightning does not.
+    transformers leaves the head as it is, and Lightning Fabric does not. Fabric quantizes from fp16 whatever the type
+    of a model is (2.1 to 2.4, `_quantize_weight`), and weights return to that type first.
     """
+
+    bits: int
+    old: bool = False  # bitsandbytes up to 0.43.1 for 4 bits, up to 0.44 for 8 bits
+    by_fabric: bool = False
+    reentrant: bool = False  # recomputation, if there is any
+
+    def whole(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        made = torch.float16 if self.by_fabric else dtype
+        return weight.new_empty(weight.shape, dtype=made).to(dtype)
+
+
+def quantize(model: nn.Module, how: Quantizing) -> None:
+    """Let the frozen linear layers compute as bitsandbytes' do. Their weights keep their shapes."""
 
     def forward(self: nn.Linear | Conv1D, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.T if isinstance(self, Conv1D) else self.weight
-        read = x.to(torch.bfloat16) if bits == 4 else x  # 4 bits: BitsAndBytesConfig's compute type
-        return cast(torch.Tensor, _Product.apply(read, weight, self.bias, bits == 8)).to(x.dtype)
+        read = x.to(torch.bfloat16) if how.bits == 4 else x  # 4 bits: BitsAndBytesConfig's compute type
+        return cast(torch.Tensor, _Product.apply(read, weight, self.bias, how)).to(x.dtype)
 
     for name, module in model.named_modules():
         if isinstance(module, Adapted):
             module.quantized = True
-        chosen = with_head or IN_A_LAYER.match(name)
+        chosen = how.by_fabric or IN_A_LAYER.match(name)
         if isinstance(module, LINEAR) and chosen and not module.weight.requires_grad:
             setattr(module, "forward", types.MethodType(forward, module))  # noqa: B010

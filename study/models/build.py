@@ -49,19 +49,19 @@ def freeze(
     dora: bool = False,
     drops: bool = False,
 ) -> None:
-    """Freeze a model, except adapters and a classifier, or tensors with matching names.
+    """Freeze a model, except adapters and a classifier, and tensors with matching names.
 
     Adapters are at the linear layers with these names, without names at every one except the head.
     """
-    if lora_rank is not None:
-        for name, tensor in model.named_parameters():
-            tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
-        _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
-    elif train_only is not None:
-        for name, tensor in model.named_parameters():
-            tensor.requires_grad_(re.search(train_only, name) is not None)
-    else:
+    if lora_rank is None and train_only is None:
         return
+    for name, tensor in model.named_parameters():
+        tensor.requires_grad_(lora_rank is not None and name.split(".")[0] in CLASSIFIERS)
+    if lora_rank is not None:
+        _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
+    for name, tensor in model.named_parameters():
+        if train_only is not None and re.search(train_only, name):
+            tensor.requires_grad_(True)
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
     # Checkpointed layers need an input with a gradient, and frozen embeddings give none.

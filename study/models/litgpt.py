@@ -4,6 +4,7 @@
 - Keys and values are repeated for every head of the queries, and the output of attention is copied.
 - A norm multiplies by its weight in fp32.
 - Adapters of query, key and value share what dropout makes. Their output is kept by the copy to its place (zero_pad).
+- Where adapters train, the head and the loss take 128 tokens of each row at a time (finetune/lora.py).
 """
 
 import contextlib
@@ -14,10 +15,13 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from study.models.adapters import Adapted
+from study.models.step import Batch
 
 JOINED = ("q_proj", "k_proj", "v_proj")
+HEAD_TOKENS = 128  # lm_head_chunk_size
 
 
 def as_litgpt(model: nn.Module) -> None:
@@ -46,6 +50,29 @@ def litgpt_attention() -> Iterator[None]:
 
     with mock.patch.object(functional, "scaled_dot_product_attention", attention):
         yield
+
+
+def logits_in_pieces(model: PreTrainedModel, batch: Batch, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return the logits of the pieces of the rows. The last token predicts nothing."""
+    head = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is head)
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, nn.Identity())
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if cap:
+        model.config.final_logit_softcapping = None  # each piece is capped by itself
+    hidden = model(input_ids=batch["input_ids"], attention_mask=mask).logits
+    pieces = [head(piece) for piece in hidden.split(HEAD_TOKENS, dim=1)]
+    if cap:
+        pieces = [torch.tanh(piece / cap) * cap for piece in pieces]
+    return [*pieces[:-1], pieces[-1][:, :-1]]
+
+
+def losses_in_pieces(pieces: list[torch.Tensor], batch: Batch) -> torch.Tensor:
+    """Return the loss of each token."""
+    labels = batch["input_ids"][:, 1:].split(HEAD_TOKENS, dim=1)
+    pairs = zip(pieces, labels, strict=False)  # the last piece may be empty
+    return torch.cat([functional.cross_entropy(x.flatten(0, 1), y.flatten(), reduction="none") for x, y in pairs])
 
 
 def _norm(self, x: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from study.predictor.setup import Setup
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
 SUB_GROUP_ELEMENTS = 10**9  # stage 3 updates so many at a time (zero/config.py, sub_group_size)
 SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
+LAYERS = r"\.\d+\."  # in the names of all tensors of layers
 OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
 
 
@@ -112,6 +113,8 @@ def profile(setup: Setup) -> Profile:
     if setup.tensor_ranks > 1:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
+    if setup.has_flat_units and setup.model.train_only is None:
+        return profile(replace(setup, model=replace(setup.model, train_only=LAYERS)))
     traced = setup.model.traced(setup.trace_options, setup.micro_batch).profile
     if setup.fused_layers:
         traced = with_fused_layers(setup, traced)

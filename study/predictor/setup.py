@@ -51,7 +51,8 @@ class Setup:
     attention: str = "sdpa"
     checkpointing: int = False  # True: of all layers; n: of every n-th layer; SELECTIVE: of cheap operators
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
-    # until the backward pass has all it needs, which spares its last product. Only times depend on it here.
+    # until the backward pass has all it needs, which spares its last product. Times depend on it, and what quantized
+    # products keep.
     recomputes_whole_layers: bool = False
     # Megatron's attention: one row needs as many kernels as two. transformers' needs fewer copies for one row.
     one_row_as_two: bool = False
@@ -79,6 +80,7 @@ class Setup:
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type.
     frozen: Frozen = "as_weights"
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
+    old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
     experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
     litgpt: bool = False  # layers and loop are litgpt's. Times are little different
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
@@ -128,6 +130,14 @@ class Setup:
         if settings.optimizer not in ("adamw", None):  # None: of older records
             values["optimizer"] = settings.optimizer
         return cls(model=model, **values)
+
+    @property
+    def has_flat_units(self) -> bool:
+        """Return whether each unit of FSDP is one tensor, so that all of it has a gradient if an adapter in it trains.
+
+        Fabric's FSDP1 has such units: each layer with its adapters (torch 2.13, `_validate_frozen_params` warns of it).
+        """
+        return self.litgpt and self.fsdp is not None and self.model.is_partly_frozen
 
     @property
     def stage(self) -> int:
@@ -186,7 +196,13 @@ class Setup:
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.litgpt,
+            old_bitsandbytes=self.old_bitsandbytes and self.quantized is not None,
+            reentrant=bool(self.checkpointing) and self.recomputes_whole_layers and self._products_keep_inputs,
         )
+
+    @property
+    def _products_keep_inputs(self) -> bool:
+        return self.quantized is not None and (self.old_bitsandbytes or QUANTIZED_BITS[self.quantized] == 8)
 
     @property
     def autocast(self) -> bool:

@@ -40,8 +40,8 @@ class Sharding:
         self.by_accelerate = setup.fsdp_by == "accelerate"
         self.ranks = setup.sharing_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
-        # A pass begins with the whole gradients of the passes before it.
-        self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
+        # A pass begins with the whole gradients of the passes before it. litgpt's loop has `no_backward_sync`.
+        self.keeps_whole_gradients = (self.by_accelerate or setup.litgpt) and setup.accumulation > 1
         self.ends_are_units = self.by_accelerate or setup.fsdp_ends
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
@@ -57,9 +57,13 @@ class Sharding:
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
         trained = {unit: [tensor for tensor in tensors if tensor.trains] for unit, tensors in self.units.items()}
         self.trained = trained
-        self.gradient = {unit: self._bytes(tensors) for unit, tensors in trained.items()}
-        # Elements of a unit that a rank trains, and those of all: its part of each tensor, rounded up.
-        self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in trained.items()}
+        if setup.has_flat_units:
+            with_gradient = {unit: self.units[unit] if tensors else [] for unit, tensors in trained.items()}
+        else:
+            with_gradient = trained
+        self.gradient = {unit: self._bytes(tensors) for unit, tensors in with_gradient.items()}
+        # A rank's elements of a unit's gradient, and those of all: its part of each tensor, rounded up.
+        self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in with_gradient.items()}
         self.part = sum(self.trained_part.values())
         self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
 
@@ -176,10 +180,13 @@ class Backward:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding = self.sharding
         setup = sharding.setup
+        if setup.litgpt:  # FSDP1 joins the gradients of a unit's tensors, beside those of earlier passes
+            joined = 2 if sharding.keeps_whole_gradients else 1
+            yield self.moment(usage, joined * sharding.gradient[unit], ahead)
         self.alive.discard(unit)
         self.reducing = 0
         yield self.moment(usage, sharding.gradient[unit], ahead)
-        self.reducing = sharding.gradient[unit]
+        self.reducing = 0 if setup.litgpt else sharding.gradient[unit]
         self.gradients[unit] = 0
         arrived = sharding.trained_part[unit] * setup.weight_bytes
         part = sharding.trained_part[unit] * setup.stored_bytes
@@ -202,6 +209,7 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     state = Backward(sharding)
     unit = ROOT
     usage = profile.most
+    made = 0  # gradients that wait beside those of earlier passes: FSDP2 adds each of them at once
     for gradient in profile.gradients:
         next_unit = sharding.unit_of[gradient.tensor.name]
         if unit not in sharding.late and next_unit != unit:
@@ -214,14 +222,16 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             state.alive.add(next_unit)
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
                 yield state.moment(usage, 0, sharding.buffer(next_unit))
-        unit = next_unit
         size = gradient.tensor.elements * sharding.setup.weight_bytes
+        waits = sharding.setup.litgpt and sharding.keeps_whole_gradients and unit == next_unit
+        made = made + size if waits else size
+        unit = next_unit
         ahead = state.ahead(unit)
-        yield state.moment(most, size, 0 if begins and unit == TAIL else ahead)
+        yield state.moment(most, made, 0 if begins and unit == TAIL else ahead)
         if not sharding.keeps_whole_gradients:
             state.gradients[unit] += size
         usage = gradient.complete
-        yield state.moment(usage, size if sharding.keeps_whole_gradients else 0, ahead)
+        yield state.moment(usage, made if sharding.keeps_whole_gradients else 0, ahead)
     if unit not in sharding.late:
         yield from state.reduced(unit, usage, state.ahead(unit))
     if not sharding.by_accelerate:

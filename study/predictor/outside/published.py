@@ -198,6 +198,7 @@ class Source(BaseModel):
     host_pace: float | None = None  # if its host is one of those that constants were fitted to
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
     litgpt: bool = False  # its models and loops are litgpt's
+    versions: str = ""  # of libraries, if its rows say none
 
     def why_off(self, row: Row, quantity: Quantity) -> str | None:
         """Return why a prediction of a row missed, if that is known."""

@@ -26,10 +26,10 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.adapters import Adapted, quantize
+from study.models.adapters import Adapted, Quantizing, quantize
 from study.models.build import GROUPED, WithoutValues, build, freeze
-from study.models.litgpt import as_litgpt, litgpt_attention
-from study.models.step import Batch, inputs, logits_and_losses
+from study.models.litgpt import as_litgpt, litgpt_attention, logits_in_pieces, losses_in_pieces
+from study.models.step import Batch, inputs, logits_and_losses, mask
 from study.predictor.tracing.long_rows import IS_LAST, keep_less
 from study.predictor.tracing.losses import InPlace, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
@@ -220,7 +220,8 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         if not tensor.requires_grad:
             tensor.data = tensor.data.to(torch.bfloat16)
     if options.quantized_bits:
-        quantize(model, options.quantized_bits, with_head=options.litgpt)
+        how = Quantizing(options.quantized_bits, options.old_bitsandbytes, options.litgpt, options.reentrant)
+        quantize(model, how)
     if options.litgpt:
         as_litgpt(model)
 
@@ -313,10 +314,16 @@ def _run(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, wa
 
 
 def _loss(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, dtype: torch.dtype) -> tuple:
-    """Return the loss, and the logits if the loop holds them until the backward pass has ended, as litgpt's does."""
+    """Return the loss, and the logits if the loop holds them until the backward pass has ended, as litgpt's does.
+
+    litgpt computes the head in pieces where adapters train.
+    """
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
         if options.loss == "chunked":
             return without_logits(config, built, batch), None
+        if options.litgpt and any(isinstance(module, Adapted) for module in built.modules()):
+            pieces = logits_in_pieces(cast(PreTrainedModel, built), batch, mask(config, batch, dtype))
+            return losses_in_pieces(pieces, batch).mean(), pieces
         with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
             logits, losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")
             held = logits if options.litgpt else None

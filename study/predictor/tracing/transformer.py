@@ -16,7 +16,7 @@ from study.predictor.tracing.repeating import Followed, Stack, repeat
 from study.predictor.tracing.tape import Tape, at_rows, from_json
 from study.spec.settings import cache_home
 
-FORMAT = 14  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 15  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -41,6 +41,8 @@ class TraceOptions(NamedTuple):
     long_rows: tuple[str, ...] = ()  # of LONG_ROWS
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
     litgpt: bool = False  # layers keep what litgpt's keep, and the loop holds the logits during the backward pass
+    old_bitsandbytes: bool = False  # quantized products keep their inputs
+    reentrant: bool = False  # recomputation drops inputs that quantized products keep
 
 
 class Look(NamedTuple):
