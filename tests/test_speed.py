@@ -105,6 +105,17 @@ def test_peaks_are_measured_and_kept(tmp_path, monkeypatch):
     assert peaks["disk_bytes_per_s"] is None or peaks["disk_bytes_per_s"]["written"] > 0
 
 
+def test_the_study_loads_adam_before_deepspeed_does(monkeypatch, capsys):
+    """DeepSpeed compiles it again from other sources than the study: 95 seconds of the processor for one number."""
+
+    def refuse(names, gpus, tell) -> None:
+        raise Stop(f"{names} cannot be loaded", "install a compiler", "unavailable")
+
+    monkeypatch.setattr(measured, "load_operators", refuse)
+    assert measured.host_adam(measured.Peaks(adam_parameters=1000)) is None
+    assert "Adam on the host: none (Stop: ['cpu_adam'] cannot be loaded)" in capsys.readouterr().out
+
+
 def test_the_longest_kernels_of_a_step_are_kept(tmp_path, cache):
     """Of the last of four steps: matrix products are among the longest."""
     settings = {"model": "bert-tiny", "data": "embedded", "init": "in_place", "steps": 4, "warmup_steps": 1}

@@ -18,6 +18,7 @@ import torch
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say
 from study.machine import disk
+from study.machine.gpus import num_gpus
 from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
@@ -30,6 +31,7 @@ from study.predictor.timing.work import blocks
 from study.records.store import now_utc
 from study.spec.options import parsed
 from study.spec.shapes import VOCABULARY
+from study.training.loading import load as load_operators
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 WARM_UP = 3
@@ -152,6 +154,7 @@ def copies(options: Peaks) -> dict[str, dict]:
 def host_adam(options: Peaks) -> dict | None:
     """Return parameters per second of the Adam that offloading uses, on all cores. None if it cannot be compiled."""
     try:
+        load_operators(["cpu_adam"], num_gpus(), say)
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         parameter = torch.nn.Parameter(torch.randn(options.adam_parameters))
