@@ -42,6 +42,7 @@ TRAININGS = {
     "adapters in bf16": {"precision": "bf16_pure"},
     "prepared for k bits": {"precision": "bf16", "frozen": "as_weights"},
     "prepared for k bits, no autocast": {"precision": "fp32"},
+    "prepared by TRL": {"precision": "bf16", "frozen": "bf16_except_norms"},
 }
 CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at the end of the forward pass, and at most
     ("llama", SEVEN, "autocast", {}, 1_054_408, 1_544_968),
@@ -72,6 +73,8 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
         311_528,
         802_088,
     ),
+    ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "dropout": True}, 1_760_968, 2_251_528),
+    ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "checkpointing": True}, 326_888, 817_448),
     ("llama", TWO, "autocast", {"quantized": "int8", "old": True}, 1_021_768, 1_512_328),
 ]
 
@@ -116,13 +119,15 @@ def real_model(
         how = BitsAndBytesConfig(**FORMATS[quantized])
         kind = {"quantization_config": how, "dtype": torch.bfloat16, "device_map": {"": "cpu"}}
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", **kind)
-    if training.startswith("prepared"):
+    if training.startswith("prepared"):  # for few bits
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     kind = {"use_dora": dora, "fan_in_fan_out": config.model_type == "gpt2" and not quantized}
     adapters = peft.LoraConfig(r=RANK, target_modules=[*targets], lora_dropout=0.1 * dropout, **kind)
     model = peft.get_peft_model(model, adapters)
-    for tensor in model.parameters():
+    for name, tensor in model.named_parameters():
         if tensor.requires_grad and training == "adapters in bf16":
+            tensor.data = tensor.data.bfloat16()
+        if training == "prepared by TRL" and ("embed_tokens" in name or "lm_head" in name):  # as in TRL 0.13.0
             tensor.data = tensor.data.bfloat16()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -205,7 +210,7 @@ def test_the_libraries_still_hold_as_much(
     config = configs.of_dict(dimensions(family), "sdpa")
     how = {name: value for name, value in more.items() if name != "old"}
     model = real_model(peft, config, targets, training, tmp_path, **how)
-    autocast = training in ("autocast", "prepared for k bits")
+    autocast = training in ("autocast", "prepared for k bits", "prepared by TRL")
     assert measured(monkeypatch, config, model, autocast) == (kept, peak)
 
 

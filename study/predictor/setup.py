@@ -18,7 +18,7 @@ Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "a
 ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
-Frozen = Literal["as_weights", "bf16", "bf16_without_autocast"]
+Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_norms"]
 Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "fp8", "mxfp4", "mxfp8", "nvfp4"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
 # these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32 (OCP's
@@ -77,7 +77,8 @@ class Setup:
     fsdp_ends: bool = False  # torch: embeddings and output are units, too: torchtune's `custom_sharded_layers`
     keeps_inputs: bool = False  # of frozen layers, until the backward pass ends (`memory/reentrant.py`)
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
-    # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type.
+    # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type;
+    # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
     frozen: Frozen = "as_weights"
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
     old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
@@ -192,7 +193,7 @@ class Setup:
         return TraceOptions(
             *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
             logits=self.logits,
-            frozen="bf16" if in_bf16 else "as_weights",
+            frozen=self.frozen.removesuffix("_without_autocast") if in_bf16 else "as_weights",
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.litgpt,

@@ -49,7 +49,9 @@ ALIKE = ("fsdp", "group", "quantized", "attention", "optimizer", "loss", "logits
 MANY_ROWS = 100  # fewer are predicted in one process
 ROWS_AT_ONCE = 10
 MOST_PROCESSES = 8  # each has traces of its own in memory
-FP32_MODULES = "norm embed_tokens lm_head"  # PEFT's prepare_model_for_kbit_training keeps all these in fp32
+# PEFT's prepare_model_for_kbit_training keeps all three in fp32. With 4 bits under bf16 TRL converts the last two back
+# (0.9.6 to 0.13.0, peft_module_casting_to_bf16).
+FP32_MODULES = "norm embed_tokens lm_head|norm"
 NOTHING = "neither memory nor time was published"
 
 
@@ -218,7 +220,7 @@ def _types(row: Row, dtype: str) -> dict:
     base that is prepared for training on few bits, all that is not quantized is in fp32.
     """
     if row.fp32_modules:
-        return {"precision": "bf16"}
+        return {"precision": "bf16", "frozen": "bf16_except_norms" if row.fp32_modules == "norm" else "as_weights"}
     by_peft = row.adapter_dtype is None and "peft" in (row.versions or "")
     if dtype != "bf16_pure" or row.deepspeed or not (row.adapter_dtype == "fp32" or by_peft):
         return {"precision": dtype}

@@ -216,8 +216,9 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         module.like_peft = True
     if adapted and not options.checkpointing:
         model.disable_input_require_grads()
-    for tensor in model.parameters() if options.frozen == "bf16" else ():
-        if not tensor.requires_grad:
+    for name, tensor in model.named_parameters() if options.frozen != "as_weights" else ():
+        stays = options.frozen == "bf16_except_norms" and "norm" in name
+        if not tensor.requires_grad and not stays:
             tensor.data = tensor.data.to(torch.bfloat16)
     if options.quantized_bits:
         how = Quantizing(options.quantized_bits, options.old_bitsandbytes, options.litgpt, options.reentrant)
@@ -270,7 +271,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
-    if options.cuda or options.frozen == "bf16" or options.quantized_bits or options.litgpt:
+    if options.cuda or options.frozen != "as_weights" or options.quantized_bits or options.litgpt:
         _freeze_as_others(cast(PreTrainedModel, built), options)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     if options.checkpointing > 1:

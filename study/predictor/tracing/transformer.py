@@ -37,7 +37,7 @@ class TraceOptions(NamedTuple):
     zero3_linear: bool  # linear layers are stage 3's own: see study/predictor/tracing/zero3_linear.py
     cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
-    frozen: str = "as_weights"  # or bf16: the type of the frozen weights
+    frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     long_rows: tuple[str, ...] = ()  # of LONG_ROWS
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
     litgpt: bool = False  # layers keep what litgpt's keep, and the loop holds the logits during the backward pass
