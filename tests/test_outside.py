@@ -407,8 +407,8 @@ def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():
 
 
 def test_each_source_has_the_same_weight_in_the_interval_of_a_ratio(monkeypatch):
-    few = [ratios.Pair("b", 1, 1.5), ratios.Pair("b", 1, 2)]
-    monkeypatch.setattr(ratios, "pairs", lambda: [ratios.Pair("a", 1, 1.1)] * 98 + few)
+    off = {"a": [np.log(1.1)] * 98, "b": [np.log(1.5), np.log(2)]}
+    monkeypatch.setattr(ratios, "errors", lambda: off)
     known = ratios.accuracy.__wrapped__()
     assert known.factor == pytest.approx(2), "by pairs, 98 % would be within 1.1"
 

@@ -35,16 +35,11 @@ def _training(row: Row) -> tuple:
     return row.deepspeed, row.fsdp, row.group, row.dtype
 
 
-class Pair(NamedTuple):
-    """The seconds of a step over those of another, as published and as predicted."""
+def errors() -> dict[str, list[float]]:
+    """Return by source the logarithms of how far predicted ratios are from published ones, each pair of numbers once.
 
-    source: str
-    published: float
-    predicted: float
-
-
-def pairs() -> list[Pair]:
-    """Return all pairs, each pair of numbers once."""
+    A ratio is the seconds of a step over those of another.
+    """
     groups = defaultdict(list)
     for member in stored.predictions():
         row = member.row
@@ -56,18 +51,10 @@ def pairs() -> list[Pair]:
         for (row, step), (other, other_step) in itertools.combinations(members, 2)
         if _training(row) != _training(other)
     }
-    return [
-        Pair(source, step / other, predicted / other_predicted)
-        for source, step, predicted, other, other_predicted in numbers
-    ]
-
-
-def errors() -> dict[str, list[float]]:
-    """Return by source the logarithms of how far predicted ratios are from published ones."""
-    groups = defaultdict(list)
-    for pair in pairs():
-        groups[pair.source].append(abs(math.log(pair.predicted / pair.published)))
-    return groups
+    off = defaultdict(list)
+    for source, step, predicted, other, other_predicted in numbers:
+        off[source].append(abs(math.log((predicted / other_predicted) / (step / other))))
+    return off
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 Both come from Arctic Long Sequence Training (arXiv 2506.13996). Only shapes are traced: nothing is copied.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ class _Tiled(torch.autograd.Function):
     """DeepSpeed's TiledMLP (runtime/sequence_parallel/ulysses_sp.py, 0.19.8): only its input is kept."""
 
     @staticmethod
-    def forward(ctx, rows, layer, forward, place):
+    def forward(ctx, layer, forward, place, rows):
         ctx.save_for_backward(rows)
         ctx.tiles = math.ceil(rows.shape[-2] / rows.shape[-1])
         ctx.rest = layer, forward, place
@@ -43,7 +44,7 @@ class _Tiled(torch.autograd.Function):
             with torch.enable_grad(), place():  # backward() puts function modes aside
                 out = forward(tile)
             torch.autograd.backward(out, output_gradient)
-        return rows_gradient.view(rows.shape), None, None, None
+        return None, None, None, rows_gradient.view(rows.shape)
 
 
 def keep_less(model: nn.Module, names: tuple[str, ...], place: Callable[[], AbstractContextManager]) -> None:
@@ -60,11 +61,7 @@ def _tile(model: nn.Module, place: Callable[[], AbstractContextManager]) -> None
     if not layers:
         raise Stop("this model has no feed-forward layers with a name that ends in MLP", "leave --tiled-mlp out")
     for layer in layers:
-        vars(layer)["forward"] = _in_tiles(layer, layer.forward, place)
-
-
-def _in_tiles(layer: nn.Module, forward: Callable, place: Callable[[], AbstractContextManager]) -> Callable:
-    return lambda rows: _Tiled.apply(rows, layer, forward, place)
+        vars(layer)["forward"] = functools.partial(_Tiled.apply, layer, layer.forward, place)
 
 
 def _keep_on_host(model: nn.Module) -> None:
