@@ -52,8 +52,8 @@ def errors() -> dict[str, list[float]]:
         if _training(row) != _training(other)
     }
     off = defaultdict(list)
-    for source, step, predicted, other, other_predicted in numbers:
-        off[source].append(abs(math.log((predicted / other_predicted) / (step / other))))
+    for source, measured, predicted, other_measured, other_predicted in numbers:
+        off[source].append(abs(math.log((predicted / other_predicted) / (measured / other_measured))))
     return off
 
 
