@@ -27,9 +27,16 @@ def test_a_gpu_is_named_as_people_do():
     said = {"H100": "H100-80GB", "h100-80gb": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40": "A100-40GB"}
     said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "h100sxm": "H100-80GB", "l4": "L4"}
     said |= {"a800": "A800-80GB", "rtx pro 6000": "RTXPRO6000", "titan rtx": "TitanRTX", "h20": "H20"}
+    said |= {
+        "rtx a5000": "A5000",
+        "rtx 6000 ada": "RTX6000Ada",
+        "a10g": "A10G",
+        "l40": "L40",
+        "nvidia h100": "H100-80GB",
+    }
     said |= {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
     assert {text: gpus.gpu_named(text) for text in said} == said
-    for text, near in (("H900", "'H100'"), ("A10G", "'A10'"), ("nvidia", "H100"), ("", "choose one of")):
+    for text, near in (("H900", "'H100'"), ("A11G", "'A10"), ("nvidia", "H100"), ("", "choose one of")):
         with pytest.raises(Stop, match="is not a known GPU") as stop:
             gpus.gpu_named(text)
         assert near in stop.value.remedy

@@ -302,6 +302,13 @@ def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     assert (varied.setup.sequence, trainings._timed(varied).sequence) == (1024, 450)
     assert trainings._timed(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
     assert row(rows_are="padded", seq_mean=300, tokens_per_s_per_gpu=600).step_s == 2
+    bucketed = training_of(
+        row(rows_are="padded", seq_mean=300, micro_batch=4, source="huggingface/peft method_comparison")
+    )
+    assert trainings._timed(bucketed).sequence == 333, "its rows are sorted within 20 passes"
+    drawn = np.random.default_rng(1).exponential(size=(4000, 20 * 4))
+    longest = np.sort(drawn)[:, 3::4].mean()
+    assert trainings.longest_over_mean(4, 20) == pytest.approx(longest, rel=0.01)
     compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
     assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
     kernels = {

@@ -20,7 +20,7 @@ from study.predictor.outside import fit, published
 from study.predictor.outside.trainings import timed
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
-from study.predictor.timing.pace import Links, collective_s, filled
+from study.predictor.timing.pace import CAST_BYTES, Links, collective_s, filled, work_s
 from study.predictor.timing.replay import Task, busy_s, length_s, replay
 from study.predictor.timing.schedule import update_bytes
 from study.predictor.timing.steptime import Machine, _seconds, step_time
@@ -282,6 +282,9 @@ def test_foreach_moves_three_times_the_bytes_of_the_fused_update():
     each = setup("ddp", precision="fp32")
     more = update_bytes(replace(each, optimizer="foreach")) - update_bytes(each)
     assert traffic.total / 64 - 7 * 4 == more == 56
+    updates = [step_time(replace(each, optimizer=name), A100).parts["update"] for name in ("fused", "foreach")]
+    moved = [update_bytes(replace(each, optimizer=name)) for name in ("fused", "foreach")]
+    assert updates[1] / updates[0] == pytest.approx(moved[1] / moved[0] / pace.pace().update_share)
 
 
 def test_quantized_weights_are_made_whole_before_each_product():
@@ -429,17 +432,30 @@ def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
     assert attention_s("gpt2", "fa2", A100.gpu) == attention_s("gpt2", None, A100.gpu), "as nine sources have it"
 
 
-def test_products_in_8_bits_take_half_the_time_and_conversions():
-    """Each factor is converted: 5 bytes for each of its elements. Memory limits one product; the head's stays."""
+def test_products_in_8_bits_take_half_the_time_and_casts():
+    """Memory limits one product; the head's stays. Weights are cast more often than activations, unless by TE."""
     each = setup("ddp", named("gpt2"), precision="bf16", micro_batch=32)
-    seconds = [_seconds(blocks(each), each, replace(H100, in_8_bits=is_8), pace.pace()) for is_8 in (False, True)]
-    whole, halved = (of["layer.1"][0] for of in seconds)
-    assert 0.5 * whole.products < halved.products < 0.53 * whole.products
+    of_casts = {
+        casts: _seconds(blocks(each), each, replace(H100, casts=casts), pace.pace()) for casts in (None, *CAST_BYTES)
+    }
+    assert len({seconds["head"] for seconds in of_casts.values()}) == 1
+    forward, backward = ({name: of["layer.1"][phase] for name, of in of_casts.items()} for phase in (0, 1))
+    assert 0.5 * forward[None].products < forward["tensorwise"].products < 0.53 * forward[None].products
+    assert backward["rowwise"].products < 0.55 * backward[None].products
+    assert backward["rowwise"].products < backward["rowwise_with_gw_hp"].products < backward[None].products
+    of_a_weight = Work(products=(Product(1, 768, 3072, each.tokens),))
+    in_16_bits = work_s(of_a_weight, "H100-80GB", False, False, pace.pace())
+    assert work_s(of_a_weight, "H100-80GB", False, False, pace.pace(), "rowwise_with_gw_hp", each.tokens) == in_16_bits
     linear = blocks(each)[1].forward.products
-    factors = sum(product.m * product.k + product.k * product.n for product in linear)
+    activations = sum(product.m * product.k for product in linear)
+    weights = sum(product.k * product.n for product in linear)
     share = pace.pace().moving_share * GPUS["H100-80GB"].memory_bytes_per_s
-    assert halved.moving - whole.moving == pytest.approx(5 * factors / share)
-    assert seconds[0]["head"] == seconds[1]["head"]
+    for name, (of_activations, of_weights) in CAST_BYTES.items():
+        cast_s = (of_activations * activations + of_weights * weights) / share
+        assert forward[name].moving - forward[None].moving == pytest.approx(cast_s)
+    fused = _seconds(blocks(each), each, replace(H100, casts="te", fused_kernels=True), pace.pace())["layer.1"][0]
+    plain = _seconds(blocks(each), each, replace(H100, fused_kernels=True), pace.pace())["layer.1"][0]
+    assert fused.moving - plain.moving == pytest.approx(2 * (activations + weights) / share), "no fusing spares casts"
 
 
 def test_the_pace_of_an_unknown_host_is_that_of_sources_and_graphs_need_none():
@@ -518,7 +534,7 @@ def test_a_kind_that_no_source_of_the_interval_has_gets_the_widest_one():
     widest = max(pace._read()["interval"].values())
     known = setup("ddp", named("gpt2-xl"), micro_batch=1)
     assert step_time(known, A100).factor == pytest.approx(pace._read()["interval"]["large"])
-    assert step_time(known, replace(A100, in_8_bits=True)).factor == pytest.approx(widest)
+    assert step_time(known, replace(A100, casts="te")).factor == pytest.approx(widest)
     assert step_time(known, replace(A100, gpu="A10")).factor == pytest.approx(widest), "its ceiling is assumed"
     adapters = replace(known, model=replace(known.model, lora_rank=8))
     assert step_time(adapters, A100).factor == pytest.approx(widest)

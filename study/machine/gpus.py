@@ -1,8 +1,9 @@
 """GPUs and their links: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
 
 Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
-Uncertain: the memory that nvidia-smi shows for B200, B300, H20, H100 NVL, GH200, RTX 5090, MI300X and MI325X (within
-1 %), the bandwidth of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80). NVLink bridges of PCIe cards join only two.
+Uncertain: the memory that nvidia-smi shows for B200, B300, H20, H100 NVL, GH200, RTX 5090, L20, A30, MI300X and MI325X
+(within 1 %), the bandwidth of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80). An H100 of 96 GB calls itself NVIDIA
+H100. NVLink bridges of PCIe cards join only two.
 This module needs no torch, so it is fast.
 """
 

@@ -199,6 +199,7 @@ class Source(BaseModel):
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
     litgpt: bool = False  # its models and loops are litgpt's
     versions: str = ""  # of libraries, if its rows say none
+    sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
 
     def why_off(self, row: Row, quantity: Quantity) -> str | None:
         """Return why a prediction of a row missed, if that is known."""

@@ -246,9 +246,18 @@ def _machine(row: Row, gpu: str, ranks: int) -> Machine:
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
         attention_kernel=_attention_kernel(row),
-        in_8_bits=bool(row.products),
+        casts=_casts(row),
         host_pace=0.0 if row.compiled else known_pace,
     )
+
+
+def _casts(row: Row) -> str | None:
+    """Return how factors become 8 bits: torchao's recipe, or Transformer Engine's way where nothing is compiled."""
+    if row.products != "float8":
+        return row.products
+    if recipe := re.search("rowwise_with_gw_hp|rowwise", f"{row.arm} {row.precision}"):
+        return recipe[0]
+    return "tensorwise" if row.compiled or "torchao" in (row.versions or "") else "te"
 
 
 def _refuse_unknown(row: Row) -> None:
@@ -316,17 +325,25 @@ def _attention_kernel(row: Row) -> str | None:
 
 
 def _timed(training: Training) -> Setup:
-    """Return the setup whose step took the time. Rows that are padded to the longest of a pass are shorter than `seq`.
-
-    Their lengths are assumed to be exponential, with the mean of the source.
-    """
+    """Return the setup whose step took the time. Rows that are padded to the longest of a pass have fewer tokens."""
     row, setup = training.row, training.setup
     if row.rows_are != "padded":
         return setup
     if row.seq_mean is None:
         raise NotPredicted("rows are padded, and their mean is not said")
-    longest = row.seq_mean * sum(1 / each for each in range(1, setup.micro_batch + 1))
+    source = sources().get(row.source)
+    longest = row.seq_mean * longest_over_mean(setup.micro_batch, source.sorted_passes if source else 1)
     return replace(setup, sequence=min(setup.sequence, round(longest)))
+
+
+def longest_over_mean(micro_batch: int, passes: int) -> float:
+    """Return the longest row of a pass over the mean of all rows, if rows are sorted within some passes.
+
+    Lengths are assumed to be exponential: of n rows, the k-th longest is longer than the next one by 1/k of the mean.
+    """
+    rows = micro_batch * passes
+    ranks = range(1, rows + 1, micro_batch)  # of the longest rows of the passes
+    return sum(1 / each for first in ranks for each in range(first, rows + 1)) / passes
 
 
 def _count(row: Row, name: str) -> int:

@@ -14,7 +14,10 @@ from study.predictor.timing.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
 TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
-CONVERSION_BYTES = 5  # of an element that becomes one of 8 bits
+# Bytes that are read and written before a product of 8 bits, for an element of activations and one of a weight. Each
+# has two products. torchao's compiled kernels find the largest number of activations on the way (roofline_utils.py,
+# 36027d82). Transformer Engine's cast also transposes, with scales of the step before (arXiv 2209.05433).
+CAST_BYTES = {"tensorwise": (2, 4), "rowwise": (3, 5), "rowwise_with_gw_hp": (1, 3), "mxfp8": (2, 3), "te": (2, 2)}
 LARGE = 1e9  # parameters from which on a model has the interval of large models
 NORM = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a little of the smaller
 
@@ -26,6 +29,7 @@ class Pace:
     product_share: float  # of a GPU's ceiling, in whole waves of a product's tiles
     attention_share: float  # of what the authors of FlashAttention-2 reached on a GPU, in layers of a training
     moving_share: float  # of the memory's bandwidth, in kernels that only move bytes
+    update_share: float  # of the memory's bandwidth, in AdamWs of several kernels
     fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
     cached_traffic: float  # seconds of what stays in a large cache, over those of what the memory moves
     kernel_s: float  # of the host, to launch a kernel
@@ -145,19 +149,20 @@ class FullPace(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def at_full_pace(work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False) -> FullPace:
-    """`whole`: products of fp32, which run as TF32 if the GPU has it. `in_8_bits`: factors are converted first.
+def at_full_pace(work: Work, gpu_name: str, whole: bool, casts: str | None = None, tokens: int = 0) -> FullPace:
+    """`whole`: products of fp32, which run as TF32 if the GPU has it. `casts`: to 8 bits, a name in CAST_BYTES.
 
-    Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits (datasheets). A factor of 2 bytes is read
-    for its largest number, read again and written in a byte, before each product (torchao, float8_linear.py).
+    Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits (datasheets). No fusing spares casts.
     """
     gpu = GPUS[gpu_name]
     processors = _read()["multiprocessors"].get(gpu_name, 108)
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
     flops_per_s = peak * ceilings(gpu_name)["products"][0]
     element_bytes = 4 if whole else 2
-    linear = {product for product in work.products if in_8_bits and product.number == 1}
-    converted = sum(product.elements - product.m * product.n for product in work.products if product in linear)
+    linear = {product for product in work.products if casts and product.number == 1}
+    if casts == "rowwise_with_gw_hp":  # the gradients of weights, which sum over tokens, stay in 16 bits
+        linear = {product for product in linear if product.k != tokens}
+    cast_bytes = sum(_cast_bytes(product, CAST_BYTES[casts], tokens) for product in work.products if product in linear)
     return FullPace(
         products=tuple(
             (
@@ -167,18 +172,32 @@ def at_full_pace(work: Work, gpu_name: str, whole: bool, in_8_bits: bool = False
             for product in work.products
         ),
         attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
-        moving=(work.moved_bytes + converted * CONVERSION_BYTES) / gpu.memory_bytes_per_s,
-        lasting=work.lasting_bytes / gpu.memory_bytes_per_s,
+        moving=(work.moved_bytes + cast_bytes) / gpu.memory_bytes_per_s,
+        lasting=(work.lasting_bytes + cast_bytes) / gpu.memory_bytes_per_s,
     )
 
 
-def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace, in_8_bits: bool = False) -> Seconds:
+def _cast_bytes(product: Product, each: tuple[int, int], tokens: int) -> int:
+    """Return the bytes of the casts of both factors. The gradient of a weight is a product of activations."""
+    weights = product.k * product.n if product.k != tokens else 0
+    return each[0] * (product.m * product.k + product.k * product.n - weights) + each[1] * weights
+
+
+def work_s(
+    work: Work,
+    gpu_name: str,
+    whole: bool,
+    fused: bool,
+    constants: Pace,
+    casts: str | None = None,
+    tokens: int = 0,
+) -> Seconds:
     """Seconds of a pass over a block. `fused`: norms, activation functions and rotations are single kernels.
 
     A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
     matrices, as in a written-out attention.
     """
-    full = at_full_pace(work, gpu_name, whole, in_8_bits)
+    full = at_full_pace(work, gpu_name, whole, casts, tokens)
     published = _read()["ceiling"]["moving"].get(gpu_name)
     moving_share = published["value"] if published else constants.moving_share
     share = constants.fused_traffic if fused else 1
@@ -238,7 +257,7 @@ class Machine:
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
     attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
-    in_8_bits: bool = False  # the products of linear layers, except the head's
+    casts: str | None = None  # of the factors of linear layers, except the head's, to 8 bits: a name in CAST_BYTES
     host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
 
     def __post_init__(self):

@@ -21,6 +21,7 @@ DDP_BUCKET_BYTES = 25 * 2**20  # torch.nn.parallel.DistributedDataParallel, buck
 # and two moments are read and written. With bf16_cast the gradient is first copied to fp32 (6), the new weight is
 # rounded (2), and the old gradient is set to zero (2).
 UPDATE_BYTES = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
+SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels
 
 
 class Schedule:
@@ -168,8 +169,8 @@ class Schedule:
         if self.updates_on_host:
             done = self.update_on_host(owned, *last_of_stream.values())
         else:
-            update_s = update_bytes(setup) * owned / GPUS[self.machine.gpu].memory_bytes_per_s
-            done = self.add("update", "compute", update_s, *last_of_stream.values())
+            seconds = update_s(setup, owned, self.machine.gpu, self.constants)
+            done = self.add("update", "compute", seconds, *last_of_stream.values())
         if self.stage in (1, 2) and self.links.ranks > 1:
             size = sum(block.trained for block in self.blocks) * setup.weight_bytes
             links = self.links.within(self.gathers_within[0])
@@ -188,6 +189,15 @@ class Schedule:
         return self.add("weights", "host link", self.host_link_s(owned * self.setup.weight_bytes), done)
 
 
+def update_s(setup: Setup, elements: float, gpu: str, constants: Pace) -> float:
+    """Return the seconds in which a GPU updates so many parameters.
+
+    Fused kernels have the full bandwidth: so they are in the rows that constants are fitted to.
+    """
+    share = constants.update_share if setup.optimizer in SEPARATE else 1
+    return update_bytes(setup) * elements / (GPUS[gpu].memory_bytes_per_s * share)
+
+
 def update_bytes(setup: Setup) -> float:
     """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
 
@@ -195,5 +205,5 @@ def update_bytes(setup: Setup) -> float:
     are not counted.
     """
     adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
-    again = 14 * setup.state_bytes if setup.optimizer in ("foreach", "single_tensor") else 0
+    again = 14 * setup.state_bytes if setup.optimizer in SEPARATE else 0
     return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
-from study.machine.gpus import GPUS
 from study.predictor.estimate import operations
 from study.predictor.memory.engine import Engine
 from study.predictor.parallel import memory as parallel
@@ -24,7 +23,7 @@ from study.predictor.timing.pace import (
     work_s,
 )
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
-from study.predictor.timing.schedule import Schedule, update_bytes
+from study.predictor.timing.schedule import Schedule, update_s
 from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
 
 MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
@@ -87,7 +86,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
 def _is_known(setup: Setup, machine: Machine) -> bool:
     """Return whether the sources that decide the interval have enough trainings of this kind."""
     offloads = setup.fsdp_offload or Engine(setup).optimizer_home != "none"
-    is_new = setup.model.is_partly_frozen or machine.in_8_bits or setup.experts_loop or offloads
+    is_new = setup.model.is_partly_frozen or machine.casts is not None or setup.experts_loop or offloads
     return has_measured_ceilings(machine.gpu) and not is_new
 
 
@@ -112,8 +111,8 @@ def _of_layout(
     work = divided(_blocks(whole, machine), setup, layout)
     seconds = _seconds(work, whole, machine, constants)
     owned = max(parallel.owned(setup, layout, place) for place in range(layout.pipeline))
-    update_s = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
-    return Division(setup, layout, machine.links(setup.ranks), constants).step(seconds, update_s)
+    seconds_of_update = update_s(setup, owned, machine.gpu, constants)
+    return Division(setup, layout, machine.links(setup.ranks), constants).step(seconds, seconds_of_update)
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
@@ -143,8 +142,8 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
     def cost(block: Block, one_pass: Work) -> Seconds:
         if id(one_pass) not in known:
             fused = machine.fused_kernels and not (single and block.is_layer)
-            in_8_bits = machine.in_8_bits and block.is_layer
-            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, in_8_bits)
+            casts = machine.casts if block.is_layer else None
+            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, casts, setup.tokens)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 
