@@ -103,6 +103,8 @@ class Setup:
     def _check_sharing(self) -> None:
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
+        if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
+            raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
             what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
             raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")

@@ -1,4 +1,4 @@
-"""Tensor parallelism by DeepSpeed's AutoTP (0.19.8): what a rank holds of each layer, and what it sends for it.
+"""Tensor parallelism by DeepSpeed's AutoTP (0.19.8), or beside FSDP2: a rank's part of each layer, and what it sends.
 
 Queries, keys, values, gate and up are divided by columns, the two projections back by rows, and an untied head by its
 vocabulary. Norms and embeddings are whole on each rank (module_inject/layers.py).
@@ -12,7 +12,8 @@ from study.predictor.memory.profile import Profile, Tensor
 from study.predictor.tracing.transformer import Transformer
 
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
-# linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass
+# linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass. torch's plans for Llama
+# gather the inputs of attention and of the MLP, so they sum twice (torchtitan, models/llama3/infra/parallelize.py).
 BY_COLUMNS = 5
 BY_ROWS = 2
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -22,8 +23,8 @@ NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
 def refusal(model: Transformer, ranks: int) -> str | None:
     """Return why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
     config = model.dimensions
-    if model.family not in TRIED or model.lora_rank:
-        return f"how AutoTP divides {model.family} is unknown here"
+    if model.family not in TRIED:
+        return f"how layers of {model.family} are divided is unknown here"
     if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
         return f"the config says no {' and no '.join(silent)}"
     uneven = [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]
@@ -38,7 +39,14 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     config = model.dimensions
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts = {name: config[name] // ranks for name in DIVIDED}
-    return Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
+    part = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
+    adapters = (
+        "lora_rank",
+        "lora_targets",
+        "dora",
+        "adapter_dropout",
+    )  # one side of an adapter is divided as its layer
+    return replace(part, **{name: getattr(model, name) for name in adapters})
 
 
 @functools.cache
@@ -63,10 +71,11 @@ def layer_bytes(setup, phase: str) -> tuple[int, int]:
     """The number of all-reduces in a pass over a layer, and the bytes of all of them.
 
     A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
-    between layers. Megatron-LM sums once for queries, keys and values; AutoTP sums for each of them.
+    between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
     """
     elements = setup.tokens * setup.model.dimensions["hidden_size"]
-    calls, element_bytes = (BY_ROWS, setup.product_bytes) if phase == "forward" else (BY_COLUMNS, setup.weight_bytes)
+    by_columns = BY_ROWS if setup.fsdp else BY_COLUMNS
+    calls, element_bytes = (BY_ROWS, setup.product_bytes) if phase == "forward" else (by_columns, setup.weight_bytes)
     return calls, calls * elements * element_bytes
 
 

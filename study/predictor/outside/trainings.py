@@ -202,6 +202,8 @@ def _division(row: Row) -> dict:
     words = row.parallel or ""
     if words.startswith("sp"):
         return division | {"sequence_ranks": int(words[2:])}
+    if row.fsdp and words:
+        return division | {"tensor_ranks": int(words[2:])}
     by_nanotron = "nanotron" in (row.versions or "")
     return division | {"layout": replace(Layout.of_words(words), by_nanotron=by_nanotron) if words else None}
 
@@ -265,7 +267,7 @@ def _refuse_unknown(row: Row) -> None:
     known = {"recompute_part": r"layers[/=]\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
     known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": FP32_MODULES}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
-    known |= {"parallel": "" if row.fsdp else rf"sp\d+|{FORM}"}
+    known |= {"parallel": r"tp\d+" if row.fsdp else rf"sp\d+|{FORM}"}
     for name, words in known.items():
         if not re.fullmatch(words, value := getattr(row, name) or "") and value:
             raise NotPredicted(f"{name} {value} is not modelled")
@@ -392,6 +394,8 @@ def _memory(training: Training) -> list[Compared]:
         return []
     if row.products and "torchao" not in (row.versions or ""):  # torchao keeps what 16-bit products keep
         raise NotPredicted("what is kept of 8-bit products depends on the library")
+    if training.setup.fsdp and training.setup.tensor_ranks > 1:
+        raise NotPredicted("what ranks hold that also divide layers is not known for FSDP")
     measured = _short(row.memory_bytes)
     if row.kind == "allocated":
         return [Compared("memory", _short(estimate(training.setup).peak_bytes), measured)]

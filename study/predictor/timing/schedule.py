@@ -31,7 +31,7 @@ class Schedule:
         engine = Engine(setup)
         self.setup = setup
         self.machine = machine
-        self.links = machine.links(setup.ranks)
+        self.links = machine.links(setup.ranks).between(setup.tensor_ranks)  # of ranks with the same part of each layer
         self.constants = constants
         self.seconds = seconds
         self.blocks = blocks
@@ -91,7 +91,7 @@ class Schedule:
     def exchange(self, block: Block, phase: str, passes: int, *after: int | None) -> int:
         """Add what ranks that share rows or layers send each other for a layer. The layer waits for it."""
         setup = self.setup
-        links = self.links.within(self.setup.sequence_ranks * self.setup.tensor_ranks)
+        links = self.machine.links(setup.ranks).within(setup.sequence_ranks * setup.tensor_ranks)
         kind = "all_to_all"
         pairs = [(sequence.EXCHANGES * passes, passes * sequence.layer_bytes(setup))]
         if setup.tensor_ranks > 1:  # a layer that is recomputed sums as in the forward pass
