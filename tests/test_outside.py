@@ -296,6 +296,25 @@ def test_the_dropout_of_adapters_is_the_rows_or_the_sources():
     assert row(**ADAPTERS, adapter_dropout=0, source="AnswerDotAI/fsdp_qlora").drops == 0
 
 
+def test_layers_divided_beside_fsdp_have_a_time_and_no_memory():
+    divided = row(
+        fsdp="full_shard",
+        deepspeed=None,
+        parallel="tp2",
+        config="tinyllama-1.1b",
+        memory_GB=9,
+        step_time_s=1,
+        gpu_name="A100-80GB",
+    )
+    seen = compare(divided)
+    assert training_of(divided).setup.tensor_ranks == 2
+    assert [each.quantity for each in seen.quantities] == ["time"]
+    assert "divide layers" in (seen.reason or "")
+    assert "cp2 is not modelled" in (
+        compare(row(fsdp="full_shard", deepspeed=None, parallel="cp2", step_time_s=1)).reason or ""
+    )
+
+
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     """Of two exponential lengths the longer one is 1.5 times the mean, and none is longer than the limit."""
     varied = training_of(row(rows_are="padded", seq_mean=300, micro_batch=2))

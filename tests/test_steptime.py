@@ -16,6 +16,7 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate, operations
+from study.predictor.memory import tensor
 from study.predictor.outside import fit, published
 from study.predictor.outside.trainings import timed
 from study.predictor.setup import QUANTIZED_BYTES, Setup
@@ -269,6 +270,22 @@ class Traffic(TorchDispatchMode):
         tensors = [each for each in tree_leaves((args, kwargs, written)) if isinstance(each, torch.Tensor)]
         self.total += sum(each.nbytes for each in tensors if each.numel() > 1)
         return made
+
+
+def test_ranks_that_divide_layers_beside_fsdp_sum_twice_a_pass_and_gather_their_part():
+    adapted = replace(named("tinyllama-1.1b"), lora_rank=8)
+    both = {"fsdp": "full_shard", "precision": "bf16_pure", "sequence": 512, "device": "cuda", "micro_batch": 4}
+    alone, divided = (Setup(model=adapted, ranks=8, tensor_ranks=ranks, **both) for ranks in (1, 2))
+    products = [step_time(each, A100).parts["products"] for each in (alone, divided)]
+    assert 0.5 < products[1] / products[0] < 0.65, "the product of the head stays whole here"
+    spans = [span.task.name for span in step_time(divided, A100).timeline]
+    assert {"forward layer.0", "all_reduce layer.0", "all_gather layer.0", "reduce_scatter layer.0"} <= set(spans)
+    assert tensor.layer_bytes(divided, "backward") == tensor.layer_bytes(divided, "forward")
+    assert {each.name for each in divided.tensors if each.trains} == {
+        each.name for each in adapted.tensors if each.trains
+    }
+    with pytest.raises(Stop, match="how AutoTP divides adapters"):
+        setup("zero1_tp", adapted)
 
 
 def test_foreach_moves_three_times_the_bytes_of_the_fused_update():
