@@ -162,7 +162,8 @@ def at_full_pace(work: Work, gpu_name: str, whole: bool, casts: str | None = Non
     linear = {product for product in work.products if casts and product.number == 1}
     if casts == "rowwise_with_gw_hp":  # the gradients of weights, which sum over tokens, stay in 16 bits
         linear = {product for product in linear if product.k != tokens}
-    cast_bytes = sum(_cast_bytes(product, CAST_BYTES[casts], tokens) for product in work.products if product in linear)
+    each = CAST_BYTES[casts] if casts else (0, 0)
+    cast_bytes = sum(_cast_bytes(product, each, tokens) for product in work.products if product in linear)
     return FullPace(
         products=tuple(
             (
