@@ -257,7 +257,14 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"dtype": "bf16"}, {"precision": "bf16", "frozen": "as_weights"}),
         (ADAPTERS | {"adapter_dtype": None}, {"precision": "bf16_pure"}),
         (ADAPTERS | {"adapter_dtype": None, "versions": "torch 2.4.1, peft 0.13.2"}, {"precision": "bf16"}),
-        (ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES}, {"precision": "bf16", "frozen": "as_weights"}),
+        (
+            ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES[0]},
+            {"precision": "bf16", "frozen": "as_weights"},
+        ),
+        (
+            ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES[1]},
+            {"precision": "bf16", "frozen": "bf16_except_norms"},
+        ),
         (ADAPTERS | {"deepspeed": '{"stage": 2}', "dtype": "bf16_cast"}, {"precision": "bf16_cast"}),
         (ADAPTERS | {"adapter": "dora", "adapter_targets": "q_proj k_proj v_proj fc1"}, {"precision": "bf16"}),
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4"}),

@@ -51,7 +51,7 @@ ROWS_AT_ONCE = 10
 MOST_PROCESSES = 8  # each has traces of its own in memory
 # PEFT's prepare_model_for_kbit_training keeps all three in fp32. With 4 bits under bf16 TRL converts the last two back
 # (0.9.6 to 0.13.0, peft_module_casting_to_bf16).
-FP32_MODULES = "norm embed_tokens lm_head|norm"
+FP32_MODULES = ("norm embed_tokens lm_head", "norm")
 NOTHING = "neither memory nor time was published"
 
 
@@ -265,7 +265,7 @@ def _casts(row: Row) -> str | None:
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
     known = {"recompute_part": r"layers[/=]\d+|ops:torchtitan", "experts": "grouped|loop", "products": "float8|mxfp8"}
-    known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": FP32_MODULES}
+    known |= {"optimizer_name": "|".join(OPTIMIZERS), "trained_too": "", "fp32_modules": "|".join(FP32_MODULES)}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
     known |= {"parallel": r"tp\d+" if row.fsdp else rf"sp\d+|{FORM}"}
     for name, words in known.items():
