@@ -205,6 +205,7 @@ class Setup:
 
     @property
     def _products_keep_inputs(self) -> bool:
+        """Return whether quantized products keep their inputs: those with 8 bits do in each release."""
         return self.quantized is not None and (self.old_bitsandbytes or QUANTIZED_BITS[self.quantized] == 8)
 
     @property

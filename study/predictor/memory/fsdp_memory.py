@@ -209,7 +209,7 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     state = Backward(sharding)
     unit = ROOT
     usage = profile.most
-    made = 0  # gradients that wait beside those of earlier passes: FSDP2 adds each of them at once
+    waiting_bytes = 0  # of new gradients that are not yet added to those of earlier passes. FSDP2 adds each at once
     for gradient in profile.gradients:
         next_unit = sharding.unit_of[gradient.tensor.name]
         if unit not in sharding.late and next_unit != unit:
@@ -224,14 +224,14 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
                 yield state.moment(usage, 0, sharding.buffer(next_unit))
         size = gradient.tensor.elements * sharding.setup.weight_bytes
         waits = sharding.setup.litgpt and sharding.keeps_whole_gradients and unit == next_unit
-        made = made + size if waits else size
+        waiting_bytes = waiting_bytes + size if waits else size
         unit = next_unit
         ahead = state.ahead(unit)
-        yield state.moment(most, made, 0 if begins and unit == TAIL else ahead)
+        yield state.moment(most, waiting_bytes, 0 if begins and unit == TAIL else ahead)
         if not sharding.keeps_whole_gradients:
             state.gradients[unit] += size
         usage = gradient.complete
-        yield state.moment(usage, made if sharding.keeps_whole_gradients else 0, ahead)
+        yield state.moment(usage, waiting_bytes if sharding.keeps_whole_gradients else 0, ahead)
     if unit not in sharding.late:
         yield from state.reduced(unit, usage, state.ahead(unit))
     if not sharding.by_accelerate:

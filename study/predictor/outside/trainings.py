@@ -187,7 +187,7 @@ def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
         experts_loop=row.experts == "loop",
         bucket_view=row.deepspeed is not None,
         torch_major=1 if re.search(r"torch 1\b", row.versions or "") else 2,
-        old_bitsandbytes=_is_old(row),
+        old_bitsandbytes=_has_old_bitsandbytes(row),
         fused_layers=bool(row.fused_kernels),
         device="cuda",
         **given | _division(row) | _types(row, dtype),
@@ -230,8 +230,11 @@ def _types(row: Row, dtype: str) -> dict:
     return {"precision": "bf16", "frozen": "bf16" if autocast else "bf16_without_autocast"}
 
 
-def _is_old(row: Row) -> bool:
-    """Return whether bitsandbytes keeps inputs (`autograd/_functions.py`; 0.43.2 and 0.45.0 were the first without)."""
+def _has_old_bitsandbytes(row: Row) -> bool:
+    """Return whether the row's bitsandbytes keeps the inputs of its products (`autograd/_functions.py`).
+
+    The first releases that do not are 0.43.2 for 4 bits and 0.45.0 for 8 bits.
+    """
     source = sources().get(row.source)
     version = re.search(r"bitsandbytes (\d+)\.(\d+)\.(\d+)", row.versions or (source.versions if source else ""))
     since = (0, 45, 0) if row.quantized == "int8" else (0, 43, 2)
