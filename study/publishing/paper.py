@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import pandas as pd
 
+from study.bench import first_scores
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io.numbers import nats, percent, size
@@ -228,6 +229,9 @@ def _outside() -> dict[str, Any]:
     for quantity, each in stored.read()["accuracy"].items():
         facts |= {quantity: percent(each["median_error"])}
         facts |= {f"{quantity}_rows": each["rows"], f"{quantity}_sources": each["sources"]}
+    for name in ("memory", "time"):
+        facts[f"first_{name}"] = percent(first_scores.latest(name).median_error)
+    facts["first_time_refused"] = percent(first_scores.latest("time").refused)
     return facts | {"inside": percent(stored.read()["accuracy"]["time"]["inside"])}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import get_args
 
+from study.bench import first_scores
 from study.io.numbers import percent, signed
 from study.predictor.outside import stored
 from study.predictor.outside.errors import Error, Kind, accuracies, grouped, summary, table
@@ -72,7 +73,19 @@ def accuracy() -> str:
     inside = percent(stored.read()["accuracy"]["time"]["inside"])
     text = f"Compared with what others measured, each source with the same weight: {'; '.join(parts)}"
     text += f"; the interval of the time holds {inside} of the rows that did not decide it"
-    return f"{text} (study outside --against ours)."
+    return f"{text} (study outside --against ours). {first_score()}"
+
+
+def first_score() -> str:
+    """Return in a sentence how far off the predictions were of the newest sources, before anybody had seen an error."""
+    parts = []
+    for quantity in get_args(Quantity):
+        each = first_scores.latest(quantity)
+        parts.append(
+            f"{quantity} was {percent(each.median_error)} off over {each.rows} rows, {percent(each.near)} within "
+            f"{percent(first_scores.NEAR[quantity])}, and {percent(each.refused)} were refused"
+        )
+    return f"Of the newest sources, predicted once before any error was seen: {'; '.join(parts)}."
 
 
 def accuracy_of(setup: Setup, local: int) -> str:
