@@ -23,6 +23,7 @@ from study.models.build import build, freeze
 from study.models.litgpt import as_litgpt, litgpt_attention, losses_in_pieces
 from study.models.step import inputs, logits_and_losses
 from study.predictor.estimate import estimate, moments, profile
+from study.predictor.library import Library
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
@@ -189,10 +190,10 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
-    values |= {"old_bitsandbytes": more.get("old", False), "recomputes_whole_layers": more.get("reentrant", False)}
+    ways = {"old_bitsandbytes": more.get("old", False), "recomputes_whole_layers": more.get("reentrant", False)}
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda", "cuda": ("autocast",)}
-    setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, **values)
+    setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=Library(**ways), **values)
     seen = profile(setup)
     most = max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward")
     assert seen.kept == pytest.approx(kept, rel=0.001)
@@ -214,6 +215,7 @@ def test_the_libraries_still_hold_as_much(
     assert measured(monkeypatch, config, model, autocast) == (kept, peak)
 
 
+LITGPTS = Library(litgpt=True, logits="as_computed")
 LITGPT = [  # groups of 4 heads, whether adapters train, and bytes of a real pass with litgpt 0.5.13 at its end
     (1, False, 23_655_442),
     (4, False, 25_228_306),
@@ -230,18 +232,19 @@ def test_litgpts_own_layers_keep_more(groups, adapted, kept):
     heads = {"num_attention_heads": 4, "num_key_value_heads": groups, "tie_word_embeddings": False}
     adapters = {"lora_rank": 8, "lora_targets": TWO, "adapter_dropout": True} if adapted else {}
     model = Transformer.of({"model_type": "llama"} | sizes | heads, "llama", **adapters)
-    how = {"precision": "bf16_pure", "logits": "as_computed", "device": "cuda", "cuda": ("autocast",)}
-    setup = Setup(model=model, micro_batch=4, sequence=128, **how)
+    how = {"precision": "bf16_pure", "device": "cuda", "cuda": ("autocast",)}
+    setup = Setup(model=model, micro_batch=4, sequence=128, library=Library(logits="as_computed"), **how)
     assert profile(setup).kept < 0.95 * kept
-    assert profile(dataclasses.replace(setup, litgpt=True)).kept == pytest.approx(kept, rel=0.003)
-    again = dataclasses.replace(setup, litgpt=True, checkpointing=True)  # recomputed layers are litgpt's, too
+    setup = dataclasses.replace(setup, library=LITGPTS)
+    assert profile(setup).kept == pytest.approx(kept, rel=0.003)
+    again = dataclasses.replace(setup, checkpointing=True)  # recomputed layers are litgpt's, too
     assert profile(again).kept < kept
 
 
 def of_litgpt(sizes: dict, rows: int, sequence: int, **values) -> Setup:
     model = Transformer.of({"model_type": "llama"} | sizes, "llama", lora_rank=8, lora_targets=TWO)
-    values |= {"precision": "bf16_pure", "logits": "as_computed", "device": "cuda", "cuda": ("autocast",)}
-    return Setup(model=model, micro_batch=rows, sequence=sequence, litgpt=True, **values)
+    values |= {"precision": "bf16_pure", "device": "cuda", "cuda": ("autocast",)}
+    return Setup(model=model, micro_batch=rows, sequence=sequence, library=LITGPTS, **values)
 
 
 PIECES = [(4, 60_910_596), (2, 30_470_148)]  # rows, and the most bytes of a real pass with litgpt 0.5.13

@@ -14,6 +14,7 @@ from study.machine.gpus import GPUS
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.estimate import estimate, profile
+from study.predictor.library import Library
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
@@ -72,7 +73,9 @@ def test_experts_are_quantized_where_they_are_linear_layers():
     model = Transformer.of(config_of("mixtral"), "mixtral", lora_rank=2, lora_targets=("q_proj",))
     experts = sum(tensor.elements for tensor in model.tensors if len(tensor.shape) == 3)
     how = {"model": model, "quantized": "nf4", "precision": "bf16_pure"}
-    fused, linear = (estimate(Setup(**how, experts_loop=loop)).at_peak["weights"] for loop in (False, True))
+    fused, linear = (
+        estimate(Setup(**how, library=Library(experts_loop=loop))).at_peak["weights"] for loop in (False, True)
+    )
     assert fused - linear == pytest.approx(experts * (2 - 0.5 - 4 / 64), rel=1e-3)
 
 

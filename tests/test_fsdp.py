@@ -12,25 +12,27 @@ from study.errors import Stop
 from study.models import config as configs
 from study.predictor.architecture import decoder
 from study.predictor.estimate import estimate
+from study.predictor.library import Library
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 SEQUENCE = 32
+ENDS = {"library": Library(fsdp_ends=True)}
 FOLLOWED = [
     {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 2},
     {"precision": "bf16", "fsdp": "shard_grad_op", "micro_batch": 3, "checkpointing": True},
-    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True, "fsdp_ends": True},
+    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True} | ENDS,
 ]
 
 
-@pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: how["fsdp"] + " with ends" * how.get("fsdp_ends", False))
+@pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: how["fsdp"] + " with ends" * ("library" in how))
 def test_peaks_are_those_of_pytorchs_tracker(how):
     """It follows FSDP2 itself, tensor by tensor. Adam's steps are numbers of four bytes, which theory leaves out."""
     model = Transformer.of(config_of("llama"), "llama")
     predicted = estimate(Setup(model=model, ranks=8, sequence=SEQUENCE, **how)).peak_bytes
     how = dict(how)
-    ends = how.pop("fsdp_ends", False)
+    ends = how.pop("library", Library()).fsdp_ends
     reshard = None if how.pop("fsdp") == "full_shard" else False
     gather_in = torch.bfloat16 if how["precision"] == "bf16" else None
     with warnings.catch_warnings():

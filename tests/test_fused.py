@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from study.predictor.estimate import profile
+from study.predictor.library import Library
 from study.predictor.memory.fused import spared_bytes
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
@@ -51,7 +52,7 @@ def test_a_compiled_layer_spares_what_the_formula_says():
 
 
 def test_fused_layers_keep_less_until_their_backward_pass():
-    plain, fused = profile(setup_of()), profile(setup_of(fused_layers=True))
+    plain, fused = profile(setup_of()), profile(setup_of(library=Library(fused_layers=True)))
     spared = 512 * (2 * 4 * 128 + 2 * 448)
     assert plain.kept - fused.kept == plain.most.kept - fused.most.kept == LAYERS * spared
     second = "model.layers.1.mlp.down_proj.weight"
@@ -67,5 +68,5 @@ def test_fused_layers_keep_less_until_their_backward_pass():
 @pytest.mark.parametrize(("checkpointing", "spared"), [(True, 0), (SELECTIVE, LAYERS * 512 * 2 * 128)])
 def test_layers_that_are_computed_again_spare_their_last_product_at_most(checkpointing, spared):
     plain = setup_of(checkpointing=checkpointing)
-    fused = dataclasses.replace(plain, fused_layers=True)
+    fused = dataclasses.replace(plain, library=Library(fused_layers=True))
     assert profile(plain).kept - profile(fused).kept == spared

@@ -6,6 +6,7 @@ import pytest
 from families import config_of
 
 from study.predictor.estimate import estimate, memory, profile
+from study.predictor.library import Library
 from study.predictor.memory.allocator import MIB, Allocator
 from study.predictor.memory.memory_kinds import (
     MemoryKinds,
@@ -79,12 +80,12 @@ def test_the_replay_allocates_what_is_predicted(checkpointing):
     ("how", "begins", "ends"),
     [
         ({"ranks": 1}, 0, 1),
-        ({"ranks": 1, "torch_major": 1}, 1, 1),
+        ({"ranks": 1, "library": Library(torch_major=1)}, 1, 1),
         ({"ranks": 2}, 1, 1),
-        ({"ranks": 2, "torch_major": 1}, 1, 1),
-        ({"ranks": 2, "bucket_view": False}, 1, 2),
-        ({"ranks": 2, "bucket_view": False, "torch_major": 1}, 2, 2),
-        ({"ranks": 2, "bucket_view": False, "accumulation": 2}, 2, 2),
+        ({"ranks": 2, "library": Library(torch_major=1)}, 1, 1),
+        ({"ranks": 2, "library": Library(bucket_view=False)}, 1, 2),
+        ({"ranks": 2, "library": Library(bucket_view=False, torch_major=1)}, 2, 2),
+        ({"ranks": 2, "library": Library(bucket_view=False), "accumulation": 2}, 2, 2),
         ({"ranks": 2, "accumulation": 2}, 2, 1),
     ],
 )
@@ -98,7 +99,7 @@ def test_gradients_lie_in_ddps_buckets_or_beside_them(how, begins, ends):
 
 
 def test_pytorch_1_holds_more_between_steps_and_outside_its_allocator():
-    replays = [_Replay(setup_of(torch_major=major), Allocator()) for major in (2, 1)]
+    replays = [_Replay(setup_of(library=Library(torch_major=major)), Allocator()) for major in (2, 1)]
     for replay in replays:
         replay.run()
     new, old = (replay.allocator.peak_allocated for replay in replays)
@@ -163,7 +164,7 @@ def test_a_kernel_that_overwrites_the_logits_holds_them_once_less():
 def test_a_loss_in_16_bits_holds_half_of_it():
     """The last step of the loss holds the log-softmax, its gradient and the logits' gradient, all of equal size."""
     values = {"precision": "bf16_pure", "micro_batch": 16}
-    whole, half = (profile(setup_of(logits=logits, **values)) for logits in ("fp32", "as_computed"))
+    whole, half = (profile(setup_of(library=Library(logits=logits), **values)) for logits in ("fp32", "as_computed"))
     logits = setup_of(**values).tokens * 512
     assert whole.most.total - half.most.total == pytest.approx(3 * 2 * logits, rel=0.05)
 

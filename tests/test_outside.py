@@ -15,17 +15,11 @@ from study.cli.outside import outside
 from study.errors import Stop
 from study.io.numbers import percent
 from study.predictor.estimate import estimate
-from study.predictor.outside import errors, published, ratios, stored, trainings
+from study.predictor.library import Library
+from study.predictor.outside import described, errors, published, ratios, stored, trainings
+from study.predictor.outside.described import FP32_MODULES, NotPredicted, library_of, model_of, training_of
 from study.predictor.outside.published import NO_DROPOUT, Row
-from study.predictor.outside.trainings import (
-    FP32_MODULES,
-    Compared,
-    ComparedRow,
-    NotPredicted,
-    compare,
-    model_of,
-    training_of,
-)
+from study.predictor.outside.trainings import Compared, ComparedRow, compare
 from study.predictor.tracing.transformer import SELECTIVE
 from study.report import outside as in_words
 
@@ -272,17 +266,9 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         ({"recompute_part": "layers=4", "recompute": None}, {"checkpointing": 3}),  # of 12
         ({"recompute_part": "ops:torchtitan", "recompute": None}, {"checkpointing": SELECTIVE}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
-        ({"experts": "loop"}, {"experts_loop": True}),
         ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
         ({"optimizer_name": "paged_adamw_8bit"}, {"optimizer": "adamw_8bit"}),
         ({"optimizer_name": "adamw", "optimizer": "foreach"}, {"optimizer": "foreach"}),
-        (
-            {"versions": "torch 1.12.1", "deepspeed": "{}"},
-            {"torch_major": 1, "bucket_view": True},
-        ),
-        ({"versions": "torch 2.1", "deepspeed": None}, {"torch_major": 2, "bucket_view": False}),
-        ({"fused_kernels": "yes"}, {"fused_layers": True}),
-        ({"fsdp": "full_shard", "deepspeed": None, "fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
     ],
 )
 def test_conditions_of_a_row_are_those_of_its_setup(change, values):
@@ -292,6 +278,27 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
     is_dora = change.get("adapter") == "dora"
     assert training.setup.model.dora == is_dora
     assert training.setup.model.lora_targets == (("c_attn", "c_fc") if is_dora else ()), "as GPT-2 calls them"
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        ({"experts": "loop"}, {"experts_loop": True}),
+        ({"deepspeed": "{}", "versions": "torch 2.1"}, {"bucket_view": True}),
+        ({"versions": "torch 1.12.1"}, {"torch_major": 1}),
+        ({"versions": "bitsandbytes 0.43.1"}, {"old_bitsandbytes": True}),
+        ({"versions": "bitsandbytes 0.44.1", "quantized": "int8"}, {"old_bitsandbytes": True}),
+        ({"attention": "megatron", "recompute": "whole"}, {"one_row_as_two": True, "recomputes_whole_layers": True}),
+        ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),
+        ({"fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
+        ({"source": "Lightning-AI/litgpt"}, {"litgpt": True}),
+    ],
+)
+def test_columns_of_a_row_say_what_its_libraries_do(change, values):
+    """Others' DDP has gradients beside its buckets."""
+    plain = row(versions="torch 2.1, bitsandbytes 0.44.1")
+    assert library_of(plain) == Library(bucket_view=False)
+    assert library_of(row(**change)) == replace(library_of(plain), **values) != library_of(plain)
 
 
 def test_the_dropout_of_adapters_is_the_rows_or_the_sources():
@@ -325,16 +332,16 @@ def test_layers_divided_beside_fsdp_have_a_time_and_no_memory():
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     """Of two exponential lengths the longer one is 1.5 times the mean, and none is longer than the limit."""
     varied = training_of(row(rows_are="padded", seq_mean=300, micro_batch=2))
-    assert (varied.setup.sequence, trainings._timed(varied).sequence) == (1024, 450)
-    assert trainings._timed(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
+    assert (varied.setup.sequence, described.timed_setup(varied).sequence) == (1024, 450)
+    assert described.timed_setup(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
     assert row(rows_are="padded", seq_mean=300, tokens_per_s_per_gpu=600).step_s == 2
     bucketed = training_of(
         row(rows_are="padded", seq_mean=300, micro_batch=4, source="huggingface/peft method_comparison")
     )
-    assert trainings._timed(bucketed).sequence == 333, "its rows are sorted within 20 passes"
+    assert described.timed_setup(bucketed).sequence == 333, "its rows are sorted within 20 passes"
     drawn = np.random.default_rng(1).exponential(size=(4000, 20 * 4))
     longest = np.sort(drawn)[:, 3::4].mean()
-    assert trainings.longest_over_mean(4, 20) == pytest.approx(longest, rel=0.01)
+    assert described.longest_over_mean(4, 20) == pytest.approx(longest, rel=0.01)
     compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
     assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
     kernels = {
@@ -352,7 +359,8 @@ def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
     """24 layers keep the tensor of query, key and value: 2,304 numbers of 2 bytes a token, as was measured."""
     for each in (each for each in published.rows() if each.micro_batch == 8 and "santacoder" in each.model):
         setup = training_of(each).setup
-        held, spared = (estimate(replace(setup, keeps_cache=cache)).peak_bytes for cache in (True, False))
+        without = replace(setup, library=replace(setup.library, keeps_cache=False))
+        held, spared = (estimate(one).peak_bytes for one in (setup, without))
         assert held - spared == 24 * (2048 + 2 * 128) * 2 * 8 * 2048
         assert held == pytest.approx(each.memory_bytes, rel=0.002)
 

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from study.measure.memory import MemoryWatch
 from study.predictor.estimate import profile
-from study.predictor.outside import published, trainings
+from study.predictor.library import Library
+from study.predictor.outside import described, published
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 
@@ -95,8 +96,10 @@ def test_the_predicted_peak_has_the_inputs_of_all_layers_but_two_more():
     dimensions = config_of("llama", num_hidden_layers=LAYERS, vocab_size=16)  # so that the peak is not in the loss
     model = Transformer.of(dimensions, "llama", lora_rank=4, lora_targets=("q_proj",))
     how = {"micro_batch": ROWS, "sequence": SEQUENCE, "checkpointing": True, "ranks": 2, "fsdp": "full_shard"}
-    setup = Setup(model=model, keeps_inputs=True, **how)
-    without, with_inputs = (profile(each).gradients for each in (replace(setup, keeps_inputs=False), setup))
+    setup = Setup(model=model, **how)
+    without, with_inputs = (
+        profile(replace(setup, library=Library(keeps_inputs=kept))).gradients for kept in (False, True)
+    )
     input_bytes = ROWS * SEQUENCE * dimensions["hidden_size"] * 4
     most = [max(gradient.most.total for gradient in gradients) for gradients in (without, with_inputs)]
     assert most[1] - most[0] == pytest.approx((LAYERS - 2) * input_bytes, abs=0.5 * input_bytes)
@@ -105,11 +108,11 @@ def test_the_predicted_peak_has_the_inputs_of_all_layers_but_two_more():
 def test_rows_say_it_by_their_versions():
     row = next(each for each in published.rows() if each.fsdp == "full_shard" and each.recompute == "whole")
     row = row.model_copy(update={"fsdp_version": 1, "versions": "torch 2.4.1, transformers 4.48.1"})
-    assert trainings._keeps_inputs(row)
+    assert described.library_of(row).keeps_inputs
     for otherwise in (
         {"fsdp_version": 2},
         {"versions": "transformers 4.53.0"},
         {"versions": None},
         {"recompute": "yes"},
     ):
-        assert not trainings._keeps_inputs(row.model_copy(update=otherwise)), otherwise
+        assert not described.library_of(row.model_copy(update=otherwise)).keeps_inputs, otherwise

@@ -16,9 +16,10 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate, operations
+from study.predictor.library import Library
 from study.predictor.memory import tensor
 from study.predictor.outside import fit, published
-from study.predictor.outside.trainings import timed
+from study.predictor.outside.described import timed
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.pace import CAST_BYTES, Links, collective_s, filled, work_s
@@ -409,7 +410,7 @@ def test_a_loop_over_experts_launches_kernels_and_gathers_modules_one_by_one():
     few, many = kernels_of_a_loop(4), kernels_of_a_loop(6)
     assert [(b - a) / 2 for a, b in zip(few, many, strict=True)] == list(LOOP_KERNELS.values())
     grouped = setup("zero2", named("mixtral-micro"), sequence=64)
-    looped = replace(grouped, experts_loop=True)
+    looped = replace(grouped, library=Library(experts_loop=True))
     layer, loop = (next(each for each in blocks(one) if each.name == "layer.0") for one in (grouped, looped))
     experts = named("mixtral-micro").dimensions["num_local_experts"]
     assert loop.forward.kernels - layer.forward.kernels == 10 * experts
@@ -422,9 +423,8 @@ def test_a_loop_over_experts_launches_kernels_and_gathers_modules_one_by_one():
 
 def test_every_second_layer_is_computed_again():
     """Whole layers: the forward passes of half of them come again, and hooks of the others run once."""
-    none, half, whole = (
-        blocks(setup("zero3", checkpointing=each, recomputes_whole_layers=True)) for each in (0, 2, True)
-    )
+    whole_layers = Library(recomputes_whole_layers=True)
+    none, half, whole = (blocks(setup("zero3", checkpointing=each, library=whole_layers)) for each in (0, 2, True))
     again = [
         [flops(a.backward) - flops(b.backward) for a, b in zip(every, none, strict=True)] for every in (half, whole)
     ]

@@ -13,7 +13,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from study.bench import board
 from study.errors import Stop
 from study.io.tables import say
-from study.predictor.outside.trainings import NotPredicted, training_of
+from study.predictor.outside.described import NotPredicted, training_of
 from study.predictor.setup import Setup
 
 

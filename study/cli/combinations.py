@@ -13,6 +13,7 @@ from study.io.numbers import size
 from study.machine.gpus import GPUS
 from study.predictor.advice.question import beside_bytes
 from study.predictor.estimate import checkpoints_bytes, estimate
+from study.predictor.library import Library
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing.steptime import Machine, StepTime, step_time
@@ -121,7 +122,8 @@ def _recomputed(setup: Setup) -> Found:
         ("deepspeedai/DeepSpeed/pull/7780", "deepspeedai/DeepSpeed/pull/8214", "verl-project/verl/issues/3380"),
     )
     if setup.fsdp and setup.checkpointing is True:
-        more = estimate(replace(setup, keeps_inputs=True)).peak_bytes - estimate(setup).peak_bytes
+        older = replace(setup, library=Library(keeps_inputs=True))
+        more = estimate(older).peak_bytes - estimate(setup).peak_bytes
         yield (
             "kept_by_fsdp1",
             f"FSDP1 with reentrant recomputation needs {size(more)} more at the peak, if transformers is older than "

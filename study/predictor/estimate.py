@@ -116,11 +116,11 @@ def profile(setup: Setup) -> Profile:
     if setup.has_flat_units and setup.model.train_only is None:
         return profile(replace(setup, model=replace(setup.model, train_only=LAYERS)))
     traced = setup.model.traced(setup.trace_options, setup.micro_batch).profile
-    if setup.fused_layers:
+    if setup.library.fused_layers:
         traced = with_fused_layers(setup, traced)
-    if setup.keeps_inputs and setup.model.is_partly_frozen:
+    if setup.library.keeps_inputs and setup.model.is_partly_frozen:
         traced = with_kept_inputs(setup, traced)
-    if not setup.keeps_cache:
+    if not setup.library.keeps_cache:
         return traced
     # GPT-BigCode's cache of keys and values: these are parts of tensors, which stay whole.
     widths = sum(each.shape[0] for each in setup.model.tensors if each.name.endswith("c_attn.weight"))

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Literal
 
 from study.errors import Stop
+from study.predictor.library import TODAY, Library
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.parallel.layout import Layout
@@ -50,23 +51,12 @@ class Setup:
     sequence: int = 128
     attention: str = "sdpa"
     checkpointing: int = False  # True: of all layers; n: of every n-th layer; SELECTIVE: of cheap operators
-    # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
-    # until the backward pass has all it needs, which spares its last product. Times depend on it, and what quantized
-    # products keep.
-    recomputes_whole_layers: bool = False
-    # Megatron's attention: one row needs as many kernels as two. transformers' needs fewer copies for one row.
-    one_row_as_two: bool = False
     device: str = "cpu"
     data_bytes: int = 0  # the part of the data set that a rank holds
     # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
     loss: Loss = "whole"
-    logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     tiled_mlp: bool = False  # feed-forward layers compute some tokens at a time, as in DeepSpeed's TiledMLP
     host_checkpoints: bool = False  # on a GPU, with checkpointing: what it keeps of each layer is on the host
-    bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
-    torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
-    fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
-    keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
@@ -74,18 +64,14 @@ class Setup:
     # or stage 1 within a node. None: all ranks are one group.
     group: int | None = None
     fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
-    fsdp_ends: bool = False  # torch: embeddings and output are units, too: torchtune's `custom_sharded_layers`
-    keeps_inputs: bool = False  # of frozen layers, until the backward pass ends (`memory/reentrant.py`)
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type;
     # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
     frozen: Frozen = "as_weights"
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
-    old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
-    experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
-    litgpt: bool = False  # layers and loop are litgpt's. Times are little different
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
+    library: Library = TODAY
     layout: Layout | None = None  # Megatron-LM's; deepspeed then says only whether replicas share states (stage 1)
 
     def __post_init__(self):
@@ -140,7 +126,7 @@ class Setup:
 
         Fabric's FSDP1 has such units: each layer with its adapters (torch 2.13, `_validate_frozen_params` warns of it).
         """
-        return self.litgpt and self.fsdp is not None and self.model.is_partly_frozen
+        return self.library.litgpt and self.fsdp is not None and self.model.is_partly_frozen
 
     @property
     def stage(self) -> int:
@@ -194,19 +180,19 @@ class Setup:
         attention = self.attention if self.model.has_fused_attention else "eager"
         return TraceOptions(
             *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
-            logits=self.logits,
+            logits=self.library.logits,
             frozen=self.frozen.removesuffix("_without_autocast") if in_bf16 else "as_weights",
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
-            litgpt=self.litgpt,
-            old_bitsandbytes=self.old_bitsandbytes and self.quantized is not None,
-            reentrant=bool(self.checkpointing) and self.recomputes_whole_layers and self._products_keep_inputs,
+            litgpt=self.library.litgpt,
+            old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
+            reentrant=bool(self.checkpointing) and self.library.recomputes_whole_layers and self._products_keep_inputs,
         )
 
     @property
     def _products_keep_inputs(self) -> bool:
         """Return whether quantized products keep their inputs: those with 8 bits do in each release."""
-        return self.quantized is not None and (self.old_bitsandbytes or QUANTIZED_BITS[self.quantized] == 8)
+        return self.quantized is not None and (self.library.old_bitsandbytes or QUANTIZED_BITS[self.quantized] == 8)
 
     @property
     def autocast(self) -> bool:
@@ -268,8 +254,8 @@ class Setup:
 
         The experts of a layer are linear layers where they compute one after the other.
         """
-        blocks = ("layer.", "head") if self.litgpt else ("layer.",)
-        products = (2, 3) if self.experts_loop else (2,)
+        blocks = ("layer.", "head") if self.library.litgpt else ("layer.",)
+        products = (2, 3) if self.library.experts_loop else (2,)
         linear = len(tensor.shape) in products and tensor.block.startswith(blocks)
         return tensor.elements if self.quantized and linear and not tensor.trains else 0
 

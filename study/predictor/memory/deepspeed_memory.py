@@ -33,7 +33,8 @@ def _at_start(engine: Engine) -> dict:
         gathered = turn.running.weights * engine.weight_bytes * engine.gathers  # some are on their way
         return engine.second_copy(turn.released) | {"gathered_weights": gathered}
     if engine.stage == 0:  # DDP's buckets; gradients of earlier microbatches, or zeros, are not in them
-        waiting = accumulates or (setup.torch_major == 1 and (engine.ranks == 1 or not setup.bucket_view))
+        in_buckets = engine.ranks > 1 and setup.library.bucket_view
+        waiting = accumulates or (setup.library.torch_major == 1 and not in_buckets)
         return {"gradients": gradients * ((engine.ranks > 1) + waiting)}
     if engine.stage == 1 and accumulates:  # its buckets stay until the step ends (setup_buckets, reduce_gradients)
         return {"gradients": gradients, "buckets": buckets_bytes(engine)}
@@ -44,7 +45,7 @@ def _at_start(engine: Engine) -> dict:
 
 def kept_gradients(engine: Engine) -> int:
     """Return the elements of the gradients of one process or DDP when they are complete, with DDP's buckets."""
-    return engine.elements * (1 if engine.ranks == 1 or engine.setup.bucket_view else 2)
+    return engine.elements * (1 if engine.ranks == 1 or engine.setup.library.bucket_view else 2)
 
 
 def buckets_bytes(engine: Engine) -> int:

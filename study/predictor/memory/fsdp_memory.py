@@ -41,8 +41,8 @@ class Sharding:
         self.ranks = setup.sharing_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it. litgpt's loop has `no_backward_sync`.
-        self.keeps_whole_gradients = (self.by_accelerate or setup.litgpt) and setup.accumulation > 1
-        self.ends_are_units = self.by_accelerate or setup.fsdp_ends
+        self.keeps_whole_gradients = (self.by_accelerate or setup.library.litgpt) and setup.accumulation > 1
+        self.ends_are_units = self.by_accelerate or setup.library.fsdp_ends
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
         if self.ends_are_units:
@@ -180,13 +180,13 @@ class Backward:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding = self.sharding
         setup = sharding.setup
-        if setup.litgpt:  # FSDP1 joins the gradients of a unit's tensors, beside those of earlier passes
+        if setup.library.litgpt:  # FSDP1 joins the gradients of a unit's tensors, beside those of earlier passes
             joined = 2 if sharding.keeps_whole_gradients else 1
             yield self.moment(usage, joined * sharding.gradient[unit], ahead)
         self.alive.discard(unit)
         self.reducing = 0
         yield self.moment(usage, sharding.gradient[unit], ahead)
-        self.reducing = 0 if setup.litgpt else sharding.gradient[unit]
+        self.reducing = 0 if setup.library.litgpt else sharding.gradient[unit]
         self.gradients[unit] = 0
         arrived = sharding.trained_part[unit] * setup.weight_bytes
         part = sharding.trained_part[unit] * setup.stored_bytes
@@ -223,7 +223,7 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
                 yield state.moment(usage, 0, sharding.buffer(next_unit))
         size = gradient.tensor.elements * sharding.setup.weight_bytes
-        waits = sharding.setup.litgpt and sharding.keeps_whole_gradients and unit == next_unit
+        waits = sharding.setup.library.litgpt and sharding.keeps_whole_gradients and unit == next_unit
         waiting_bytes = waiting_bytes + size if waits else size
         unit = next_unit
         ahead = state.ahead(unit)

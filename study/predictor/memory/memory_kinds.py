@@ -58,7 +58,7 @@ def reserve_bytes(gpu: Gpu) -> float:
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
     allocated = estimate(setup).peak_bytes
-    outside = int(outside_bytes(setup.ranks, setup.torch_major))
+    outside = int(outside_bytes(setup.ranks, setup.library.torch_major))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
     reserved = None if setup.layout else reserved_bytes(setup, capacity)
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
@@ -85,7 +85,8 @@ def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | Non
     if not setup.on_gpu:
         return None
     streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
-    spared = estimates.profile(replace(setup, fused_layers=False)).kept - estimates.profile(setup).kept
+    unfused = replace(setup, library=replace(setup.library, fused_layers=False))
+    spared = estimates.profile(unfused).kept - estimates.profile(setup).kept
     replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams + spared))
     try:
         replay.run()
@@ -103,7 +104,7 @@ class _Replay:
         self.allocator = allocator
         self.tape = setup.model.tape(setup.trace_options, setup.micro_batch)
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
-        in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.bucket_view
+        in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.library.bucket_view
         self.keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
         self.engine_sizes = _engine_sizes(setup)
         self.update = _update(setup)
@@ -118,7 +119,7 @@ class _Replay:
             if step == 0:
                 self._take(moments)
             self._give(self._take(self.update))
-            if self.setup.torch_major > 1:
+            if self.setup.library.torch_major > 1:
                 self._give(gradients)
                 gradients = []
 

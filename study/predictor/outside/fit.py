@@ -20,8 +20,8 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
+from study.predictor.outside.described import Training, timed
 from study.predictor.outside.ratios import quantile
-from study.predictor.outside.trainings import Training, timed
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
 from study.predictor.timing.steptime import Machine, step_time

@@ -142,10 +142,18 @@ class Row(BaseModel):
         return self.micro_batch * passes / self.together / self.step_s
 
     @property
+    def origin(self) -> "Source":
+        return sources().get(self.source, UNKNOWN)
+
+    @property
+    def libraries(self) -> str:
+        """Return the libraries with their releases, as the row or its source says them."""
+        return self.versions or self.origin.versions
+
+    @property
     def drops(self) -> float | None:
         """Return the dropout of adapters, as the row or its source says it."""
-        source = sources().get(self.source)
-        return self.adapter_dropout if self.adapter_dropout is not None or not source else source.adapter_dropout
+        return self.origin.adapter_dropout if self.adapter_dropout is None else self.adapter_dropout
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -154,8 +162,11 @@ class Row(BaseModel):
 
     @property
     def role(self) -> Role | None:
-        source = sources().get(self.source)
-        return source.role_of(self) if source else None
+        return self.origin.part_of(self).role
+
+    @property
+    def host_pace(self) -> float | None:
+        return self.origin.part_of(self).host_pace or self.origin.host_pace
 
 
 class Part(BaseModel):
@@ -207,15 +218,12 @@ class Source(BaseModel):
         matching = (miss for miss in self.miss if miss.quantity == quantity and re.search(miss.about, words))
         return next((miss.why for miss in matching), None)
 
-    def role_of(self, row: Row) -> Role | None:
-        return self._part_of(row).role
-
-    def host_pace_of(self, row: Row) -> float | None:
-        return self._part_of(row).host_pace or self.host_pace
-
-    def _part_of(self, row: Row) -> "Part | Source":
+    def part_of(self, row: Row) -> "Part | Source":
         words = f"{row.model} on {row.gpu}, {row.url_or_path}"
         return next((part for part in self.part if re.search(part.about, words)), self)
+
+
+UNKNOWN = Source.model_construct()  # of a row whose source has no entry
 
 
 class Sources(BaseModel):

@@ -22,7 +22,8 @@ GRADIENT_BYTES = 4  # accumulate_allreduce_grads_in_fp32, which --bf16 turns on
 def whole_pass(setup: Setup) -> Setup:
     """Return the setup of a pass over the undivided model, with a rank's part of the rows."""
     among = setup.layout.context if setup.layout else 1
-    whole = replace(setup, layout=None, deepspeed=None, group=None, fused_layers=False)
+    library = replace(setup.library, fused_layers=False)
+    whole = replace(setup, layout=None, deepspeed=None, group=None, library=library)
     return replace(whole, ranks=among, sequence_ranks=among)
 
 

@@ -86,7 +86,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
 def _is_known(setup: Setup, machine: Machine) -> bool:
     """Return whether the sources that decide the interval have enough trainings of this kind."""
     offloads = setup.fsdp_offload or Engine(setup).optimizer_home != "none"
-    is_new = setup.model.is_partly_frozen or machine.casts is not None or setup.experts_loop or offloads
+    is_new = setup.model.is_partly_frozen or machine.casts is not None or setup.library.experts_loop or offloads
     return has_measured_ceilings(machine.gpu) and not is_new
 
 

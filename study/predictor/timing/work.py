@@ -98,7 +98,7 @@ def blocks(setup: Setup) -> tuple[Block, ...]:
         parts = blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
         more = [(_more_attention(each.forward, setup), _more_attention(each.backward, setup)) for each in parts]
         return tuple(replace(each, forward=a, backward=b) for each, (a, b) in zip(parts, more, strict=True))
-    if setup.checkpointing and setup.recomputes_whole_layers:
+    if setup.checkpointing and setup.library.recomputes_whole_layers:
         return _with_whole_layers_again(setup, blocks(replace(setup, checkpointing=False)))
     return _traced(setup)
 
@@ -119,10 +119,10 @@ def _more_attention(work: Work, setup: Setup) -> Work:
 
 
 def _traced(setup: Setup) -> tuple[Block, ...]:
-    kernels = setup.model.traced(setup.trace_options, setup.micro_batch, setup.one_row_as_two).work
+    kernels = setup.model.traced(setup.trace_options, setup.micro_batch, setup.library.one_row_as_two).work
     tensors: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in setup.model.tensors:
-        tensors[tensor.block] += _of_each_expert(tensor) if setup.experts_loop else [tensor]
+        tensors[tensor.block] += _of_each_expert(tensor) if setup.library.experts_loop else [tensor]
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
@@ -130,7 +130,7 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
         again = ["forward"] if phase == "backward" and setup.computes_again(name) else []
         for each in [phase, *again]:
             total = total.and_then(_dequantization(setup, tensors[name])) if setup.quantized else total
-            total = total.and_then(_loop(tensors[name], each)) if setup.experts_loop else total
+            total = total.and_then(_loop(tensors[name], each)) if setup.library.experts_loop else total
         return same.setdefault(total, total)
 
     kept = {name: tuple(map(setup.as_kept, each)) for name, each in tensors.items()}

@@ -1,0 +1,28 @@
+"""What a training library does otherwise than today's Accelerate, transformers and PyTorch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """The ways of a library, or of an older release."""
+
+    litgpt: bool = False  # layers and loop are litgpt's. Times are little different
+    one_row_as_two: bool = False  # Megatron's attention: one row needs as many kernels as two; elsewhere fewer copies
+    fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
+    logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
+    keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
+    experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
+    # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
+    # until the backward pass has all it needs, which spares its last product. Times depend on it, and what quantized
+    # products keep.
+    recomputes_whole_layers: bool = False
+    old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
+    torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
+    bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
+    fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
+    keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/reentrant.py`)
+
+
+TODAY = Library()
