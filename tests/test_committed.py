@@ -4,19 +4,21 @@ import json
 import random
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from conftest import ROOT
 
+from study.bench import committed_traces
 from study.predictor.architecture import named
-from study.predictor.tracing import commit, committed, tracing
+from study.predictor.tracing import committed, tracing
 from study.predictor.tracing.reading import read
 from study.predictor.tracing.repeating import repeat
 from study.predictor.tracing.tape import at_rows
 from study.predictor.tracing.transformer import TraceOptions, Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
-SOURCES = commit.sources()
+SOURCES = committed_traces.sources()
 
 
 def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> None:
@@ -30,11 +32,11 @@ def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) ->
     assert next(both) == next(both), (options, rows)
 
 
-def drawn(source: commit.Source, chance: random.Random) -> Transformer:
+def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer:
     """A model of a member, of dimensions that no sample had; or the built-in shape of the member."""
     if source.family is None:
         return source.samples[0][0]
-    model, _ = source._sample(chance)
+    model, _ = source.sample(chance)
     layers = committed.LAYERS[source.family]
     more = chance.randrange(4) if model.dimensions[layers] >= committed.MANY_LAYERS else 0
     return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
@@ -43,6 +45,12 @@ def drawn(source: commit.Source, chance: random.Random) -> Transformer:
 def tokens(model: Transformer, chance: random.Random) -> int:
     """Return the tokens of a row, at most as many as the model has positions."""
     return chance.randrange(40, min(model.traced_look.limit or 400, 400))
+
+
+def test_the_file_has_every_member_once_and_no_others():
+    names = [source.name for source in SOURCES]
+    with zipfile.ZipFile(committed.PATH) as archive:
+        assert sorted(archive.namelist()) == sorted([*names, committed.VERSIONS])
 
 
 @pytest.mark.parametrize("source", SOURCES[:2], ids=lambda source: source.name)

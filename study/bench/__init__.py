@@ -1,1 +1,1 @@
-"""Benchmarks: our trainer against others, the machine's peaks, and predictors of memory."""
+"""Benchmarks: our trainer against others, peaks of the machine, predictors of memory; and the traces of the package."""

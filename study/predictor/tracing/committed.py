@@ -1,7 +1,8 @@
 """Traces that come with the package: of the built-in shapes, and of families of models that are given by numbers.
 
 Reading them needs no torch. `committed.zip` has a member for each shape or family. Every number on a tape is a sum of
-terms: a factor, times a product of the model's dimensions and the tokens of a row. `commit.py` writes the file.
+terms: a factor, times a product of the model's dimensions and the tokens of a row. `study/bench/committed_traces.py`
+writes the file.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ def member(config: dict, dropout: float | None) -> Member:
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
     layers = dimensions.pop("layers")
     fixed = {name: value for name, value in config.items() if name not in (*free.values(), *IDS)}
-    structure = [fixed, dropout, min(layers, MANY_LAYERS), _sharing(dimensions)]
+    structure = [fixed, dropout, min(layers, MANY_LAYERS), sharing(dimensions)]
     return Member(f"{family}-{_digest(structure)}", dimensions, layers)
 
 
@@ -68,7 +69,7 @@ def _plain(config: dict) -> dict:
     return {name: value for name, value in config.items() if name != "sliding_window"} | {"model_type": "llama"}
 
 
-def _sharing(dimensions: dict[str, int]) -> bool | str:
+def sharing(dimensions: dict[str, int]) -> bool | str:
     """Return whether heads share keys and values; "one" if all of them do."""
     heads = dimensions["a"]
     groups = dimensions.get("g", heads)
@@ -192,27 +193,8 @@ def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     return tape
 
 
-def sizes_of(entry: tuple) -> list[int]:
-    """Return the numbers of an entry of a tape that depend on dimensions."""
-    if entry[0] == "kernel":
-        return [*(entry[1][1] if entry[1] else ()), entry[2]]
-    return [entry[{"made": 1, "inputs": 1, "event": 2}[entry[0]]]] if entry[0] in ("made", "inputs", "event") else []
-
-
-def without_sizes(entry: tuple, tensor_count: int) -> list:
-    """Return an entry without those numbers. Tensors are counted back from the one that is made next."""
-    kind = entry[0]
-    if kind in ("freed", "gradient"):
-        return [kind, tensor_count - entry[1]]
-    if kind == "kernel":
-        return [kind, entry[1] and entry[1][0]]
-    if kind == "made":
-        return [kind, entry[2]]
-    return [*entry] if kind == "layer" else [*entry[:-1]]
-
-
 def with_sizes(entry: list, sizes: list[int]) -> tuple:
-    """Return the entry of a tape that `without_sizes` and `sizes_of` have divided."""
+    """Return the entry of a tape from its part without sizes."""
     kind = entry[0]
     if kind == "made":
         return kind, sizes[0], entry[1]

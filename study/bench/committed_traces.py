@@ -1,8 +1,8 @@
-"""Writes `committed.zip`: traces small models of a family, or a built-in shape, and finds the terms of every number.
+"""Writes `committed.zip` of `predictor/tracing`: traces small models of families, and built-in shapes, and finds terms.
 
-`python -m study.predictor.tracing.commit FOLDER` keeps each member in a folder, and traces those that are not there
-yet, which takes more than an hour. Each number is fitted to a few samples as an exact sum of at most three terms. What
-has no such sum is left out, and is traced when it is asked for.
+`python -m study.bench.committed_traces FOLDER` keeps each member in a folder, and traces those that are not there yet,
+which takes more than an hour. Each number is fitted to a few samples as an exact sum of at most three terms. What has
+no such sum is left out, and is traced when it is asked for.
 """
 
 import functools
@@ -17,18 +17,17 @@ from pathlib import Path
 import numpy
 
 from study.predictor.tracing import committed, tracing
-from study.predictor.tracing.committed import sizes_of, without_sizes
 from study.predictor.tracing.tape import Tape
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 
 MOST_TERMS = 3
-# The products of dimensions in which sizes are sums; a term also has the tokens of a row, if it begins with t.
+# The products of dimensions in which sizes are sums, beside 1. t stands for the tokens of a row.
 TERMS = {
-    "bert": "- h f a w v p hh hf hv hp t th tf ta tv thh thf thv tw tt tta tth",
-    "gpt2": "- h f a w v p hh hf hv hp t th tf ta tv thh thf thv tw tt tta tth",
-    "llama": "- h f a g w aw gw v p haw hgw hf hv t th tf ta tg tw taw tgw tv thaw thgw thf thv tt tta ttaw",
-    None: "- t tt",
+    "bert": "h f a w v p hh hf hv hp t th tf ta tv thh thf thv tw tt tta tth",
+    "gpt2": "h f a w v p hh hf hv hp t th tf ta tv thh thf thv tw tt tta tth",
+    "llama": "h f a g w aw gw v p haw hgw hf hv t th tf ta tg tw taw tgw tv thaw thgw thf thv tt tta ttaw",
+    None: "t tt",
 }
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
@@ -52,30 +51,33 @@ class Source:
     """The models from which a member is fitted."""
 
     def __init__(self, config: dict, dropout: float | None, options: list[TraceOptions]):
-        self.dropout = dropout
-        self.family = config["model_type"] if config["model_type"] in committed.DIMENSIONS else None
         self.config = config
-        self.name = committed.member(config, dropout).name
+        self.dropout = dropout
         self.options = options
-        self.terms = ["" if term == "-" else term for term in TERMS[self.family].split()]
+        self.member = committed.member(config, dropout)
+        self.name = self.member.name
+        self.family = config["model_type"] if self.member.layers else None
+        self.terms = ["", *TERMS[self.family].split()]
+        self.entries: dict[str, int] = {}
+        self.sums: dict[tuple[int, ...], int] = {}
 
     @functools.cached_property
     def samples(self) -> list[tuple[Transformer, dict[str, int]]]:
         """Models, and the values of the letters of the terms."""
         chance = random.Random(29)
-        if self.family is None:
-            model = Transformer.of(self.config, self.name, dropout=self.dropout)
-            most = model.traced_look.limit or 2048
-            return [(model, {"t": min(most, tokens)}) for tokens in (24, 56, 104, 2048)]
-        return [self._sample(chance) for _ in range(SAMPLES)]
+        if self.family:
+            return [self.sample(chance) for _ in range(SAMPLES)]
+        model = Transformer.of(self.config, self.name, dropout=self.dropout)
+        most = model.traced_look.limit or 2048
+        return [(model, {"t": min(most, tokens)}) for tokens in (24, 56, 104, 2048)]
 
-    def _sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
+    def sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
+        """Return a model of the family whose dimensions are drawn."""
         drawn = {letter: chance.randrange(50, 900) for letter in "fv"}
         drawn |= {"t": chance.randrange(17, 90), "p": chance.randrange(100, 400), "w": 8 * chance.randrange(2, 7)}
-        only = committed.member(self.config, None).dimensions.get("g") == 1
-        groups = 1 if only else chance.randrange(2, 6)
-        shares = committed.member(self.config, None).dimensions
-        heads = groups * (chance.randrange(2, 5) if shares.get("g", shares["a"]) < shares["a"] else 1)
+        sharing = committed.sharing(self.member.dimensions)
+        groups = 1 if sharing == "one" else chance.randrange(2, 6)
+        heads = groups * chance.randrange(2, 5) if sharing else groups
         drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
         if self.family == "llama":  # the width of its heads is a number of its own
             drawn["h"] = heads * chance.randrange(9, 60)
@@ -85,9 +87,6 @@ class Source:
 
     def write(self) -> dict:
         """Trace all passes, and return the member."""
-        self.entries: dict[str, int] = {}
-        self.sums: dict[tuple, int] = {}
-        self.fitted: dict[tuple, tuple] = {}
         passes: dict[str, dict] = {}
         for options in self.options:
             try:
@@ -104,70 +103,79 @@ class Source:
         if self.family is None:
             return [*first]
         tensors = []
-        for number, (name, shape, block, trains) in enumerate(first.tensors):
+        for (name, shape, block, trains), *others in zip(*(look.tensors for look in looks), strict=True):
             if block in ("embeddings", "layer.0", "head"):
-                sizes = [tuple(look.tensors[number][1][axis] for look in looks) for axis in range(len(shape))]
+                sizes = zip(shape, *(other[1] for other in others), strict=True)
                 tensors.append([name, [*map(self._sum, sizes)], block, trains])
-        buffers, limit, vocabulary = (
-            self._sum(tuple(getattr(look, name) for look in looks)) for name in ("buffers_bytes", "limit", "vocabulary")
-        )
-        return [*first[:2], tensors, buffers, first.has_fused_attention, limit, first.limited_by, vocabulary]
+        look = first._asdict() | {"tensors": tensors}
+        for name in ("buffers_bytes", "limit", "vocabulary"):
+            look[name] = self._sum(tuple(getattr(each, name) for each in looks))
+        return [*look.values()]
 
     def _pass(self, options: TraceOptions, rows: int) -> dict:
         """Return a pass over some rows: each of its numbers is fitted to all samples."""
-        every_option = [(model, options._replace(sequence=drawn["t"])) for model, drawn in self.samples]
-        passes = [tracing.followed(*each, (rows,)) for each in every_option]
-        tapes = [each.tapes[0] for each in passes]
-        skeletons = [*map(_skeleton, tapes)]
+        passes = [
+            tracing.followed(model, options._replace(sequence=drawn["t"]), (rows,)) for model, drawn in self.samples
+        ]
+        skeletons, sizes = zip(*(_divided(each.tapes[0]) for each in passes), strict=True)
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
         stored = []
-        for skeleton, *same in zip(skeletons[0], *tapes, strict=True):
+        for skeleton, *same in zip(skeletons[0], *sizes, strict=True):
             number = self.entries.setdefault(json.dumps(skeleton), len(self.entries))
-            stored.append([number, *map(self._sum, zip(*map(sizes_of, same), strict=True))])
+            stored.append([number, *map(self._sum, zip(*same, strict=True))])
         return {"tape": stored, "stacks": passes[0].stacks}
 
     def _sum(self, numbers: tuple[int, ...]) -> int:
         """Return the number of a sum that gives these numbers on the samples."""
-        if numbers not in self.fitted:
-            self.fitted[numbers] = self._fitted(numbers)
-        return self.sums.setdefault(self.fitted[numbers], len(self.sums))
+        return self.sums.setdefault(self._fitted(numbers), len(self.sums))
 
+    @functools.cache  # noqa: B019 a process has few sources
     def _fitted(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the factors and places of the fewest terms whose sum is a number, on all samples."""
         if not any(numbers):
             return ()
-        exact = self._table
-        if 0 in numbers:
-            raise NoSum(f"a size is {numbers}")
-        scaled = numpy.array(exact, dtype=float) / numpy.array(numbers, dtype=float)[:, None]
         for count in range(1, min(MOST_TERMS, len(self.terms)) + 1):
             chosen = numpy.array([*itertools.combinations(range(len(self.terms)), count)])
-            matrices = scaled[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
-            widths = numpy.abs(matrices).max(axis=1, keepdims=True)
-            factors = (numpy.linalg.pinv(matrices / widths) @ numpy.ones(len(numbers))) / widths[:, 0, :]
-            miss = numpy.abs(numpy.einsum("cst,ct->cs", matrices, factors) - 1).max(axis=1)
-            for place in numpy.flatnonzero(miss < 1e-6):
-                whole = [round(factor) for factor in factors[place]]
-                terms = [int(term) for term in chosen[place]]
-                sums = [sum(n * row[term] for n, term in zip(whole, terms, strict=True)) for row in exact]
-                if sums == [*numbers]:
-                    return tuple(itertools.chain(*zip(whole, terms, strict=True)))
+            matrices = self._table[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
+            factors = numpy.rint(numpy.linalg.pinv(matrices) @ numbers).astype(int)
+            sums = numpy.einsum("cst,ct->cs", matrices, factors)
+            for place in numpy.flatnonzero((sums == numbers).all(axis=1)):
+                return tuple(itertools.chain(*zip(factors[place].tolist(), chosen[place].tolist(), strict=True)))
         raise NoSum(f"{numbers} is no sum of {MOST_TERMS} terms")
 
     @functools.cached_property
-    def _table(self) -> list[list[int]]:
+    def _table(self) -> numpy.ndarray:
         """The terms' values on each sample."""
-        return [[prod(values[letter] for letter in term) for term in self.terms] for _, values in self.samples]
+        rows = [[prod(values[letter] for letter in term) for term in self.terms] for _, values in self.samples]
+        return numpy.array(rows)
 
 
-def _skeleton(tape: Tape) -> list[list]:
-    """Return a tape without the numbers that depend on dimensions."""
+def _divided(tape: Tape) -> tuple[list[list], list[list[int]]]:
+    """Return the entries of a tape without the numbers that depend on dimensions, and these numbers of each entry."""
     tensor_count = 0
-    skeleton = []
+    skeletons, sizes = [], []
     for entry in tape:
-        skeleton.append(without_sizes(entry, tensor_count))
+        skeleton, numbers = _without_sizes(entry, tensor_count)
+        skeletons.append(skeleton)
+        sizes.append(numbers)
         tensor_count += entry[0] == "made"
-    return skeleton
+    return skeletons, sizes
+
+
+def _without_sizes(entry: tuple, tensor_count: int) -> tuple[list, list[int]]:
+    """Divide an entry as `committed.with_sizes` joins it. Tensors are counted back from the one that is made next."""
+    kind, what, *rest = entry
+    if kind in ("freed", "gradient"):
+        return [kind, tensor_count - what], []
+    if kind == "made":
+        return [kind, *rest], [what]
+    if kind == "kernel":
+        name, sizes = what or (None, ())
+        return [kind, name], [*sizes, *rest]
+    if kind == "layer":
+        return [*entry], []
+    return [*entry[:-1]], [entry[-1]]
 
 
 class NoSum(Exception):
@@ -203,15 +211,16 @@ def sources() -> list[Source]:
         Source(llama | tied, None, gpu),
         Source(llama | tied | same_heads, None, gpu),
     ]
-    larger = (name for name in SHAPES if not name.endswith("-micro"))
-    for name in larger:
-        family = SHAPES[name]["model_type"]
+    for name in SHAPES:
+        config = config_of(name)
+        if name.endswith("-micro") or committed.member(config, None).layers:  # traced in seconds, or of a family
+            continue
+        family = config["model_type"]
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
+        options = all_options(attention, CUDA_DIFFERENCES, PRECISIONS[:2])
         if family in ALL_PRECISIONS:
-            passes = all_options(attention, CUDA_DIFFERENCES, PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
-            members.append(Source(config_of(name), None, passes))
-        elif family not in committed.DIMENSIONS:
-            members.append(Source(config_of(name), None, all_options(attention, CUDA_DIFFERENCES, PRECISIONS[:2])))
+            options = all_options(attention, CUDA_DIFFERENCES, PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
+        members.append(Source(config, None, options))
     return members
 
 
