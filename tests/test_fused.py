@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from study.predictor.estimate import profile
 from study.predictor.library import Library
-from study.predictor.memory.fused import spared_bytes
+from study.predictor.memory.kept import spared_bytes
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
 

@@ -11,10 +11,9 @@ from study.predictor.memory import deepspeed_memory, fsdp_memory, muon, sequence
 from study.predictor.memory.deepspeed_memory import NORM_BYTES
 from study.predictor.memory.engine import Engine, padded
 from study.predictor.memory.fsdp_memory import Sharding
-from study.predictor.memory.fused import with_fused_layers
+from study.predictor.memory.kept import by_library
 from study.predictor.memory.moments import held_bytes
-from study.predictor.memory.profile import Held, Profile
-from study.predictor.memory.reentrant import with_kept_inputs
+from study.predictor.memory.profile import Profile
 from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
@@ -49,34 +48,36 @@ def estimate(setup: Setup) -> Estimate:
     offloaded states are in `host_bytes`.
     """
     engine = Engine(setup)
-    count = setup.model.parameters
-    sharded = Sharding(setup) if setup.fsdp else None
     states, times, host_bytes = memory(setup, profile(setup))
-    host_bytes += checkpoints_bytes(setup)
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, most = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, most)
-    stage = engine.stage
-    bytes_moved = parallel.traffic(setup, setup.layout) if setup.layout else traffic(engine)
-    after = {} if setup.layout else _after_step(engine)
-    if sharded:
-        stage = 3 if sharded.releases else 2
-        # FSDP1 keeps the gradients until the next forward pass begins.
-        after = {} if sharded.by_accelerate else {"gradients": sharded.gradients_bytes}
-        bytes_moved = fsdp_memory.traffic(sharded)
-    shared = Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
+    stage, after, moved = _between_ranks(setup, engine)
+    parameters = setup.model.parameters
     return Estimate(
-        parameters=count,
+        parameters=parameters,
         at_peak=at_peak,
         after_step=_summed(states, after),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
-        host_bytes=host_bytes,
+        host_bytes=host_bytes + checkpoints_bytes(setup),
         nvme_bytes=disk_bytes(engine),
-        traffic=dict(Counter(bytes_moved) + shared),
-        published_traffic_bytes=papers.published_traffic_bytes(count, stage, setup.ranks, setup.weight_bytes),
+        traffic=dict(Counter(moved) + exchanged(setup)),
+        published_traffic_bytes=papers.published_traffic_bytes(parameters, stage, setup.ranks, setup.weight_bytes),
         flops_per_rank_and_step=operations(setup),
     )
+
+
+def _between_ranks(setup: Setup, engine: Engine) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Return the stage of ZeRO that shares as much, what stays after a step, and the bytes by collective."""
+    if setup.layout:
+        return engine.stage, {}, parallel.traffic(setup, setup.layout)
+    if not setup.fsdp:
+        return engine.stage, _after_step(engine), traffic(engine)
+    sharding = Sharding(setup)
+    # FSDP1 keeps the gradients until the next forward pass begins.
+    after = {} if sharding.by_accelerate else {"gradients": sharding.gradients_bytes}
+    return 3 if sharding.releases else 2, after, fsdp_memory.traffic(sharding)
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
@@ -84,26 +85,24 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
 
     Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
     """
-    constant = {"constants": setup.model.look.buffers_bytes}
     if setup.layout:
         return parallel.memory(setup, setup.layout, kept)
+    states = {"constants": setup.model.look.buffers_bytes}
     if setup.fsdp:
         sharding = Sharding(setup)
-        states = constant | fsdp_memory.standing(sharding)
+        states |= fsdp_memory.standing(sharding)
         times = [*fsdp_memory.moments(sharding, kept)]
-        if not (setup.fsdp_offload and setup.on_gpu):
-            return states, times, 0
-        host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES))
-        in_passes = [(when, now) for when, now in times if when != "update"]  # the update is the host's
-        return states, in_passes, host_bytes and host_bytes + sharding.gradients_bytes
-    engine = Engine(setup)
-    states = constant | standing(engine)
-    times = [*moments(engine, kept)]
-    if not setup.on_gpu:
-        return states, times, 0
-    away = (*(OPTIMIZER_ROLES if engine.offloads else ()), *(("weights",) if engine.weights_home != "none" else ()))
-    host_bytes = sum(states.pop(role, 0) for role in away)
-    return states, times, host_bytes and host_bytes + pinned_padding(engine)
+        away = ["weights", *OPTIMIZER_ROLES] if setup.fsdp_offload else []
+        more_bytes = sharding.gradients_bytes
+    else:
+        engine = Engine(setup)
+        states |= standing(engine)
+        times = [*moments(engine, kept)]
+        away = [*OPTIMIZER_ROLES] if engine.offloads else []
+        away += ["weights"] if engine.weights_home != "none" else []
+        more_bytes = pinned_padding(engine)
+    host_bytes = sum(states.pop(role, 0) for role in away) if setup.on_gpu else 0
+    return states, times, host_bytes and host_bytes + more_bytes
 
 
 def profile(setup: Setup) -> Profile:
@@ -115,17 +114,7 @@ def profile(setup: Setup) -> Profile:
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
     if setup.has_flat_units and setup.model.train_only is None:
         return profile(replace(setup, model=replace(setup.model, train_only=LAYERS)))
-    traced = setup.model.traced(setup.trace_options, setup.micro_batch).profile
-    if setup.library.fused_layers:
-        traced = with_fused_layers(setup, traced)
-    if setup.library.keeps_inputs and setup.model.is_partly_frozen:
-        traced = with_kept_inputs(setup, traced)
-    if not setup.library.keeps_cache:
-        return traced
-    # GPT-BigCode's cache of keys and values: these are parts of tensors, which stay whole.
-    widths = sum(each.shape[0] for each in setup.model.tensors if each.name.endswith("c_attn.weight"))
-    cached = setup.tokens * setup.product_bytes * widths
-    return replace(traced, most=Held(traced.most.kept + cached, traced.most.in_use))
+    return by_library(setup, setup.model.traced(setup.trace_options, setup.micro_batch).profile)
 
 
 def checkpoints_bytes(setup: Setup) -> int:
@@ -138,6 +127,11 @@ def checkpoints_bytes(setup: Setup) -> int:
 def inputs_bytes(setup: Setup) -> int:
     """Return the bytes of a microbatch's inputs: token ids, masks, images, sound."""
     return setup.model.traced(setup.trace_options, setup.micro_batch).inputs_bytes
+
+
+def exchanged(setup: Setup) -> Counter[str]:
+    """Return the bytes by collective of ranks that share rows or divide layers."""
+    return Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
 
 
 def operations(setup: Setup) -> int:
@@ -289,7 +283,7 @@ def disk_bytes(engine: Engine) -> dict[str, int]:
     return dict.fromkeys(("held", "read_per_step", "written_per_step"), swapped_bytes)
 
 
-def traffic(engine: Engine) -> dict[str, int]:
+def traffic(engine: Engine, quantized: bool = True) -> dict[str, int]:
     """Return the bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
     if engine.ranks == 1 and engine.stage == 0:
         return {}
@@ -305,11 +299,12 @@ def traffic(engine: Engine) -> dict[str, int]:
     whole = engine.part * engine.ranks
     # Muon takes whole gradients: stage 3 does not scatter them.
     reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * passes}
-    if engine.quantizes_gradients and engine.ranks > 1:
-        reduced = {"all_to_all": whole * passes // 2}
     if engine.ranks == 1:
         return reduced
+    if quantized and engine.quantizes_gradients:
+        reduced = {"all_to_all": whole * passes // 2}
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     whole += engine.frozen_part * engine.ranks
-    gathered = ((whole - stay + engine.refetched) * passes + stay) * engine.gathered_bytes
-    return reduced | {"all_gather": gathered + muon.gathered_elements(engine) * w}
+    gathered = (whole - stay + engine.refetched) * passes + stay
+    gathered_bytes = gathered * (1 if quantized and engine.quantizes_weights else w)
+    return reduced | {"all_gather": gathered_bytes + muon.gathered_elements(engine) * w}

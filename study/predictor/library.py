@@ -22,7 +22,7 @@ class Library:
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
-    keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/reentrant.py`)
+    keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/kept.py`)
 
 
 TODAY = Library()

@@ -41,7 +41,7 @@ class Engine:
         self.overlap = self.stage == 3 if zero["overlap_comm"] is None else bool(zero["overlap_comm"])
         self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
         # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
-        self.gathered_bytes = 1 if zero["zero_quantized_weights"] else self.weight_bytes
+        self.quantizes_weights = bool(zero["zero_quantized_weights"])
         self.quantizes_gradients = bool(zero["zero_quantized_gradients"])
         self.persistent_elements = int(zero["stage3_param_persistence_threshold"])
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.persistent_elements]

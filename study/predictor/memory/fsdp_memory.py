@@ -117,6 +117,8 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
     yield from (("backward", now) for now in _forward(sharding, profile))
     yield from (("backward", now) for now in _backward(sharding, profile))
     made_bytes = moment_bytes.made_bytes(setup.optimizer, sharding.pieces, setup.state_bytes)
+    if setup.fsdp_offload and setup.on_gpu:
+        return  # the update is the host's
     if setup.precision == "bf16_cast":  # the gradients in fp32 as well
         made_bytes += 4 * sharding.part
     yield "update", {"gradients": sharding.gradients_bytes, "temporaries": made_bytes}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from study.predictor.memory.fused import spared_bytes
+from study.predictor.memory.kept import spared_bytes
 from study.predictor.memory.profile import Profile, Tensor
 from study.predictor.papers import RECIPES, recipe_of
 from study.predictor.parallel.layout import Layout, layers_of

@@ -1,0 +1,94 @@
+"""Activations that libraries keep otherwise than the traced model does.
+
+Fused layers, with RMS norms and gates: transformers' own norm keeps a copy of its input in fp32, and its gate the
+activation by itself. Megatron's and Liger's kernels make them again in the backward pass. So does torch.compile: a
+Llama's layer of 6,400 bytes a token keeps 4,480 (torch 2.13 on a CPU, aot_eager_decomp_partition, which cuts a graph as
+inductor does), as the formula says.
+
+Frozen layers that reentrant checkpointing computes again under FSDP1: for a unit without trained weights, FSDP1 hooks
+the gradients of the unit's inputs, and it removes the hooks only when the backward pass ends
+(`_register_post_backward_reshard_only_hook`, torch 2.4 and 2.13). If reentrant checkpointing is around the unit, these
+inputs are leaves. Their accumulators hold them and their gradients as long as the hooks exist, unless Python's garbage
+collector comes by. `tests/test_reentrant.py` shows it with PyTorch. The trainers of transformers do this until release
+4.51; since 4.52, checkpointing is inside a layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from study.predictor.memory.profile import Gradient, Held, Profile
+from study.predictor.setup import Setup
+from study.predictor.tracing.transformer import SELECTIVE
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms and gates
+
+
+def by_library(setup: Setup, traced: Profile) -> Profile:
+    """Return a trace's activations as the setup's library keeps them."""
+    if setup.library.fused_layers:
+        traced = _with_fused_layers(setup, traced)
+    if setup.library.keeps_inputs and setup.model.is_partly_frozen:
+        traced = _with_kept_inputs(setup, traced)
+    if setup.library.keeps_cache:  # of keys and values: parts of GPT-BigCode's tensors, which stay whole
+        widths = sum(each.shape[0] for each in setup.model.tensors if each.name.endswith("c_attn.weight"))
+        traced = replace(traced, most=_more(traced.most, setup.tokens * setup.product_bytes * widths))
+    return traced
+
+
+def spared_bytes(setup: Setup) -> int:
+    """Return the bytes of a layer that fused layers do not keep.
+
+    torchtitan's selective recomputation keeps every second product, also a layer's last one, which no gradient needs. A
+    compiler drops it (measured in the same way).
+    """
+    if setup.model.family not in FAMILIES:
+        return 0
+    config = setup.model.dimensions
+    if setup.checkpointing == SELECTIVE:
+        return setup.tokens * setup.product_bytes * config["hidden_size"]
+    norms = 2 * 4 * config["hidden_size"]
+    return setup.tokens * (norms + setup.product_bytes * config["intermediate_size"])
+
+
+def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
+    """A recomputed layer still keeps its input."""
+    more: dict[str, float] = {}  # by block, for what the layers before it do not keep
+    total = 0
+    for block in dict.fromkeys(tensor.block for tensor in setup.model.tensors):
+        more[block] = total
+        recomputed = setup.checkpointing != SELECTIVE and setup.computes_again(block)
+        if block.startswith("layer.") and not recomputed:
+            total -= spared_bytes(setup)
+    by_name = {tensor.name: more[tensor.block] for tensor in setup.model.tensors}
+    return replace(
+        traced,
+        kept=traced.kept + total,
+        most=_more(traced.most, total),
+        at_use={name: kept + by_name[name] for name, kept in traced.at_use.items()},
+        before_use={name: _more(held, by_name[name]) for name, held in traced.before_use.items()},
+        gradients=_gradients(traced, more),
+    )
+
+
+def _with_kept_inputs(setup: Setup, traced: Profile) -> Profile:
+    """The gradient that a layer's backward pass begins with is in the trace already."""
+    config = setup.model.dimensions
+    width = config["n_embd"] if "n_embd" in config else config["hidden_size"]
+    input_bytes = setup.tokens * width * setup.weight_bytes
+    begun = dict.fromkeys(each.tensor.block for each in traced.gradients if each.tensor.block.startswith("layer."))
+    more = {block: input_bytes * max(0, 2 * place - 1) for place, block in enumerate(begun)}
+    more["embeddings"] = max(more.values(), default=0)
+    return replace(traced, gradients=_gradients(traced, more))
+
+
+def _gradients(traced: Profile, more: Mapping[str, float]) -> tuple[Gradient, ...]:
+    """Return the gradients with more bytes kept, by the block of their tensor."""
+    gradients = []
+    for tensor, most, complete in traced.gradients:
+        kept_bytes = more.get(tensor.block, 0)
+        gradients.append(Gradient(tensor, _more(most, kept_bytes), _more(complete, kept_bytes)))
+    return tuple(gradients)
+
+
+def _more(held: Held, kept_bytes: float) -> Held:
+    return held._replace(kept=held.kept + kept_bytes)
