@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from study.predictor import papers
 from study.predictor.memory import deepspeed_memory, fsdp_memory, muon, sequence, tensor
 from study.predictor.memory.deepspeed_memory import NORM_BYTES
 from study.predictor.memory.engine import Engine, padded
@@ -36,7 +35,6 @@ class Estimate:
     host_bytes: int  # on a GPU: what is offloaded
     nvme_bytes: dict[str, int]
     traffic: dict[str, int]
-    published_traffic_bytes: float
     flops_per_rank_and_step: int
 
 
@@ -52,10 +50,9 @@ def estimate(setup: Setup) -> Estimate:
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, most = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, most)
-    stage, after, moved = _between_ranks(setup, engine)
-    parameters = setup.model.parameters
+    after, moved = _between_ranks(setup, engine)
     return Estimate(
-        parameters=parameters,
+        parameters=setup.model.parameters,
         at_peak=at_peak,
         after_step=_summed(states, after),
         peak_bytes=sum(at_peak.values()),
@@ -63,21 +60,20 @@ def estimate(setup: Setup) -> Estimate:
         host_bytes=host_bytes + checkpoints_bytes(setup),
         nvme_bytes=disk_bytes(engine),
         traffic=dict(Counter(moved) + exchanged(setup)),
-        published_traffic_bytes=papers.published_traffic_bytes(parameters, stage, setup.ranks, setup.weight_bytes),
         flops_per_rank_and_step=operations(setup),
     )
 
 
-def _between_ranks(setup: Setup, engine: Engine) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Return the stage of ZeRO that shares as much, what stays after a step, and the bytes by collective."""
+def _between_ranks(setup: Setup, engine: Engine) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what stays after a step besides the states, and the bytes by collective."""
     if setup.layout:
-        return engine.stage, {}, parallel.traffic(setup, setup.layout)
+        return {}, parallel.traffic(setup, setup.layout)
     if not setup.fsdp:
-        return engine.stage, _after_step(engine), traffic(engine)
+        return _after_step(engine), traffic(engine)
     sharding = Sharding(setup)
     # FSDP1 keeps the gradients until the next forward pass begins.
     after = {} if sharding.by_accelerate else {"gradients": sharding.gradients_bytes}
-    return 3 if sharding.releases else 2, after, fsdp_memory.traffic(sharding)
+    return after, fsdp_memory.traffic(sharding)
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:

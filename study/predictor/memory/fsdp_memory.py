@@ -44,37 +44,41 @@ class Sharding:
         self.keeps_whole_gradients = (self.by_accelerate or setup.library.litgpt) and setup.accumulation > 1
         self.ends_are_units = self.by_accelerate or setup.library.fsdp_ends
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
-        units: dict[str, list[Tensor]] = {ROOT: []}
-        if self.ends_are_units:
-            units[TAIL if tied else EMBEDDINGS] = []
-        for tensor in setup.tensors:
-            units.setdefault(self._unit(tensor, tied), []).append(tensor)
-        self.units = {unit: tensors for unit, tensors in units.items() if tensors or unit == ROOT}
-        self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
-        self.late = {ROOT, TAIL if tied else EMBEDDINGS} & self.units.keys()
+        self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
+        self.units = self._units()
+        self.stay = ({ROOT, TAIL} if self.releases else set(self.units)) & self.units.keys()
+        self.late = {ROOT, self.first} & self.units.keys()
         self.unit_of = {tensor.name: unit for unit, tensors in self.units.items() for tensor in tensors}
+        self.trained = {unit: [each for each in tensors if each.trains] for unit, tensors in self.units.items()}
         # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
+        with_gradient = {unit: self._with_gradient(unit) for unit in self.units}
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
-        trained = {unit: [tensor for tensor in tensors if tensor.trains] for unit, tensors in self.units.items()}
-        self.trained = trained
-        if setup.has_flat_units:
-            with_gradient = {unit: self.units[unit] if tensors else [] for unit, tensors in trained.items()}
-        else:
-            with_gradient = trained
         self.gradient = {unit: self._bytes(tensors) for unit, tensors in with_gradient.items()}
         # A rank's elements of a unit's gradient, and those of all: its part of each tensor, rounded up.
         self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in with_gradient.items()}
         self.part = sum(self.trained_part.values())
         self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
 
-    def _unit(self, tensor: Tensor, tied: bool) -> str:
+    def _units(self) -> dict[str, list[Tensor]]:
+        units: dict[str, list[Tensor]] = {ROOT: []}
+        if self.ends_are_units:
+            units[self.first] = []
+        for tensor in self.setup.tensors:
+            units.setdefault(self._unit(tensor), []).append(tensor)
+        return {unit: tensors for unit, tensors in units.items() if tensors or unit == ROOT}
+
+    def _unit(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
             return tensor.block
-        if self.ends_are_units and (READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name)):
+        if not self.ends_are_units:
+            return ROOT
+        if READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name):
             return TAIL
-        if self.ends_are_units and TOKENS.search(tensor.name):
-            return TAIL if tied else EMBEDDINGS
-        return ROOT
+        return self.first if TOKENS.search(tensor.name) else ROOT
+
+    def _with_gradient(self, unit: str) -> list[Tensor]:
+        trained = self.trained[unit]
+        return self.units[unit] if trained and self.setup.has_flat_units else trained
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """The shape of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
@@ -194,9 +198,7 @@ class Backward:
         part = sharding.trained_part[unit] * setup.stored_bytes
         if setup.weight_bytes != setup.stored_bytes:  # as the collective delivers it, and as it is kept
             arrived += part
-        if (
-            sharding.by_accelerate and sharding.trained[unit]
-        ):  # the last one, kept by a loop's variable (foreach_reduce)
+        if sharding.by_accelerate and sharding.trained[unit]:  # the last, kept by a loop's variable (foreach_reduce)
             arrived += sharding.trained[unit][-1].elements * setup.weight_bytes
         yield self.moment(usage, arrived, ahead)
         if setup.accumulation == 1 or sharding.keeps_whole_gradients:

@@ -9,6 +9,7 @@ driver shows reserved memory and what is outside PyTorch.
 import functools
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
 from study.io.numbers import size
 from study.machine.gpus import GPUS, Gpu
@@ -18,7 +19,6 @@ from study.predictor.memory import moments
 from study.predictor.memory.allocator import Allocator, Block, rounded, segment_bytes
 from study.predictor.memory.engine import Engine
 from study.predictor.memory.fsdp_memory import Sharding
-from study.predictor.memory.profile import Tensor
 from study.predictor.setup import Setup
 
 # A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
@@ -106,26 +106,24 @@ class _Replay:
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
         in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.library.bucket_view
         self.keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
-        self.engine_sizes = _engine_sizes(setup)
-        self.update = _update(setup)
+        self.sizes = _of_deepspeed(setup) if setup.deepspeed else _of_tensors(setup)
 
     def run(self) -> None:
-        standing, moments = _standing(self.setup)
-        self._take(standing)
+        self._take(self.sizes.standing)
         gradients: list[Block] = []
         for step in range(STEPS):
             for _ in range(min(self.setup.accumulation, 2)):
                 self._pass(gradients, keeps=self.keeps_gradients and not gradients)
             if step == 0:
-                self._take(moments)
-            self._give(self._take(self.update))
+                self._take(self.sizes.moments)
+            self._give(self._take(self.sizes.update))
             if self.setup.library.torch_major > 1:
                 self._give(gradients)
                 gradients = []
 
     def _pass(self, gradients: list[Block], keeps: bool) -> None:
         """A forward and a backward pass. Without an engine, gradients stay until the update."""
-        engine_blocks = self._take(self.engine_sizes)
+        engine_blocks = self._take(self.sizes.in_pass)
         live: dict[int, Block] = {}  # by the number of the tensor
         tensor_count = 0
         kept = set()
@@ -149,58 +147,54 @@ class _Replay:
             self.allocator.give(block)
 
 
-def _standing(setup: Setup) -> tuple[list[int], list[int]]:
-    """Sizes of the states before the first step, and of the moments, which come with the first update."""
-    if setup.deepspeed:  # flat vectors; the host's part is not included
-        states = dict(estimate(setup).after_step)
-        moment = states.pop("moments", 0) // 2
-        return [*states.values()], [moment, moment] if moment else []
+class _Sizes(NamedTuple):
+    """Sizes of the blocks that a training takes beside the tensors of a pass."""
+
+    standing: list[int]  # the states before the first step
+    moments: list[int]  # they come with the first update
+    in_pass: list[int]  # what an engine holds during a pass besides its states, as at the peak of the backward
+    update: list[int]  # the copies that an update makes at once
+
+
+def _of_deepspeed(setup: Setup) -> _Sizes:
+    """Return the flat vectors of DeepSpeed. The host's part is not included."""
+    states = dict(estimate(setup).after_step)
+    moment = states.pop("moments", 0) // 2
+    times = [*estimates.moments(Engine(setup), estimates.profile(setup))]
+    most = max((now for when, now in times if when == "backward"), key=lambda now: sum(now.values()))
+    in_pass = [int(most[name]) for name in ("gradients", "buckets", "gathered_weights") if most.get(name)]
+    made = [int(size) for when, now in times if when == "update" for size in now.values()]
+    return _Sizes([*states.values()], [moment, moment] if moment else [], in_pass, [max(made, default=0)])
+
+
+def _of_tensors(setup: Setup) -> _Sizes:
+    """Return the tensors of one process or DDP, or a rank's parts of them under FSDP."""
+    in_pass = _of_units(Sharding(setup)) if setup.fsdp else []
     if setup.fsdp_offload:
-        return [], []
-    parts = _parts(setup)
-    trained = [tensor for tensor in parts if tensor.trains]
-    sizes = [part * setup.kept_bytes(tensor) for tensor, part in parts.items()] + [setup.scales_bytes]
-    if not setup.fsdp and setup.ranks > 1:
-        sizes.append(sum(parts[tensor] for tensor in trained) * setup.weight_bytes)  # DDP's buckets
-    if setup.precision == "bf16_cast":
-        sizes += [parts[tensor] * setup.state_bytes for tensor in trained]  # the master copy
-    pieces = [moments.piece(t, (parts[t],) if parts[t] < t.elements else None) for t in trained]
-    moment_sizes = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
-    return sizes, [each // 2 for each in moment_sizes for _ in range(2)]
-
-
-def _parts(setup: Setup) -> dict[Tensor, int]:
-    """Elements of a rank's part of each tensor, without DeepSpeed."""
+        return _Sizes([], [], in_pass, [])
     share = setup.sharing_ranks if setup.fsdp else 1
-    return {tensor: ceil(tensor.elements / share) for tensor in setup.tensors}
+    parts = {tensor: ceil(tensor.elements / share) for tensor in setup.tensors}
+    trained = {tensor: part for tensor, part in parts.items() if tensor.trains}
+    standing = [part * setup.kept_bytes(tensor) for tensor, part in parts.items()] + [setup.scales_bytes]
+    if not setup.fsdp and setup.ranks > 1:
+        standing.append(sum(trained.values()) * setup.weight_bytes)  # DDP's buckets
+    update = []
+    if setup.precision == "bf16_cast":  # the master copy, and gradients in fp32 for it
+        standing += [part * setup.state_bytes for part in trained.values()]
+        update += [4 * part for part in trained.values()]
+    if setup.optimizer == "foreach":
+        update += [part * setup.state_bytes for part in trained.values()]
+    pieces = [moments.piece(tensor, (part,) if share > 1 else None) for tensor, part in trained.items()]
+    moment_sizes = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
+    return _Sizes(standing, [each // 2 for each in moment_sizes for _ in range(2)], in_pass, update)
 
 
-def _engine_sizes(setup: Setup) -> list[int]:
-    """Sizes of what an engine holds during a pass besides its states: a block each, as at the peak of the backward."""
-    if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
-        sharding = Sharding(setup)
-        if sharding.keeps_whole_gradients:
-            return [*sharding.gradient.values()]
-        layers = max(size for unit, size in sharding.gradient.items() if unit not in sharding.late)
-        return [*(sharding.gradient[unit] for unit in sorted(sharding.late)), layers, layers]
-    if not setup.deepspeed:
-        return []
-    moments = estimates.moments(Engine(setup), estimates.profile(setup))
-    most = max((now for when, now in moments if when == "backward"), key=lambda now: sum(now.values()))
-    return [int(most[name]) for name in ("gradients", "buckets", "gathered_weights") if most.get(name)]
-
-
-def _update(setup: Setup) -> list[int]:
-    """Sizes of the copies that an update makes at once."""
-    if setup.deepspeed:
-        moments = estimates.moments(Engine(setup), estimates.profile(setup))
-        parts = [int(size) for when, now in moments if when == "update" for size in now.values()]
-        return [max(parts, default=0)]
-    if setup.fsdp_offload:
-        return []
-    trained = [part for tensor, part in _parts(setup).items() if tensor.trains]
-    gradients = [4 * elements for elements in trained if setup.precision == "bf16_cast"]  # for the fp32 master copy
-    return gradients + [elements * setup.state_bytes for elements in trained if setup.optimizer == "foreach"]
+def _of_units(sharding: Sharding) -> list[int]:
+    """Return FSDP's whole gradients: of the root, of the layer that runs, and of the one that is reduced."""
+    if sharding.keeps_whole_gradients:
+        return [*sharding.gradient.values()]
+    layers = max(size for unit, size in sharding.gradient.items() if unit not in sharding.late)
+    return [*(sharding.gradient[unit] for unit in sorted(sharding.late)), layers, layers]
 
 
 def _other_streams(setup: Setup) -> list[int]:

@@ -63,16 +63,9 @@ def accuracies(members: Iterable[ComparedRow]) -> dict[str, dict]:
     `too_low`: the share of rows that are predicted more than 10 % too low. `inside`: the share of rows inside the
     interval, of sources that did not decide its width.
     """
-    errors = table(members)
-    return {
-        quantity: _accuracy(mine)
-        for quantity in get_args(Quantity)
-        if (mine := [each for each in errors if each.compared.quantity == quantity and _counts(each)])
-    }
-
-
-def _counts(error: Error) -> bool:
-    return error.compared.quantity == "memory" or error.row.role != "fit"
+    errors = [each for each in table(members) if each.compared.quantity == "memory" or each.row.role != "fit"]
+    groups = grouped(errors, lambda each: each.compared.quantity)
+    return {quantity: _accuracy(groups[quantity]) for quantity in get_args(Quantity) if quantity in groups}
 
 
 def _accuracy(errors: list[Error]) -> dict:

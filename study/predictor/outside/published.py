@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from study.errors import Stop
 from study.io import files
@@ -43,10 +43,8 @@ Text = str | None
 NO_DROPOUT = "adapters drop none of their inputs, as is PEFT's default"
 
 
-class Row(BaseModel):
+class Row(BaseModel, frozen=True):
     """One published measurement. The names are the columns of the file: first the source's, then our reading of it."""
-
-    model_config = ConfigDict(frozen=True)
 
     source: str
     url_or_path: Text  # with the commit where there is one
@@ -169,10 +167,8 @@ class Row(BaseModel):
         return self.origin.part_of(self).host_pace or self.origin.host_pace
 
 
-class Part(BaseModel):
+class Part(BaseModel, extra="forbid", frozen=True):
     """Some rows of a source whose times have another role than those of its other rows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str  # a regular expression over a row's model, GPU and address
     role: Role
@@ -180,20 +176,16 @@ class Part(BaseModel):
     host_pace: float | None = None
 
 
-class Miss(BaseModel):
+class Miss(BaseModel, extra="forbid", frozen=True):
     """The reason why predictions of some rows have missed: an explanation, not a correction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str = ""  # a regular expression over a row's model, GPU, arm and notes
     quantity: Quantity
     why: str
 
 
-class Source(BaseModel):
+class Source(BaseModel, extra="forbid", frozen=True):
     """One source of rows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     address: str
@@ -224,12 +216,6 @@ class Source(BaseModel):
 
 
 UNKNOWN = Source.model_construct()  # of a row whose source has no entry
-
-
-class Sources(BaseModel):
-    """The sources of a file."""
-
-    source: tuple[Source, ...]
 
 
 @functools.cache
@@ -285,5 +271,6 @@ def read_settings(path: Path) -> dict:
 
 def read_sources(path: Path) -> dict[str, Source]:
     remedy, names = f"correct {path.name}", Source.model_fields
-    read = load(path, Sources, what="a file of sources", remedy=remedy, most_bytes=MAX_BYTES, links=True, known=names)
-    return {source.name: source for source in read.source}
+    form = dict[Literal["source"], tuple[Source, ...]]
+    read = load(path, form, what="a file of sources", remedy=remedy, most_bytes=MAX_BYTES, links=True, known=names)
+    return {source.name: source for source in read.get("source", ())}
