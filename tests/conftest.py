@@ -238,8 +238,8 @@ def forget_traces(patch: pytest.MonkeyPatch, folder: Path) -> None:
     from study.spec.settings import CACHE
 
     patch.setenv(CACHE, str(folder))
-    patch.setattr(transformer, "_seen", {})
-    transformer._followed.cache_clear()
+    for name in ("_traced", "_followed"):
+        patch.setattr(transformer, name, functools.cache(getattr(transformer, name).__wrapped__))
 
 
 @pytest.fixture

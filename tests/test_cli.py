@@ -24,7 +24,6 @@ from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
 from study.machine.doctor import Finding
-from study.predictor.tracing import transformer
 from study.probes import answers
 from study.records import store
 from study.spec import arms
@@ -178,7 +177,6 @@ def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_pat
 
     monkeypatch.setattr(virtual.subprocess, "run", run)
     monkeypatch.setenv(CACHE, "")  # so that it is restored
-    monkeypatch.setattr(transformer, "_seen", {})  # another test may have looked at the same model
     monkeypatch.chdir(tmp_path)
     in_this_process(monkeypatch, "virtual --task wikitext --model model --cache-dir named --ranks 4")
     assert launched

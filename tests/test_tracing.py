@@ -22,7 +22,7 @@ from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.timing.work import blocks
-from study.predictor.tracing import tracing, transformer
+from study.predictor.tracing import tracing
 from study.predictor.tracing.reading import read
 from study.predictor.tracing.repeating import repeat
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
@@ -109,7 +109,6 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
         kept, peak = measured(patch, stage_3)
-    monkeypatch.setattr(transformer, "_seen", {})
     seen = profile(stage_3)
     assert seen.kept == pytest.approx(kept, rel=0, abs=32)
     held = [sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward"]
@@ -129,13 +128,13 @@ def test_a_search_over_rows_needs_no_other_look(name, checkpointing):
 
 def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[tuple], list[list[int]]]:
     """A trace of some layers and one of all layers, with the number of layers that each followed."""
-    seen, counts, follow = [], [], tracing._follow
+    seen, counts, follow = [], [], tracing.follow
 
     def counted(built, watch) -> None:
         counts[-1].append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
         follow(built, watch)
 
-    monkeypatch.setattr(tracing, "_follow", counted)
+    monkeypatch.setattr(tracing, "follow", counted)
     for with_all_layers in (False, True):
         counts.append([])
         tapes, stacks = tracing.followed(model, options, (2,), with_all_layers)
@@ -294,7 +293,6 @@ def test_a_second_question_needs_no_torch(tmp_path, monkeypatch):
     words = [sys.executable, "-c", CODE, str(tmp_path)]
     env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
     monkeypatch.setenv(CACHE, str(tmp_path / "zero-study"))
-    monkeypatch.setattr(transformer, "_seen", {})
     first = estimate(Setup.of_arm(named(str(tmp_path)), "zero3", ranks=8, sequence=32)).peak_bytes
     second = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert second.returncode == 0, second.stderr

@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from study.errors import Stop
@@ -86,7 +88,7 @@ class Transformer:
 
     @functools.cached_property
     def traced_look(self) -> Look:
-        return Look(*_cached(self._key, lambda tracing: tracing.look(self)))
+        return Look(*_kept(self._key, lambda tracing: tracing.look(self)))
 
     @property
     def _is_plain(self) -> bool:
@@ -139,7 +141,7 @@ class Transformer:
         """Return whether transformers can recompute its activations."""
         if self._is_plain and committed.has_passes(self.dimensions, self.dropout):
             return True
-        return bool(_cached([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self)))
+        return _kept([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
 
     def flops_per_row(self, sequence: int) -> int:
         """Return the operations of matrix products in a pass over a row, without recomputation.
@@ -155,12 +157,7 @@ class Transformer:
 
     def traced(self, options: TraceOptions, rows: int, as_many: bool = False) -> Pass:
         """Return what a pass over a microbatch holds and does. `as_many`: one row needs the kernels of several."""
-        counts = _counts(options, max(2, rows) if as_many else rows)
-        key = _name([*self._key, options, counts, rows])
-        if key not in _seen:
-            tapes, stacks = _followed(self, options, counts)
-            _seen[key] = read(at_rows(tapes, counts, rows), stacks, self.tensors)
-        return _seen[key]
+        return _traced(self, options, rows, _counts(options, max(2, rows) if as_many else rows))
 
     def tape(self, options: TraceOptions, rows: int) -> Tape:
         """Return all that a pass makes and frees, with all layers."""
@@ -182,19 +179,10 @@ def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
     return (rows,) if rows == 1 or options.loss == "chunked" or options.long_rows else (2, 3)
 
 
-_seen: dict[str, Any] = {}
-
-
-def _cached(key: list, look) -> Any:
-    """Return an answer by its key: from this process, the cache folder, or a new trace. Only this needs torch."""
-    name = _name(key)
-    if name not in _seen:
-        _seen[name] = _kept(name, look)
-    return _seen[name]
-
-
-def _name(key: list) -> str:
-    return hashlib.sha256(json.dumps([FORMAT, *committed.installed().values(), *key]).encode()).hexdigest()[:24]
+@functools.cache
+def _traced(model: Transformer, options: TraceOptions, rows: int, counts: tuple[int, ...]) -> Pass:
+    tapes, stacks = _followed(model, options, counts)
+    return read(at_rows(tapes, counts, rows), stacks, model.tensors)
 
 
 @functools.lru_cache(maxsize=64)  # tapes are large
@@ -203,22 +191,25 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
     known = committed.followed(model.dimensions, model.dropout, options, counts) if model._is_plain else None
     if known:
         return known
-    name = _name([*model._key, options, counts])
-    tapes, stacks = _kept(name, lambda tracing: tracing.followed(model, options, counts))
+    tapes, stacks = _kept([*model._key, options, counts], lambda tracing: tracing.followed(model, options, counts))
     in_tuples = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stacks]
     return Followed([from_json(tape) for tape in tapes], in_tuples)
 
 
-def _kept(name: str, look) -> Any:
+def _kept(key: list, look: Callable[[ModuleType], Any]) -> Any:
+    """Return an answer from the cache folder, or of a new trace. Only this needs torch."""
+    versions = committed.installed().values()
+    name = hashlib.sha256(json.dumps([FORMAT, *versions, *key]).encode()).hexdigest()[:24]
     looks = cache_home().expanduser() / "looks"
-    if (known := cache.answer(looks, name)) is None:
+    known = cache.answer(looks, name)
+    if known is None:
         with progress.during("tracing the model; this takes seconds, once"):
             known = json.loads(json.dumps(look(_tracing())))
         cache.keep(looks, name, known)
     return known
 
 
-def _tracing():
+def _tracing() -> ModuleType:
     """Import what traces a model. Raise Stop where torch or transformers is missing."""
     try:
         from study.predictor.tracing import tracing
