@@ -44,11 +44,8 @@ def _in_8_bits(engine: Engine, gathered: dict[tuple[int, ...], float]) -> dict[t
 
     The scales (4 bytes for some thousand elements) are left out. Small weights that stay whole are not quantized.
     """
-    everyone = max(gathered, key=len)
-    quantized = dict(gathered)
-    quantized[everyone] -= engine.stay_elements * engine.weight_bytes
-    quantized = {ranks: size / engine.weight_bytes for ranks, size in quantized.items()}
-    quantized[everyone] += engine.stay_elements * engine.weight_bytes
+    quantized = {ranks: size / engine.weight_bytes for ranks, size in gathered.items()}
+    quantized[max(gathered, key=len)] += engine.stay_elements * (engine.weight_bytes - 1)
     return quantized
 
 

@@ -34,8 +34,6 @@ OF_PRECISION = {
     "bf16_pure": "bf16-adam",
 }
 OF_OPTIMIZER = {"adamw_8bit": "adam-8bit", "sgd": "sgd-momentum", "adafactor": "adafactor", "muon": "muon"}
-
-
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26
 
@@ -52,9 +50,8 @@ def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mix
         raise Stop(f"{recipe!r} is not a recipe", nearest(recipe, RECIPES))
     if stage not in (0, 1, 2, 3):
         raise Stop(f"stage must be 0, 1, 2 or 3 (got {stage})", "give one of these")
-    if not (
-        0 < parameters < math.inf and ranks > 0
-    ):  # infinitely many ranks are allowed: they show the limit of a stage
+    # Infinitely many ranks are allowed: they show the limit of a stage.
+    if not 0 < parameters < math.inf or ranks <= 0:
         what = f"parameters and ranks must be above 0 (got {parameters:g} parameters on {ranks} ranks)"
         raise Stop(what, "give numbers above 0")
     weights, gradients, optimizer = RECIPES[recipe]

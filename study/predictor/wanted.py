@@ -88,9 +88,8 @@ def _of_size(size: str) -> str:
     wanted = count_of(size)
     shapes = sorted(with_size(size), key=lambda name: abs(named(name).parameters - wanted))
     if not shapes:
-        raise Stop(
-            f"no built-in shape has {size} parameters", f"give --model with another name or a folder, or {NUMBERS}"
-        )
+        remedy = f"give --model with another name or a folder, or {NUMBERS}"
+        raise Stop(f"no built-in shape has {size} parameters", remedy)
     others = f" ({', '.join(shapes[1:])}: as large)" if shapes[1:] else ""
     sys.stderr.write(f"{size} parameters: taken as {shapes[0]}{others}\n")
     return shapes[0]

@@ -1,7 +1,6 @@
 """Bytes of activations from moment to moment of a forward and backward pass: what a trace of a model shows.
 
-Weights, complete gradients
-and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
+Weights, complete gradients and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
 """
 
 import functools

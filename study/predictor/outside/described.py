@@ -101,19 +101,15 @@ def configs() -> dict[str, dict]:
 def model_of(name: str) -> Transformer:
     """Return the model of a name in configs.json, of another known name, or of a config as JSON."""
     if name.startswith("{"):
-        return Transformer.of(_config_of_text(name), "a config of the row")
+        try:
+            return Transformer.of(texts.from_json(name), "a config of the row")
+        except ValueError as error:
+            raise NotPredicted(f"the column config is no JSON ({error})") from None
     if name not in configs():
         return named(name)
     config = dict(configs()[name])
     dropout = config.pop("dropout", None)
     return Transformer.of(config, name, dropout=dropout)
-
-
-def _config_of_text(text: str) -> dict:
-    try:
-        return texts.from_json(text)
-    except ValueError as error:
-        raise NotPredicted(f"the column config is no JSON ({error})") from None
 
 
 def _adapted(row: Row, model: Transformer) -> Transformer:
@@ -122,13 +118,8 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
         model = Transformer.of(model.dimensions | {"tie_word_embeddings": False}, model.name)
     if row.adapter is None:
         return model
-    return replace(
-        model,
-        lora_rank=row.adapter_rank,
-        lora_targets=_targets(row, model),
-        dora=row.adapter == "dora",
-        adapter_dropout=bool(row.drops),
-    )
+    model = replace(model, lora_rank=row.adapter_rank, lora_targets=_targets(row, model))
+    return replace(model, dora=row.adapter == "dora", adapter_dropout=bool(row.drops))
 
 
 def _targets(row: Row, model: Transformer) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ from statistics import mean, median
 from typing import NamedTuple, TypeVar, get_args
 
 from study.io.numbers import count, percent, signed
+from study.predictor.memory.engine import Engine
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Quantity, Row
 from study.predictor.outside.trainings import Compared, ComparedRow, compare_all
 from study.predictor.setup import Setup
 from study.predictor.timing.pace import LARGE
-from study.spec.arms import OFFLOADS
 
 TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
 Key = TypeVar("Key")
@@ -97,10 +97,9 @@ class Kind(NamedTuple):
 
     @classmethod
     def of_setup(cls, setup: Setup, local: int) -> "Kind":
-        zero = (setup.deepspeed or {}).get("zero_optimization", {})
-        devices = {(zero.get(name) or {}).get("device", "none") for name in OFFLOADS}
-        offloads = setup.fsdp_offload or devices != {"none"}
-        division = _division(setup.fsdp, zero.get("stage", 0), offloads, setup.layout is not None)
+        engine = Engine(setup)
+        offloads = setup.fsdp_offload or engine.offloads or engine.weights_home != "none"
+        division = _division(setup.fsdp, setup.stage, offloads, setup.layout is not None)
         return cls(division, _place(setup.ranks, local), _scale(setup.model.parameters))
 
 

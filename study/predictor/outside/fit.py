@@ -1,9 +1,7 @@
 """Fits the constants that `study/predictor/timing/pace.toml` marks as fitted, and the interval of predicted times.
 
-`python -m study.predictor.outside.fit` fits the constants on the rows whose role is "fit"
-(`reports/outside/sources.toml`). The width of the interval also uses the rows with the role "interval". It prints
-both, and writes them with `--write`. With `--keep`, the constants stay as they are, and only the interval is new. Rows
-with the role "test" decide neither. GPUs whose ceilings are fitted have rows of their own for that.
+`python -m study.predictor.outside.fit` prints both, and writes them with `--write`. With `--keep`, the constants stay
+as they are, and only the interval is new. CONTRIBUTING.md says which rows decide which of them.
 
 The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
 each source has the same weight, however many rows it has. Large and small models have separate intervals: small models
@@ -67,9 +65,6 @@ def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -
     now = misses(fitted, constants)
     changed = {name: replace(constants, **{name: 0.9 * getattr(constants, name)}) for name in names}
     return [name for name in names if abs(misses(fitted, changed[name]) - now).mean() > DECIDES]
-
-
-# --- the interval -----------------------------------------------------------------------------------------------------
 
 
 def factor(off: Iterable[Sequence[float]]) -> float:

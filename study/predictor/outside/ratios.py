@@ -27,9 +27,6 @@ class Accuracy(NamedTuple):
     sources: int
     factor: float  # divides and multiplies a predicted ratio, for its interval
 
-    def __str__(self) -> str:
-        return f"{self.pairs} pairs of published steps, {self.sources} sources"
-
 
 def _training(row: Row) -> tuple:
     return row.deepspeed, row.fsdp, row.group, row.dtype
@@ -83,4 +80,5 @@ def interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
         return step.low_s / over.high_s, step.high_s / over.low_s, words
     known = accuracy()
     ends = (step.seconds / over.seconds, step.least_s / over.least_s, step.most_s / over.most_s)
-    return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"
+    words = f"by {known.pairs} pairs of published steps, {known.sources} sources"
+    return min(ends) / known.factor, max(ends) * known.factor, words
