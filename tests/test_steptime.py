@@ -22,7 +22,8 @@ from study.predictor.outside import fit, published
 from study.predictor.outside.described import timed
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
-from study.predictor.timing.pace import CAST_BYTES, Links, collective_s, filled, work_s
+from study.predictor.timing.machine import Links, collective_s
+from study.predictor.timing.pace import CAST_BYTES, filled, work_s
 from study.predictor.timing.replay import Task, busy_s, length_s, replay
 from study.predictor.timing.schedule import update_bytes
 from study.predictor.timing.steptime import Machine, _seconds, step_time

@@ -11,7 +11,8 @@ from study.predictor.parallel import pipeline
 from study.predictor.parallel.layout import Layout
 from study.predictor.parallel.memory import exchanges, hidden_bytes, states, whole_pass
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, OfBlocks, Pace, collective_s, total
+from study.predictor.timing.machine import Links, collective_s
+from study.predictor.timing.pace import OfBlocks, Pace, total
 from study.predictor.timing.replay import Span, length_s, replay
 from study.predictor.timing.work import Block, Product, Work
 

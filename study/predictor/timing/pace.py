@@ -1,15 +1,13 @@
-"""The pace of GPUs and links. The constants and their origins are in `pace.toml`."""
+"""The pace of GPUs: constants, which `pace.toml` has with their origins, and the seconds that some work takes."""
 
 import functools
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
 
-from study.errors import Stop
-from study.machine.gpus import GPUS, LINKS
+from study.machine.gpus import GPUS
 from study.predictor.timing.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
@@ -74,12 +72,12 @@ def origins() -> dict[str, dict]:
 @functools.cache
 def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
     """The share of its peak that a GPU was measured to reach in products and in fused attention, with the origins."""
-    shares = {kind: _read()["ceiling"][kind] for kind in ("products", "attention")}
-    return {
-        kind: (entry["value"], entry["origin"])
-        for kind, of_kind in shares.items()
-        for entry in [of_kind.get(gpu, of_kind["others"])]
-    }
+    shares = {}
+    for kind in ("products", "attention"):
+        known = _read()["ceiling"][kind]
+        entry = known.get(gpu, known["others"])
+        shares[kind] = (entry["value"], entry["origin"])
+    return shares
 
 
 @functools.cache
@@ -139,51 +137,6 @@ def total(passes: Iterable[Seconds]) -> dict[str, float]:
     }
 
 
-class FullPace(NamedTuple):
-    """Seconds of some work at a GPU's ceilings and at its full memory bandwidth."""
-
-    products: tuple[tuple[float, float], ...]  # of each product: its operations, and its bytes
-    attention: float
-    moving: float
-    lasting: float  # of this, what no fusing spares
-
-
-@functools.lru_cache(maxsize=4096)
-def at_full_pace(work: Work, gpu_name: str, whole: bool, casts: str | None = None, tokens: int = 0) -> FullPace:
-    """`whole`: products of fp32, which run as TF32 if the GPU has it. `casts`: to 8 bits, a name in CAST_BYTES.
-
-    Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits (datasheets). No fusing spares casts.
-    """
-    gpu = GPUS[gpu_name]
-    processors = _read()["multiprocessors"].get(gpu_name, 108)
-    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
-    flops_per_s = peak * ceilings(gpu_name)["products"][0]
-    element_bytes = 4 if whole else 2
-    linear = {product for product in work.products if casts and product.number == 1}
-    if casts == "rowwise_with_gw_hp":  # the gradients of weights, which sum over tokens, stay in 16 bits
-        linear = {product for product in linear if product.k != tokens}
-    each = CAST_BYTES[casts] if casts else (0, 0)
-    cast_bytes = sum(_cast_bytes(product, each, tokens) for product in work.products if product in linear)
-    return FullPace(
-        products=tuple(
-            (
-                product.flops / filled(product, processors) / flops_per_s / (2 if product in linear else 1),
-                product.elements * element_bytes / gpu.memory_bytes_per_s,
-            )
-            for product in work.products
-        ),
-        attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
-        moving=(work.moved_bytes + cast_bytes) / gpu.memory_bytes_per_s,
-        lasting=(work.lasting_bytes + cast_bytes) / gpu.memory_bytes_per_s,
-    )
-
-
-def _cast_bytes(product: Product, each: tuple[int, int], tokens: int) -> int:
-    """Return the bytes of the casts of both factors. The gradient of a weight is a product of activations."""
-    weights = product.k * product.n if product.k != tokens else 0
-    return each[0] * (product.m * product.k + product.k * product.n - weights) + each[1] * weights
-
-
 def work_s(
     work: Work,
     gpu_name: str,
@@ -193,26 +146,55 @@ def work_s(
     casts: str | None = None,
     tokens: int = 0,
 ) -> Seconds:
-    """Seconds of a pass over a block. `fused`: norms, activation functions and rotations are single kernels.
+    """Seconds of a pass over a block. `whole`: products of fp32, which run as TF32 if the GPU has it.
 
+    `fused`: norms, activation functions and rotations are single kernels. `casts`: to 8 bits, a name in CAST_BYTES.
     A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
-    matrices, as in a written-out attention.
+    matrices, as in a written-out attention. Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits
+    (datasheets).
     """
-    full = at_full_pace(work, gpu_name, whole, casts, tokens)
+    gpu = GPUS[gpu_name]
+    processors = _read()["multiprocessors"].get(gpu_name, 108)
     published = _read()["ceiling"]["moving"].get(gpu_name)
     moving_share = published["value"] if published else constants.moving_share
+    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
+    flops_per_s = peak * ceilings(gpu_name)["products"][0]
+
+    def product_s(product: Product) -> float:
+        speed = 2 if has_casts(product, casts, tokens) else 1
+        flops_s = product.flops / filled(product, processors) / flops_per_s / speed
+        bytes_s = product.elements * (4 if whole else 2) / gpu.memory_bytes_per_s
+        return max(flops_s / constants.product_share, bytes_s / moving_share)
+
+    cast_bytes = sum(_cast_bytes(product, casts, tokens) for product in work.products)
+    moving = (work.moved_bytes + cast_bytes) / gpu.memory_bytes_per_s
+    lasting = (work.lasting_bytes + cast_bytes) / gpu.memory_bytes_per_s  # no fusing spares these
     share = constants.fused_traffic if fused else 1
-    moving = (full.moving - full.lasting) * share
+    fusible = (moving - lasting) * share
     # If half of the cache holds all that a kernel moves, it finds there what the one before has written.
-    held = work.moving_kernels * share * cache_bytes(gpu_name) / 2 / GPUS[gpu_name].memory_bytes_per_s
-    moving += full.lasting - min(moving, held) * (1 - constants.cached_traffic)
-    products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
+    held = work.moving_kernels * share * cache_bytes(gpu_name) / 2 / gpu.memory_bytes_per_s
+    moving = fusible + (lasting - min(fusible, held) * (1 - constants.cached_traffic))
     return Seconds(
-        products=sum(products),
-        attention=full.attention / constants.attention_share,
+        products=sum(map(product_s, work.products)),
+        attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]) / constants.attention_share,
         moving=moving / moving_share,
         launching=work.kernels * constants.kernel_s,
     )
+
+
+def has_casts(product: Product, casts: str | None, tokens: int) -> bool:
+    """Return whether a product is of 8 bits. The gradient of a weight, which sums over tokens, may stay in 16 bits."""
+    in_16_bits = casts == "rowwise_with_gw_hp" and product.k == tokens
+    return casts is not None and product.number == 1 and not in_16_bits
+
+
+def _cast_bytes(product: Product, casts: str | None, tokens: int) -> int:
+    """Return the bytes of the casts of both factors. The gradient of a weight is a product of activations."""
+    if casts is None or not has_casts(product, casts, tokens):
+        return 0
+    of_activations, of_weights = CAST_BYTES[casts]
+    weights = product.k * product.n if product.k != tokens else 0
+    return of_activations * (product.m * product.k + product.k * product.n - weights) + of_weights * weights
 
 
 def filled(product: Product, processors: int) -> float:
@@ -220,73 +202,3 @@ def filled(product: Product, processors: int) -> float:
     tiles = product.number * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
     padding = product.m * product.n * product.number / (tiles * TILE[0] * TILE[1])
     return padding * tiles / (ceil(tiles / processors) * processors)
-
-
-# --- links ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Links:
-    """The connections of the ranks of a training. `network` is between nodes."""
-
-    ranks: int
-    gpus_per_node: int
-    link: str
-    network: str
-
-    @property
-    def nodes(self) -> int:
-        return ceil(self.ranks / self.gpus_per_node)
-
-    def within(self, group: int | None) -> "Links":
-        """The links within a group of neighbouring ranks."""
-        return replace(self, ranks=min(self.ranks, group)) if group else self
-
-    def between(self, group: int) -> "Links":
-        """The links between ranks that have the same place in their groups."""
-        return replace(self, ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The GPUs of a training and their links. None: the usual link of such machines."""
-
-    gpu: str
-    gpus_per_node: int = 8
-    link: str | None = None  # between GPUs of a node
-    network: str | None = None  # between nodes
-    disk_bytes_per_s: float | None = None  # of a node
-    fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
-    attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
-    casts: str | None = None  # of the factors of linear layers, except the head's, to 8 bits: a name in CAST_BYTES
-    host_pace: float | None = None  # the host's seconds over kernel_s and module_s. 0: CUDA graphs. None: unknown
-
-    def __post_init__(self):
-        if self.host_pace is not None and not 0 <= self.host_pace < 100:
-            raise Stop(f"{self.host_pace:g} is no host's pace", "give what study peaks prints, or 0 for CUDA graphs")
-
-    def links(self, ranks: int) -> Links:
-        gpu = GPUS[self.gpu]
-        return Links(ranks, self.gpus_per_node, self.link or gpu.peer_link, self.network or gpu.network)
-
-
-def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:
-    """Seconds of a collective over a tensor of this size, in rings as NCCL builds them.
-
-    A ring goes through every GPU of a node before it leaves the node. There are as many rings as network ports, so all
-    ports of a node carry the data. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
-    """
-    ranks = links.ranks
-    nodes = links.nodes
-    if ranks == 1:
-        return 0.0
-    rounds = 2 if kind == "all_reduce" else 1
-    pcie = links.link.startswith("pcie")
-    bandwidth = LINKS[links.link].bytes_per_s * (constants.pcie_share if pcie else constants.link_share)
-    if nodes > 1:
-        ports = LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
-        bandwidth = min(bandwidth, ports * constants.network_share)
-    hop_s = constants.pcie_latency_s if pcie else constants.link_latency_s
-    outer = nodes - 1
-    latency_s = constants.base_latency_s + rounds * ((ranks - 1 - outer) * hop_s + outer * constants.network_latency_s)
-    return latency_s + rounds * size_bytes * (ranks - 1) / ranks / bandwidth

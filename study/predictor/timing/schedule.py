@@ -12,7 +12,8 @@ from study.predictor.estimate import disk_bytes
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, Machine, OfBlocks, Pace, collective_s
+from study.predictor.timing.machine import Links, Machine, collective_s
+from study.predictor.timing.pace import OfBlocks, Pace
 from study.predictor.timing.replay import Task
 from study.predictor.timing.work import Block
 

@@ -9,8 +9,8 @@ from study.predictor.parallel import memory as parallel
 from study.predictor.parallel.layout import Layout
 from study.predictor.parallel.timing import Division, divided
 from study.predictor.setup import Setup
+from study.predictor.timing.machine import Machine
 from study.predictor.timing.pace import (
-    Machine,
     OfBlocks,
     Pace,
     Seconds,
