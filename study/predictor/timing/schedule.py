@@ -87,7 +87,21 @@ class Schedule:
         self.slowed_s = 0.0
         if block.is_layer and self.setup.sequence_ranks * self.setup.tensor_ranks > 1:
             after = (*after, self.exchange(block, phase, passes, *after))
-        return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu + slowed_s, *after, launched_by=launch)
+        on_gpu_s = seconds.on_gpu + slowed_s + self.copies_s(block, phase)
+        return self.add(f"{phase} {block.name}", "compute", on_gpu_s, *after, launched_by=launch)
+
+    def copies_s(self, block: Block, phase: str) -> float:
+        """Return the seconds in which FSDP2 copies gathered weights into tensors, and gradients out of them.
+
+        Both are between the model's kernels (split_with_sizes_copy and chunk_cat in PyTorch's `_fsdp_collectives.py`).
+        """
+        if not (self.setup.fsdp and self.setup.library.fsdp_copies):
+            return 0.0
+        copied = block.elements * (self.gathers_again if phase == "backward" else 1)
+        if phase == "backward" and self.reducing:
+            copied += block.trained
+        bandwidth = GPUS[self.machine.gpu].memory_bytes_per_s * self.constants.update_share
+        return 2 * copied * self.setup.weight_bytes / bandwidth
 
     def exchange(self, block: Block, phase: str, passes: int, *after: int | None) -> int:
         """Add what ranks that share rows or layers send each other for a layer. The layer waits for it."""
