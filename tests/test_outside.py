@@ -291,6 +291,7 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
         ({"attention": "megatron", "recompute": "whole"}, {"one_row_as_two": True, "recomputes_whole_layers": True}),
         ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),
         ({"fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
+        ({"fsdp": "full_shard", "fsdp_version": 1}, {"fsdp_views": True}),
         ({"source": "Lightning-AI/litgpt"}, {"litgpt": True}),
     ],
 )

@@ -293,7 +293,7 @@ def test_ranks_that_divide_layers_beside_fsdp_sum_twice_a_pass_and_gather_their_
 def test_fsdp2_copies_what_it_gathers_and_reduces_between_the_kernels():
     """Each weight twice and each gradient once: 2 bytes are read and 2 written, at 0.92 of 2.039 TB/s."""
     copying = replace(setup("ddp"), fsdp="full_shard")
-    viewing = replace(copying, library=Library(fsdp_copies=False))
+    viewing = replace(copying, library=Library(fsdp_views=True))
     seconds = [busy_s(step_time(each, A100).timeline)["compute"] for each in (copying, viewing)]
     weights = sum(tensor.elements for tensor in MEDIUM.tensors)
     assert seconds[0] - seconds[1] == pytest.approx(3 * weights * 4 / (0.92 * 2.039e12), rel=1e-3)

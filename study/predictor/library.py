@@ -21,7 +21,7 @@ class Library:
     old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
-    fsdp_copies: bool = True  # what is gathered and reduced, as FSDP2 does; FSDP1's tensors are views
+    fsdp_views: bool = False  # FSDP1's tensors are views of what it gathers and reduces; FSDP2 copies
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
     keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/kept.py`)
 

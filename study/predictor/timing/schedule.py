@@ -95,7 +95,7 @@ class Schedule:
 
         Both are between the model's kernels (split_with_sizes_copy and chunk_cat in PyTorch's `_fsdp_collectives.py`).
         """
-        if not (self.setup.fsdp and self.setup.library.fsdp_copies):
+        if not self.setup.fsdp or self.setup.library.fsdp_views:
             return 0.0
         copied = block.elements * (self.gathers_again if phase == "backward" else 1)
         if phase == "backward" and self.reducing:
