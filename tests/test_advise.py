@@ -12,21 +12,10 @@ from study.errors import Stop
 from study.io import tables
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import (
-    BUCKET_ELEMENTS,
-    BUCKETS,
-    MISS,
-    Advice,
-    Row,
-    Untried,
-    advise,
-    best_of,
-    machine_of,
-    row_of,
-    step_of,
-)
+from study.predictor.advice.advise import MISS, Advice, Row, Untried, advise, best_of, row_of, step_of
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import HALF, Given, Question, bytes_of
+from study.predictor.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of
 from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.loading import HOST_PROCESS_BYTES

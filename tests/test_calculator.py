@@ -15,7 +15,8 @@ from test_one_answer import SLOW, answer_to
 from study.cli import main
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import BUCKET_ELEMENTS, fits_on
+from study.predictor.advice.advise import fits_on
+from study.predictor.advice.settled import BUCKET_ELEMENTS
 from study.predictor.estimate import estimate
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import Transformer

@@ -14,8 +14,9 @@ from test_cli import in_this_process
 
 from study.cli.configs import config, torchtitan, write
 from study.errors import Stop
-from study.predictor.advice.advise import BUCKETS, Advice, Row, advise, best_of_arm
+from study.predictor.advice.advise import Advice, Row, advise, best_of_arm
 from study.predictor.advice.question import Question
+from study.predictor.advice.settled import BUCKETS
 from study.predictor.architecture import named
 from study.report.advice import use
 from study.spec import arms

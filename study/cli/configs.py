@@ -6,8 +6,9 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import MEGATRON, Row, settled_arm, zero_of
+from study.predictor.advice.advise import MEGATRON, Row
 from study.predictor.advice.question import HALF, Question
+from study.predictor.advice.settled import settled_arm, zero_of
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import ADAMW, trainers_name
 from study.report.advice import machine, precision_in_words, use

@@ -11,8 +11,9 @@ from study.io import chrome
 from study.io.numbers import short
 from study.io.tables import say, show
 from study.machine.gpus import GPUS, gpu_named
-from study.predictor.advice.advise import LAYOUT_ARM, settled_arm
+from study.predictor.advice.advise import LAYOUT_ARM
 from study.predictor.advice.question import Precision, bytes_of, default_sequence, link_named, node_size
+from study.predictor.advice.settled import settled_arm
 from study.predictor.parallel.layout import SHORT, Layout
 from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, distribution
 from study.predictor.timing import pace

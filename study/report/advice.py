@@ -7,9 +7,10 @@ from dataclasses import replace
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, USUAL, Advice, Row, Untried
+from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import HALF, Question, beside_bytes
+from study.predictor.advice.settled import USUAL
 from study.predictor.memory.loading import HOST_PROCESS_BYTES, Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.setup import ADAMW

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import BUCKET_ELEMENTS, MISS
+from study.predictor.advice.advise import MISS
+from study.predictor.advice.settled import BUCKET_ELEMENTS
 from study.predictor.estimate import estimate
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy
 
-from study.predictor.advice.advise import BUCKET_ELEMENTS, advise, with_buckets
+from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
+from study.predictor.advice.settled import BUCKET_ELEMENTS, with_buckets
 from study.predictor.estimate import estimate, memory
 from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.setup import Setup, distribution
@@ -225,7 +226,7 @@ def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) 
     }
     known = arms.load_arm(arm)
     ranks = 1 if known.distributed_type == "NO" else gpus
-    return Setup(model=model, ranks=ranks, **distribution(with_buckets(known)[0], ranks), **fixed | values)
+    return Setup(model=model, ranks=ranks, **distribution(with_buckets(known), ranks), **fixed | values)
 
 
 def _is_known(model: Transformer, precision: str) -> bool:

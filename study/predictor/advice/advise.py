@@ -18,20 +18,20 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.question import HALF, Question, check
+from study.predictor.advice.settled import machine_of, settled_arm, setup_of, usual_precision, with_buckets, zero_of
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predictor.parallel.layout import Layout
-from study.predictor.setup import QUANTIZED_BYTES, Setup, distribution, trainers_name
-from study.predictor.timing.steptime import Machine, StepTime, step_time
+from study.predictor.setup import QUANTIZED_BYTES, Setup, trainers_name
+from study.predictor.timing.steptime import StepTime, step_time
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.optimizers import refusal
 
 SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE_S, count as equal
 SEPARABLE_S = 0.005
-USUAL = ("bf16_cast", "bf16")  # precisions: with DeepSpeed, and without
 MEGATRON = "megatron"
 LAYOUT_ARM = "zero1"  # as Megatron-LM's distributed optimizer, which shares the optimizer states
 IN_MEGATRON = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # families that it trains
@@ -39,8 +39,6 @@ POWERS = (1, 2, 4, 8, 16)  # sizes of the groups that divide a model
 MICRO_BATCHES = (1, 2, 4)
 SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
-BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
-BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
 
 Fits = Literal["yes", "only just", "no"]
@@ -187,15 +185,6 @@ def setup_of_row(question: Question, row: Row) -> Setup:
     return setup_of(settled, arm, row.micro_batch)
 
 
-def settled_arm(arm: Arm, gpus: int, local: int, row_ranks: int | None, bucket_elements: int | None) -> Arm:
-    """Return an arm with the sizes that an advice chooses: of groups of ranks, and of buckets. None: the arm's own."""
-    if arm.row_ranks > 1:
-        arm = sharing_rows(arm, row_ranks or arm.row_ranks)
-    arm = on_nodes(arm, gpus, local)
-    buckets = {name: bucket_elements for name in BUCKETS if name in zero_of(arm)}
-    return with_zero(arm, buckets) if bucket_elements and buckets else arm
-
-
 def best_of(rows: list[Row]) -> Row | None:
     """Return the simplest of the rows whose predicted time counts as equal to the fastest.
 
@@ -219,9 +208,10 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     if limit := _lack(question, arm):
         return Untried(arm.name, limit)
     if arm.row_ranks == 1:
-        return _best(question, on_nodes(arm, question.gpus, question.local))
+        return _best(question, settled_arm(arm, question.gpus, question.local))
     lacks = {ranks: _lack_of_groups(question, arm, ranks) for ranks in SHARING}
-    rows = [_best(question, sharing_rows(arm, ranks)) for ranks, lack in lacks.items() if not lack]
+    arms_of = [settled_arm(arm, question.gpus, question.local, ranks) for ranks, lack in lacks.items() if not lack]
+    rows = [_best(question, each) for each in arms_of]
     if not rows:
         return Untried(arm.name, lacks[SHARING[0]])
     return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
@@ -299,13 +289,6 @@ def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str:
     return "attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else ""
 
 
-def sharing_rows(arm: Arm, ranks: int) -> Arm:
-    """Return the arm with `ranks` GPUs for the same rows."""
-    if arm.sequence_ranks > 1:
-        return replace(arm, sequence_ranks=ranks)
-    return replace(arm, deepspeed=(arm.deepspeed or {}) | {"tensor_parallel": {"autotp_size": ranks}})
-
-
 def _best(question: Question, arm: Arm) -> Row | Untried:
     """Return the best setting of an arm on these GPUs."""
     precision = question.precision or usual_precision(arm)
@@ -329,36 +312,17 @@ def _with_most_rows(question: Question, arm: Arm) -> list[Row]:
     share = question.batch * arm.row_ranks // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
     sizes = sorted({*small, *(share // rows for rows in small)})
+    large = with_buckets(arm)
+    variants = [arm] if large is arm else [large, arm]  # smaller buckets pay only if more rows fit
     settings: list[Row] = []
     for miss in (MISS, 0.0):
-        for each in with_buckets(arm):  # smaller buckets pay only if more rows fit
+        for each in variants:
             most = max((row.micro_batch for row in settings if row.leaves(miss)), default=0)
             if larger := [size for size in sizes if size > most]:
                 settings.append(most_rows(question, each, miss, larger))
         if any(row.fits and not row.is_tight for row in settings):
             break
     return settings
-
-
-def zero_of(arm: Arm) -> dict:
-    """Return the section zero_optimization of an arm's DeepSpeed config; empty without DeepSpeed."""
-    return (arm.deepspeed or {}).get("zero_optimization", {})
-
-
-def with_zero(arm: Arm, settings: dict) -> Arm:
-    return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
-
-
-def on_nodes(arm: Arm, gpus: int, local: int) -> Arm:
-    """Return the arm with groups of ranks as large as the nodes, if it has groups and there are several nodes."""
-    if arm.replicas > 1:
-        return replace(arm, replicas=max(2, gpus // local))
-    return with_zero(arm, {"zero_hpz_partition_size": local}) if arm.divides_ranks and gpus > local else arm
-
-
-def usual_precision(arm: Arm) -> str:
-    """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
-    return USUAL[0] if arm.deepspeed else USUAL[1]
 
 
 def least_bytes(question: Question, arm: Arm, precision: str) -> int:
@@ -373,12 +337,6 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     frozen = (question.model.parameters - trains) / (ranks if stage == 3 else 1)
     each = 2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]
     return int(states + frozen * (QUANTIZED_BYTES[question.quantized] if question.quantized else each))
-
-
-def with_buckets(arm: Arm) -> list[Arm]:
-    """Return the arm with large buckets, and with its own."""
-    large = {name: BUCKET_ELEMENTS for name in BUCKETS if name in zero_of(arm)}
-    return [with_zero(arm, large), arm] if large else [arm]
 
 
 def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Row:
@@ -433,19 +391,6 @@ def _timed(question: Question, row: Row) -> Row:
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
 
 
-def machine_of(question: Question) -> Machine:
-    """Return the machine of a question, whose link is the slowest one: with several nodes, the link between nodes."""
-    several = question.gpus > question.local
-    return Machine(
-        gpu=question.gpu,
-        gpus_per_node=question.local,
-        link=None if several else question.link,
-        network=question.link if several else None,
-        disk_bytes_per_s=question.disk_bytes_per_s,
-        host_pace=question.host_pace,
-    )
-
-
 def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
     """Return the predicted step of an arm. It need not fit."""
     check(question)
@@ -454,23 +399,3 @@ def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
         what = f"a micro_batch of {micro_batch} does not divide the {share} rows of a rank"
         raise Stop(what, "give another micro_batch")
     return step_time(setup_of(question, arm, micro_batch), machine_of(question))
-
-
-def setup_of(question: Question, arm: Arm, micro_batch: int, layout: Layout | None = None) -> Setup:
-    together = layout.ranks if layout else arm.row_ranks
-    return Setup(
-        model=question.model,
-        **distribution(arm, question.gpus),
-        ranks=question.gpus,
-        precision=question.precision or usual_precision(arm),
-        micro_batch=micro_batch,
-        accumulation=question.batch * together // question.gpus // micro_batch,
-        layout=layout,
-        sequence=question.sequence,
-        attention="sdpa" if question.model.has_fused_attention else "eager",
-        checkpointing=question.checkpointing or False,
-        frozen=question.frozen,
-        quantized=question.quantized,
-        optimizer=question.optimizer,
-        device="cuda",
-    )
