@@ -18,29 +18,7 @@ NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/util
 
 def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
     """The moments of the last backward pass of a step."""
-    kept, in_use = profile.most
-    yield {"activations": kept, "temporaries": in_use} | _at_start(engine)
-    yield from {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage](engine, profile)
-
-
-def _at_start(engine: Engine) -> dict:
-    """Return what the engine holds when the backward pass begins."""
-    gradients = engine.elements * engine.weight_bytes
-    accumulates = engine.accumulation > 1
-    setup = engine.setup
-    if engine.stage == 3:
-        turn = engine.fetches.turn
-        gathered = turn.running.weights * engine.weight_bytes * engine.gathers  # some are on their way
-        return engine.second_copy(turn.released) | {"gathered_weights": gathered}
-    if engine.stage == 0:  # DDP's buckets; gradients of earlier microbatches, or zeros, are not in them
-        in_buckets = engine.ranks > 1 and setup.library.bucket_view
-        waiting = accumulates or (setup.library.torch_major == 1 and not in_buckets)
-        return {"gradients": gradients * ((engine.ranks > 1) + waiting)}
-    if engine.stage == 1 and accumulates:  # its buckets stay until the step ends (setup_buckets, reduce_gradients)
-        return {"gradients": gradients, "buckets": buckets_bytes(engine)}
-    if engine.stage == 2 and accumulates and not engine.offloads:
-        return {"gradients": engine.owned_whole_bytes}
-    return {}
+    return {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage](engine, profile)
 
 
 def kept_gradients(engine: Engine) -> int:
@@ -48,16 +26,17 @@ def kept_gradients(engine: Engine) -> int:
     return engine.elements * (1 if engine.ranks == 1 or engine.setup.library.bucket_view else 2)
 
 
-def buckets_bytes(engine: Engine) -> int:
-    """Return the bytes of the buckets of stages 1 and 2, which come with the first gradient."""
-    return (2 if engine.overlap else 1) * engine.bucket_elements * engine.weight_bytes
-
-
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Without DeepSpeed: gradients pile up, or move into DDP's buckets, or are added to those that are there."""
     w = engine.weight_bytes
+    library = engine.setup.library
+    in_buckets = engine.ranks > 1 and library.bucket_view
+    # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
+    waits = engine.accumulation > 1 or (library.torch_major == 1 and not in_buckets)
+    ready = engine.elements * ((engine.ranks > 1) + waits)  # DDP's buckets, and what waits outside them
     most = kept_gradients(engine)
-    ready = _at_start(engine)["gradients"] // w
+    kept, in_use = profile.most
+    yield {"activations": kept, "temporaries": in_use, "gradients": ready * w}
     piles_up = ready < most
     for tensor, (kept, in_use), _ in profile.gradients:
         ready = ready + tensor.elements if piles_up else max(most, ready - tensor.elements)
@@ -68,6 +47,9 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
 def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)."""
     state = Buckets(engine)
+    kept, in_use = profile.most
+    buckets = state.buckets if state.waiting else 0  # of earlier microbatches; else they come with the first gradient
+    yield {"activations": kept, "temporaries": in_use, "gradients": state.waiting + state.kept, "buckets": buckets}
     if engine.optimizer == "muon" and not engine.offloads:
         yield state.multiplied()
     for tensor, most, complete in profile.gradients:
@@ -94,12 +76,13 @@ class Buckets:
             tensor.name: {(end - tensor.elements) // engine.part, (end - 1) // engine.part}
             for tensor, end in zip(engine.tensors, ends, strict=True)
         }
-        accumulated = _at_start(engine).get("gradients", 0)
-        # Stage 1 collects whole gradients until the last microbatch.
-        self.waiting = accumulated if engine.stage == 1 else 0
-        self.kept = accumulated - self.waiting
-        self.most_kept = engine.owned_whole_bytes + (accumulated if engine.stage == 2 else 0)
-        self.buckets = buckets_bytes(engine)
+        accumulates = engine.accumulation > 1
+        # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends
+        # (setup_buckets, reduce_gradients).
+        self.waiting = engine.elements * engine.weight_bytes if engine.stage == 1 and accumulates else 0
+        self.kept = engine.owned_whole_bytes if engine.stage == 2 and accumulates and not engine.offloads else 0
+        self.most_kept = engine.owned_whole_bytes + self.kept
+        self.buckets = (2 if engine.overlap else 1) * engine.bucket_elements * engine.weight_bytes
         self.large = 0  # elements of gradients that are larger than a bucket
         self.bucket: list[Tensor] = []
         self.filled = 0  # elements in the bucket
@@ -149,6 +132,7 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
     state = Scattering(engine)
     yield from state.forward(profile)
+    yield state.moment(profile.most, 0)
     leaves = leaf_modules(engine.setup.model)
     ends = {leaves.get(each.tensor.name): each.tensor for each in profile.gradients}
     delayed: list[Tensor] = []  # until the backward pass of a mixture of experts ends (reduce_leaf_module_grads)

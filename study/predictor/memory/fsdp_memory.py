@@ -128,20 +128,13 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
     yield "update", {"gradients": sharding.gradients_bytes, "temporaries": made_bytes}
 
 
-def _earlier(sharding: Sharding) -> int:
-    """Bytes of the gradients of earlier passes of the step."""
-    if sharding.keeps_whole_gradients:
-        return sum(sharding.gradient.values())
-    return sharding.gradients_bytes if sharding.setup.accumulation > 1 else 0
-
-
 def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     """The gathered weights are the root's, those not released, and those of a unit with the buffer it was copied from.
 
     That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after that.
     """
     whole = sharding.whole[ROOT]
-    states = {"gradients": _earlier(sharding)}
+    states = {"gradients": Backward(sharding).gradients_bytes}
     before = ROOT
     units = [unit for unit in sharding.units if unit != ROOT]
     for unit in units:
@@ -165,16 +158,21 @@ class Backward:
         self.sharding = sharding
         self.alive = set(sharding.stay)
         whole = sharding.keeps_whole_gradients
+        # Those of earlier passes: whole, or a rank's parts.
         self.gradients = {unit: sharding.gradient[unit] if whole else 0 for unit in sharding.units}
-        self.parts = 0 if whole else _earlier(sharding)
+        self.parts = 0 if whole or sharding.setup.accumulation == 1 else sharding.gradients_bytes
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
+
+    @property
+    def gradients_bytes(self) -> int:
+        return self.parts + sum(self.gradients.values())
 
     def moment(self, usage: Held, extra: int, ahead: int) -> dict:
         sharding = self.sharding
         weights = sum(sharding.whole[unit] for unit in self.alive) + ahead
-        on_device = self.parts if not (sharding.setup.fsdp_offload and sharding.setup.on_gpu) else 0
+        on_host = self.parts if sharding.setup.fsdp_offload and sharding.setup.on_gpu else 0
         states = {"activations": usage.kept, "gathered_weights": weights, "buckets": self.reducing}
-        return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": usage.in_use + extra}
+        return states | {"gradients": self.gradients_bytes - on_host, "temporaries": usage.in_use + extra}
 
     def ahead(self, unit: str) -> int:
         """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
