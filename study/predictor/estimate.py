@@ -160,15 +160,12 @@ def standing(engine: Engine) -> dict[str, int]:
     part = engine.part
     trained = engine.elements
     frozen = engine.frozen_bytes
+    moments_bytes = _moments_bytes(engine)
     if engine.stage == 0:
-        return {
-            "weights": trained * w + frozen,
-            "master": b * trained * engine.master,
-            "moments": _moments_bytes(engine),
-        }
+        return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
     # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
     # bf16_master_weights_and_grads it keeps a copy in bf16.
-    states = {"master": b * part, "moments": _moments_bytes(engine), "staging": muon.buffers_bytes(engine)}
+    states = {"master": b * part, "moments": moments_bytes, "staging": muon.buffers_bytes(engine)}
     if engine.stage < 3:
         states["weights"] = padded(trained, engine.ranks) * w + frozen
         if engine.offloads:
@@ -182,13 +179,8 @@ def standing(engine: Engine) -> dict[str, int]:
             if engine.accumulation > 1 and engine.stage == 2:
                 states["host_gradients"] += engine.owned_whole_bytes
         return states
-    states |= {
-        "weights": part * w + frozen,
-        "gradients": part * w,
-        "buckets": engine.bucket_elements * w,
-    }
-    if engine.offloads:
-        states["host_gradients"] = states.pop("gradients")
+    gradients = "host_gradients" if engine.offloads else "gradients"
+    states |= {"weights": part * w + frozen, gradients: part * w, "buckets": engine.bucket_elements * w}
     if engine.optimizer_home == "cpu":
         states["host_gradients"] += b * part
     if engine.optimizer_home == "nvme" and 4 * part >= SWAPPED_FROM_BYTES:

@@ -41,6 +41,7 @@ class Wanted:
     """With --model: run Python code that comes with the model."""
 
 
+WITH_MODEL = ("lora_rank", "adapter_dropout", "train_only", "trust_remote_code")
 NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
 
 
@@ -62,16 +63,15 @@ def is_size(params: float | str) -> bool:
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
-    with_model = [name for name in given if name in ("lora_rank", "adapter_dropout", "train_only", "trust_remote_code")]
+    options = {name: given.pop(name) for name in WITH_MODEL if name in given}
     if wanted.adapter_dropout and wanted.lora_rank is None:
         raise Stop("--adapter-dropout needs adapters", "give --lora-rank")
     if wanted.model is None:
-        if with_model:
-            raise Stop(f"{_flags(with_model)} need a model whose tensors are known", "give --model")
+        if options:
+            raise Stop(f"{_flags([*options])} need a model whose tensors are known", "give --model")
         return _of_numbers(given)
-    if others := [name for name in given if name not in ("model", *with_model)]:
-        raise Stop(f"{_flags(['model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
-    options = {name: given[name] for name in with_model}
+    if len(given) > 1:
+        raise Stop(f"{_flags([*given])} cannot be combined", f"give --model, or {NUMBERS}")
     of_size = NUMBER_OF_PARAMETERS.fullmatch(wanted.model) and not is_local(wanted.model)
     name = _of_size(wanted.model) if of_size else wanted.model
     model = named(name, **options)
