@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from study.oom.reading import Asked
+from study.predictor.advice.settled import BUCKETS
 from study.predictor.setup import Setup
 from study.spec.shapes import SHAPES
 
@@ -31,7 +32,6 @@ NAMES = {
 }
 COMMON = tomllib.loads(Path(__file__).with_name("common.toml").read_text())
 SMALL_SHAPES = ("-micro", "-tiny")
-BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 COMMON_ODDNESS = 7  # without a model, a count must be this round
 MOST_COMMON = 3  # and so many are named

@@ -6,9 +6,9 @@ from typing import Any
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
-from study.oom.sizes import BUCKETS, LONGEST, Dimensions
+from study.oom.sizes import LONGEST, Dimensions
 from study.predictor.advice.question import SEQUENCE, Precision
-from study.predictor.advice.settled import usual_precision, with_zero
+from study.predictor.advice.settled import BUCKETS, usual_precision, with_zero
 from study.predictor.setup import Setup, distribution
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for

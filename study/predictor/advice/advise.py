@@ -267,17 +267,14 @@ def _of_layout(question: Question, layout: Layout) -> list[Row]:
 
 def _lack(question: Question, arm: Arm) -> str:
     """Return what an arm lacks on these GPUs, whatever its settings; nothing if it can be tried."""
-    if arm.distributed_type == "NO" and question.gpus > 1:
-        return "one GPU only"
-    if arm.uses_nvme and question.disk_bytes_per_s is None:
-        return "no disk"
-    if arm.divides_ranks and question.gpus <= question.local:
-        return "one node"
-    if arm.divides_ranks and question.local == 1:
-        return "one GPU a node"
-    if arm.row_ranks > 1 and question.checkpointing == HALF:
-        return "recomputation"  # what its ranks send then is not known
-    return ""
+    lacks = {
+        "one GPU only": arm.distributed_type == "NO" and question.gpus > 1,
+        "no disk": arm.uses_nvme and question.disk_bytes_per_s is None,
+        "one node": arm.divides_ranks and question.gpus <= question.local,
+        "one GPU a node": arm.divides_ranks and question.local == 1,
+        "recomputation": arm.row_ranks > 1 and question.checkpointing == HALF,  # what its ranks send is not known
+    }
+    return next((name for name, is_lacking in lacks.items() if is_lacking), "")
 
 
 def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str:

@@ -34,7 +34,7 @@ def divided(blocks: tuple[Block, ...], setup: Setup, layout: Layout) -> tuple[Bl
         names = ("attention_flops", "moved_bytes", "lasting_bytes")
         return replace(work, products=products, **{name: getattr(work, name) / layout.tensor for name in names})
 
-    return tuple(replace(each, forward=part(each.forward), backward=part(each.backward)) for each in blocks)
+    return tuple(each.with_work(part) for each in blocks)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ The model is followed kernel by kernel (`tracing/tracing.py`).
 
 import functools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 from study.predictor.memory.profile import Tensor
@@ -65,6 +66,10 @@ class Block:
     backward: Work
     tensors: tuple[Tensor, ...] = field(repr=False, default=())
 
+    def with_work(self, changed: Callable[[Work], Work]) -> "Block":
+        """Return the block with other work in both passes."""
+        return replace(self, forward=changed(self.forward), backward=changed(self.backward))
+
     @property
     def is_layer(self) -> bool:
         return self.name.startswith("layer.")
@@ -96,8 +101,7 @@ def blocks(setup: Setup) -> tuple[Block, ...]:
         return tuple(replace(block, tensors=tuple(own[each.name] for each in block.tensors)) for block in seen)
     if setup.sequence_ranks > 1:  # attention has all tokens in some heads: more work than some tokens in all heads
         parts = blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
-        more = [(_more_attention(each.forward, setup), _more_attention(each.backward, setup)) for each in parts]
-        return tuple(replace(each, forward=a, backward=b) for each, (a, b) in zip(parts, more, strict=True))
+        return tuple(each.with_work(lambda work: _more_attention(work, setup)) for each in parts)
     if setup.checkpointing and setup.library.recomputes_whole_layers:
         return _with_whole_layers_again(setup, blocks(replace(setup, checkpointing=False)))
     return _traced(setup)

@@ -82,7 +82,7 @@ def _spans(section: Section, copies: Counter[Place]) -> list[Span]:
     held = [0, 0]
     running: list[tuple[int, int]] = []
     kernels: Kernels = []
-    for kind, what, *rest in section.entries:
+    for kind, what, *rest in [*section.entries, ("event", None, 0)]:
         if kind == "made":
             held[rest[0]] += what
         elif kind == "freed":
@@ -94,7 +94,7 @@ def _spans(section: Section, copies: Counter[Place]) -> list[Span]:
         elif kind == "event":
             spans.append(Span(what, rest[0], Held(*held), _most(running) if running else None, kernels))
             running, kernels = [], []
-    return [*spans, Span(None, 0, Held(*held), _most(running) if running else None, kernels)]
+    return spans
 
 
 def _most(held: Sequence[tuple[float, float]]) -> Held:

@@ -23,9 +23,8 @@ def shorten(model: nn.Module) -> list[Stack]:
     stacks: list[Stack] = []
     parts = dict(model.named_modules())
     for name, layers in parts.items():
-        if not isinstance(layers, nn.ModuleList) or any(name.startswith(f"{stack.name}.") for stack in stacks):
-            continue
-        if not len(layers):
+        is_inside = any(name.startswith(f"{stack.name}.") for stack in stacks)
+        if is_inside or not isinstance(layers, nn.ModuleList) or not len(layers):
             continue
         kinds = _kinds(layers)
         stack = Stack(name, kinds, _enough(kinds))
