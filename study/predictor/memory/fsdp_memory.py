@@ -11,6 +11,7 @@ pass of a step; until then they are kept whole (`no_sync`).
 
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from math import ceil, prod
 
 from study.predictor.memory import moments as moment_bytes
@@ -136,8 +137,7 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     whole = sharding.whole[ROOT]
     states = {"gradients": Backward(sharding).gradients_bytes}
     before = ROOT
-    units = [unit for unit in sharding.units if unit != ROOT]
-    for unit in units:
+    for unit in [*sharding.units][1:]:  # the root is the first
         at_use = [profile.at_use[tensor.name] for tensor in sharding.units[unit] if tensor.name in profile.at_use]
         kept = (min if unit in sharding.late else max)(at_use, default=0)
         gathering = whole + sharding.buffer(before) + sharding.buffer(unit)
@@ -176,9 +176,12 @@ class Backward:
 
     def ahead(self, unit: str) -> int:
         """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
-        order = [each for each in self.sharding.units if each != ROOT]
-        before = order[order.index(unit) - 1] if unit not in self.sharding.late and order.index(unit) else None
-        return self.sharding.buffer(before) if before and before not in self.sharding.stay else 0
+        sharding = self.sharding
+        if unit in sharding.late:
+            return 0
+        order = [*sharding.units]
+        before = order[order.index(unit) - 1]
+        return 0 if before in sharding.stay else sharding.buffer(before)
 
     def reduced(self, unit: str, usage: Held, ahead: int) -> Iterator[dict]:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
@@ -209,33 +212,32 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     The buffer that they are reduced from stays until the next unit is reduced (FSDPParamGroup.post_backward).
     """
     state = Backward(sharding)
-    unit = ROOT
+    whole = sharding.keeps_whole_gradients
+    adds_later = whole and sharding.setup.library.litgpt  # to those of earlier passes. FSDP2 adds each at once
     usage = profile.most
-    waiting_bytes = 0  # of new gradients that are not yet added to those of earlier passes. FSDP2 adds each at once
-    for gradient in profile.gradients:
-        next_unit = sharding.unit_of[gradient.tensor.name]
-        if unit not in sharding.late and next_unit != unit:
-            yield from state.reduced(unit, usage, state.ahead(unit))
-        begins = gradient is profile.gradients[0]  # until then the loss holds the most, and nothing is gathered yet
-        most = gradient.most
-        if next_unit not in state.alive:
-            if begins:  # a frozen head: its part of the loss is freed before the layer's begins
-                usage = most = gradient.complete
-            state.alive.add(next_unit)
-            if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
-                yield state.moment(usage, 0, sharding.buffer(next_unit))
-        size = gradient.tensor.elements * sharding.setup.weight_bytes
-        waits = sharding.setup.library.litgpt and sharding.keeps_whole_gradients and unit == next_unit
-        waiting_bytes = waiting_bytes + size if waits else size
-        unit = next_unit
+    begins = True  # until the first gradient the loss holds the most, and nothing is gathered yet
+    for unit, same_unit in groupby(profile.gradients, lambda each: sharding.unit_of[each.tensor.name]):
+        gradients = [*same_unit]
         ahead = state.ahead(unit)
-        yield state.moment(most, waiting_bytes, 0 if begins and unit == TAIL else ahead)
-        if not sharding.keeps_whole_gradients:
-            state.gradients[unit] += size
-        usage = gradient.complete
-        yield state.moment(usage, waiting_bytes if sharding.keeps_whole_gradients else 0, ahead)
-    if unit not in sharding.late:
-        yield from state.reduced(unit, usage, state.ahead(unit))
+        if unit not in state.alive:
+            if begins:  # a frozen head: its part of the loss is freed before the layer's begins
+                usage = gradients[0].complete
+                gradients[0] = gradients[0]._replace(most=usage)
+            state.alive.add(unit)
+            if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
+                yield state.moment(usage, 0, sharding.buffer(unit))
+        waiting_bytes = 0
+        for tensor, most, complete in gradients:
+            size = tensor.elements * sharding.setup.weight_bytes
+            waiting_bytes = waiting_bytes + size if adds_later else size
+            yield state.moment(most, waiting_bytes, 0 if begins and unit == TAIL else ahead)
+            if not whole:
+                state.gradients[unit] += size
+            usage = complete
+            yield state.moment(usage, waiting_bytes if whole else 0, ahead)
+            begins = False
+        if unit not in sharding.late:
+            yield from state.reduced(unit, usage, ahead)
     if not sharding.by_accelerate:
         state.alive.clear()
     for late in [ROOT, *(sharding.late - {ROOT})]:
