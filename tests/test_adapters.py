@@ -31,7 +31,8 @@ from study.predictor.tracing.transformer import Transformer
 pytestmark = pytest.mark.usefixtures("without_traces")
 ROWS, SEQUENCE, RANK = 3, 40, 4
 TWO = ("q_proj", "v_proj")
-SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
+SEVEN = (*FOUR, "gate_proj", "up_proj", "down_proj")
 FORMATS = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16},
     "int8": {"load_in_8bit": True},
@@ -77,6 +78,25 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
     ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "dropout": True}, 1_760_968, 2_251_528),
     ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "checkpointing": True}, 326_888, 817_448),
     ("llama", TWO, "autocast", {"quantized": "int8", "old": True}, 1_021_768, 1_512_328),
+    ("llama", FOUR, "prepared for k bits, no autocast", {"quantized": "nf4", "checkpointing": True}, 344_808, 835_368),
+    ("llama", FOUR, "no autocast", {"checkpointing": True, "keeps_logits": True}, 434_408, 924_968),
+    ("llama", FOUR, "autocast", {"quantized": "nf4", "keeps_logits": True}, 913_480, 1_404_040),
+    (
+        "llama",
+        FOUR,
+        "prepared for k bits, no autocast",
+        {"quantized": "nf4", "checkpointing": True, "reentrant": True},
+        344_808,
+        845_448,
+    ),
+    (
+        "llama",
+        FOUR,
+        "prepared for k bits",
+        {"quantized": "int8", "checkpointing": True, "reentrant": True},
+        410_344,
+        968_072,
+    ),
 ]
 
 
@@ -112,6 +132,7 @@ def real_model(
     dora=False,
     checkpointing=False,
     reentrant=False,
+    keeps_logits=False,
 ):
     """Return a model as PEFT prepares it."""
     model = build(config, "cpu", torch.bfloat16)
@@ -133,6 +154,8 @@ def real_model(
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
+    if keeps_logits:  # as `out = model(...)` does in a loop
+        model.register_forward_hook(lambda *seen: setattr(model, "out", seen[-1]))
     return model.train()
 
 
@@ -191,6 +214,7 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
     ways = {"old_bitsandbytes": more.get("old", False), "recomputes_whole_layers": more.get("reentrant", False)}
+    ways |= {"keeps_logits": more.get("keeps_logits", False)}
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda", "cuda": ("autocast",)}
     setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=Library(**ways), **values)

@@ -252,8 +252,12 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"adapter_dtype": None}, {"precision": "bf16_pure"}),
         (ADAPTERS | {"adapter_dtype": None, "versions": "torch 2.4.1, peft 0.13.2"}, {"precision": "bf16"}),
         (
-            ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES[0]},
+            ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES[0], "precision": "bf16 autocast"},
             {"precision": "bf16", "frozen": "as_weights"},
+        ),
+        (
+            ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES[0], "precision": "products in bf16"},
+            {"precision": "fp32", "frozen": "as_weights"},
         ),
         (
             ADAPTERS | {"quantized": "nf4", "fp32_modules": FP32_MODULES[1]},
@@ -284,6 +288,7 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
     ("change", "values"),
     [
         ({"experts": "loop"}, {"experts_loop": True}),
+        ({"source": "Anassbzdd/fitcheck"}, {"keeps_logits": True}),
         ({"deepspeed": "{}", "versions": "torch 2.1"}, {"bucket_view": True}),
         ({"versions": "torch 1.12.1"}, {"torch_major": 1}),
         ({"versions": "bitsandbytes 0.43.1"}, {"old_bitsandbytes": True}),

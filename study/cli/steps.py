@@ -14,6 +14,7 @@ from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice.advise import LAYOUT_ARM
 from study.predictor.advice.question import Precision, bytes_of, default_sequence, link_named, node_size
 from study.predictor.advice.settled import settled_arm
+from study.predictor.library import Library
 from study.predictor.parallel.layout import SHORT, Layout
 from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, distribution
 from study.predictor.timing import pace
@@ -91,7 +92,11 @@ class Kernels:
     prepare_model_for_kbit_training. bf16: bf16 under autocast. bf16_without_autocast: bf16 with adapters in fp32, where
     each product has the dtype of its weight."""
     quantized: Quantized | None = None
-    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA. After prepare_model_for_kbit_training, give
+    --precision fp32 for a training without autocast: then only the products of quantized weights are in 16 bits."""
+    keeps_logits: bool = False
+    """The loop holds the model's outputs during the backward pass, as after `out = model(...); out.loss.backward()`.
+    transformers' Trainer does not."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
@@ -100,7 +105,8 @@ class Kernels:
 
     def values(self) -> dict:
         """Return the fields of a setup, without those that are left to the model."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return given | {"library": Library(keeps_logits=given.pop("keeps_logits"))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,9 +70,9 @@ class _Product(torch.autograd.Function):
     """The product with a quantized weight, as in bitsandbytes: each pass makes the weight in 16 bits.
 
     Products with 8 bits (MatMul8bitLt) keep their input. Those with 4 bits (MatMul4Bit) did so up to 0.43.1. They keep
-    it as an attribute, so only reentrant recomputation drops it: traces recompute in the other kind, which drops what
-    is saved. Up to 0.44, products with 8 bits also keep the input in 8 bits. Their columns with outliers, which are
-    few, are left out.
+    it as an attribute, so only reentrant recomputation drops it, and keeps it until a layer's backward pass ends:
+    traces recompute in the other kind, which drops what is saved. Up to 0.44, products with 8 bits also keep the input
+    in 8 bits. Their columns with outliers, which are few, are left out.
     """
 
     @staticmethod
@@ -82,15 +82,17 @@ class _Product(torch.autograd.Function):
         kept = [x] if ctx.needs_input_grad[0] and (how.bits == 8 or how.old) else []
         if kept and how.bits == 8 and how.old:
             kept.append(x.new_empty(x.shape, dtype=torch.int8))
-        if how.reentrant:
-            ctx.save_for_backward(*kept)
-        else:
+        if how.recomputed is None:
             ctx.kept = kept
+        else:
+            ctx.save_for_backward(*kept)
         with torch.autocast("cpu", enabled=False):
             return functional.linear(x, how.whole(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx, gradient):
+        if ctx.how.recomputed is not None:
+            ctx.how.recomputed.extend(ctx.saved_tensors)
         return gradient @ ctx.how.whole(ctx.weight, gradient.dtype), None, None, None
 
 
@@ -104,7 +106,7 @@ class Quantizing(NamedTuple):
     bits: int
     old: bool = False  # bitsandbytes up to 0.43.1 for 4 bits, up to 0.44 for 8 bits
     by_fabric: bool = False
-    reentrant: bool = False  # recomputation, if there is any
+    recomputed: list[torch.Tensor] | None = None  # what reentrant recomputation keeps; None: it is not reentrant
 
     def whole(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         made = torch.float16 if self.by_fabric else dtype

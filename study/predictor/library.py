@@ -12,11 +12,12 @@ class Library:
     one_row_as_two: bool = False  # Megatron's attention: one row needs as many kernels as two; elsewhere fewer copies
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
+    keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
     keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
     experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
-    # until the backward pass has all it needs, which spares its last product. Times depend on it, and what quantized
-    # products keep.
+    # until the backward pass has all it needs, which spares its last product. Times depend on it, and what layers with
+    # adapters keep, which is taken to be the reentrant kind's.
     recomputes_whole_layers: bool = False
     old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels

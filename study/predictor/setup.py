@@ -178,6 +178,7 @@ class Setup:
         if in_bf16 and self.frozen == "bf16_without_autocast":
             precision = "fp32"
         attention = self.attention if self.model.has_fused_attention else "eager"
+        recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
         return TraceOptions(
             *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
             logits=self.library.logits,
@@ -185,14 +186,10 @@ class Setup:
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.library.litgpt,
+            keeps_logits=self.library.keeps_logits or self.library.litgpt,
             old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
-            reentrant=bool(self.checkpointing) and self.library.recomputes_whole_layers and self._products_keep_inputs,
+            reentrant=recomputes and self.model.is_partly_frozen,
         )
-
-    @property
-    def _products_keep_inputs(self) -> bool:
-        """Return whether quantized products keep their inputs: those with 8 bits do in each release."""
-        return self.quantized is not None and (self.library.old_bitsandbytes or QUANTIZED_BITS[self.quantized] == 8)
 
     @property
     def autocast(self) -> bool:
@@ -266,8 +263,13 @@ class Setup:
 
     @property
     def product_bytes(self) -> int:
-        """Bytes of an element in matrix products."""
+        """Bytes of an element in matrix products, except those of quantized weights, which are in 16 bits."""
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def has_half_products(self) -> bool:
+        """Return whether most matrix products are in 16 bits."""
+        return self.product_bytes == 2 or self.quantized is not None
 
 
 def trainers_name(optimizer: Optimizer) -> str:

@@ -203,14 +203,17 @@ def _types(row: Row, dtype: str) -> dict:
     """Return a setup's precision, and the type of its frozen weights.
 
     PEFT keeps adapters in fp32 beside a base in bf16 (since 0.12). DeepSpeed makes both bf16, with fp32 copies. Of a
-    base that is prepared for training on few bits, all that is not quantized is in fp32.
+    base that is prepared for training on few bits, all that is not quantized is in fp32; without autocast, so are the
+    values between products.
     """
+    autocast = "autocast" in (row.precision or "")
+    if row.fp32_modules == "norm":
+        return {"precision": "bf16", "frozen": "bf16_except_norms"}
     if row.fp32_modules:
-        return {"precision": "bf16", "frozen": "bf16_except_norms" if row.fp32_modules == "norm" else "as_weights"}
+        return {"precision": "bf16" if autocast else "fp32"}
     by_peft = row.adapter_dtype is None and "peft" in row.libraries
     if dtype != "bf16_pure" or row.deepspeed or not (row.adapter_dtype == "fp32" or by_peft):
         return {"precision": dtype}
-    autocast = "autocast" in (row.precision or "")
     return {"precision": "bf16", "frozen": "bf16" if autocast else "bf16_without_autocast"}
 
 
@@ -228,6 +231,7 @@ def library_of(row: Row) -> Library:
         one_row_as_two=row.attention == "megatron",
         fused_layers=bool(row.fused_kernels),
         logits=row.logits or "fp32",
+        keeps_logits=row.origin.keeps_logits,
         keeps_cache=bool(row.keeps_cache),
         experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",

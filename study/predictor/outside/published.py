@@ -201,6 +201,7 @@ class Source(BaseModel, extra="forbid", frozen=True):
     host_pace: float | None = None  # if its host is one of those that constants were fitted to
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
     litgpt: bool = False  # its models and loops are litgpt's
+    keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
     versions: str = ""  # of libraries, if its rows say none
     sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
 

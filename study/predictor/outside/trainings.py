@@ -140,7 +140,7 @@ def _time(training: Training) -> list[Compared]:
         raise NotPredicted("how much slower deterministic algorithms are is not known")
     step = step_time(setup, training.machine)
     gpu = GPUS[training.machine.gpu]
-    peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
+    peak = gpu.half_flops_per_s if setup.has_half_products else gpu.single_flops_per_s
     together = setup.layout.ranks if setup.layout else setup.sequence_ranks  # GPUs that have the same rows
     flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / together
     others = {FLAT: _short(flops / (FLAT_MFU * peak))}

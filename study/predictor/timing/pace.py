@@ -71,13 +71,24 @@ def origins() -> dict[str, dict]:
 
 @functools.cache
 def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
-    """The share of its peak that a GPU was measured to reach in products and in fused attention, with the origins."""
+    """The share of its peak that a GPU was measured to reach in products and in fused attention, with the origins.
+
+    Products in fp32 have one of their own ("single") where it differs much.
+    """
     shares = {}
-    for kind in ("products", "attention"):
+    for kind in ("products", "single", "attention"):
         known = _read()["ceiling"][kind]
-        entry = known.get(gpu, known["others"])
-        shares[kind] = (entry["value"], entry["origin"])
+        if entry := known.get(gpu, known.get("others")):
+            shares[kind] = (entry["value"], entry["origin"])
     return shares
+
+
+def product_flops_per_s(gpu: str, whole: bool) -> float:
+    """Return the speed of large products. `whole`: in fp32, or TF32."""
+    shares = ceilings(gpu)
+    if not whole:
+        return GPUS[gpu].half_flops_per_s * shares["products"][0]
+    return GPUS[gpu].single_flops_per_s * shares.get("single", shares["products"])[0]
 
 
 @functools.cache
@@ -100,7 +111,7 @@ def attention_s(kernel: str | None, gpu: str) -> float:
 def peak_flops_per_s(gpu: str, whole: bool) -> float:
     """Return the datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
     peak = GPUS[gpu].single_flops_per_s if whole else GPUS[gpu].half_flops_per_s
-    return peak * max(1.0, ceilings(gpu)["products"][0])
+    return max(peak, product_flops_per_s(gpu, whole))
 
 
 def cache_bytes(gpu: str) -> int:
@@ -158,12 +169,13 @@ def work_s(
     published = _read()["ceiling"]["moving"].get(gpu_name)
     moving_share = published["value"] if published else constants.moving_share
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
-    flops_per_s = peak * ceilings(gpu_name)["products"][0]
 
     def product_s(product: Product) -> float:
+        element_bytes = product.element_bytes or (4 if whole else 2)
+        flops_per_s = product_flops_per_s(gpu_name, element_bytes == 4)
         speed = 2 if has_casts(product, casts, tokens) else 1
         flops_s = product.flops / filled(product, processors) / flops_per_s / speed
-        bytes_s = product.elements * (4 if whole else 2) / gpu.memory_bytes_per_s
+        bytes_s = product.elements * element_bytes / gpu.memory_bytes_per_s
         return max(flops_s / constants.product_share, bytes_s / moving_share)
 
     cast_bytes = sum(_cast_bytes(product, casts, tokens) for product in work.products)

@@ -78,7 +78,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
         least_s = step(constants.host_pace / constants.host_factor)[0]
         most_s = step(constants.host_pace * constants.host_factor)[0]
     parts = {name: part_s for name, part_s in parts.items() if part_s}
-    peak_s = operations(setup) / peak_flops_per_s(machine.gpu, setup.precision == "fp32")
+    peak_s = operations(setup) / peak_flops_per_s(machine.gpu, not setup.has_half_products)
     factor = interval_factor(setup.model.parameters, _is_known(setup, machine))
     return StepTime(seconds, least_s, most_s, peak_s, factor, parts, tuple(spans))
 

@@ -26,6 +26,7 @@ class Product:
     m: int
     n: int
     k: int
+    element_bytes: int | None = None  # of the factors; None: as a setup's products
 
     @property
     def flops(self) -> int:
@@ -159,7 +160,7 @@ def _loop(tensors: list[Tensor], phase: str) -> Work:
 def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:
     """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
     packed = [size for size in map(setup.packed_elements, tensors) if size]
-    moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + setup.product_bytes)
+    moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + 2)
     return Work(moved_bytes=moved, moving_kernels=len(packed), lasting_bytes=moved)
 
 

@@ -105,7 +105,7 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
-def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
+def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[torch.Tensor] | None) -> None:
     """Let adapters compute as PEFT's, and quantized layers as bitsandbytes'. Convert frozen weights to bf16, if told.
 
     PEFT lets the embeddings' output have a gradient only where recomputation needs it.
@@ -120,8 +120,7 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         if not tensor.requires_grad and not stays:
             tensor.data = tensor.data.to(torch.bfloat16)
     if options.quantized_bits:
-        how = Quantizing(options.quantized_bits, options.old_bitsandbytes, options.litgpt, options.reentrant)
-        quantize(model, how)
+        quantize(model, Quantizing(options.quantized_bits, options.old_bitsandbytes, options.litgpt, kept))
     if options.litgpt:
         as_litgpt(model)
 
@@ -165,6 +164,42 @@ def _compute_again(model: PreTrainedModel, place: Callable, selectively: bool) -
             setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
+class _Recomputed(torch.autograd.Function):
+    """The end of a layer that reentrant recomputation computes again before anything else, up to its output.
+
+    The output and its gradient stay until the layer's backward pass ends.
+    """
+
+    @staticmethod
+    def forward(ctx, output, kept):
+        ctx.save_for_backward(output)
+        ctx.kept = kept
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.kept.clear()
+        ctx.kept.extend((gradient, *ctx.saved_tensors))
+        return gradient, None
+
+
+def _as_reentrant(model: torch.nn.Module, kept: list[torch.Tensor]) -> None:
+    """Let layers be computed again as by reentrant recomputation."""
+
+    def whole(again: Callable, forward: Callable, *args, **kwargs):
+        def ending(*args, **kwargs):
+            output = forward(*args, **kwargs)
+            if isinstance(output, tuple):
+                return _Recomputed.apply(output[0], kept), *output[1:]
+            return _Recomputed.apply(output, kept)
+
+        return again(ending, *args, **kwargs)
+
+    for layer in model.modules():
+        if again := getattr(layer, "_gradient_checkpointing_func", None):
+            setattr(layer, "_gradient_checkpointing_func", functools.partial(whole, again))  # noqa: B010
+
+
 def _give_device(model: torch.nn.Module) -> None:
     """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
     copies: dict[int, torch.nn.Parameter] = {}
@@ -186,8 +221,9 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = cast(PreTrainedModel, _built(model, config, dtype))
+    kept: list[torch.Tensor] | None = [] if options.reentrant else None
     if options.cuda or options.frozen != "as_weights" or options.quantized_bits or options.litgpt:
-        _freeze_as_others(built, options)
+        _freeze_as_others(built, options, kept)
     if options.checkpointing > 1:
         _keep_between(built, options.checkpointing)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
@@ -196,11 +232,13 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     with _quiet(), FakeTensorMode(), WithoutValues():
         if options.checkpointing:
             _compute_again(built, place, options.checkpointing == SELECTIVE)
+        if kept is not None:
+            _as_reentrant(built, kept)
         keep_less(built, options.long_rows, place)
         _give_device(built)
         with _foreign(model, "cannot be given rows"):  # such as a vocabulary of 0
             batch = inputs(config, rows, options.sequence)
-        watch = Watch([*built.parameters(), *built.buffers(), *batch.values()])
+        watch = Watch([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         follow(built, watch)
         for stack in stacks:
@@ -212,13 +250,13 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
 
 def _run(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, watch: Watch) -> None:
     with litgpt_attention() if options.litgpt else contextlib.nullcontext():  # recomputed layers need it, too
-        loss, _held = _loss(config, options, built, batch, next(built.parameters()).dtype)
+        loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
         watch.event("end of forward")
         loss.backward()
 
 
 def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, dtype: torch.dtype) -> tuple:
-    """Return the loss, and the logits if the loop holds them until the backward pass has ended, as litgpt's does.
+    """Return the loss, and the model's logits if the loop keeps them until the backward pass has ended.
 
     litgpt computes the head in pieces where adapters train.
     """
@@ -228,11 +266,11 @@ def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, d
         if options.litgpt and any(isinstance(module, Adapted) for module in built.modules()):
             pieces = logits_in_pieces(built, batch, mask(config, batch, dtype))
             return losses_in_pieces(pieces, batch).mean(), pieces
+        kept: list[torch.Tensor] = []
+        if options.keeps_logits:
+            built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
         with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
-            logits, losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")
-            held = logits if options.litgpt else None
-            del logits
-            return losses.mean(), held
+            return logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean(), kept
 
 
 @contextlib.contextmanager

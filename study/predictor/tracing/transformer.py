@@ -18,7 +18,7 @@ from study.predictor.tracing.repeating import Followed, Stack, repeat
 from study.predictor.tracing.tape import Tape, at_rows, from_json
 from study.spec.settings import cache_home
 
-FORMAT = 15  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 16  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -42,9 +42,10 @@ class TraceOptions(NamedTuple):
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     long_rows: tuple[str, ...] = ()  # of LONG_ROWS
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
-    litgpt: bool = False  # layers keep what litgpt's keep, and the loop holds the logits during the backward pass
+    litgpt: bool = False  # layers keep what litgpt's keep
     old_bitsandbytes: bool = False  # quantized products keep their inputs
-    reentrant: bool = False  # recomputation drops inputs that quantized products keep
+    reentrant: bool = False  # recomputation is PyTorch's reentrant kind, which keeps other tensors
+    keeps_logits: bool = False  # the loop holds the model's output during the backward pass
 
 
 class Look(NamedTuple):

@@ -32,8 +32,9 @@ MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where th
 class Watch(TorchDispatchMode):
     """Writes a tape: every tensor that the passes make, every kernel, and the operations of matrix products."""
 
-    def __init__(self, known: list[torch.Tensor]):
+    def __init__(self, known: list[torch.Tensor], has_types: bool = False):
         super().__init__()
+        self._has_types = has_types  # products say the bytes of an element
         self.tape: Tape = []
         self._numbers: dict[int, int] = {}
         self._made = 0
@@ -59,7 +60,7 @@ class Watch(TorchDispatchMode):
         count = PRODUCTS.get(packet)
         flops = count(*args, **kwargs, out_val=out) if count else 0
         runs = not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL)
-        self.tape.append(("kernel", _kernel(packet, args, out, flops) if runs else None, flops))
+        self.tape.append(("kernel", _kernel(packet, args, out, flops, self._has_types) if runs else None, flops))
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -82,15 +83,17 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]:
+def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str, tuple[int, ...]]:
     """Return a kernel's kind and sizes: "product", (count, m, n, k); "attention", (operations,); "other", (bytes,).
 
-    A convolution is a product with as many operations and an inner size of 1024.
+    With `has_types`, a product has the bytes of its factors' elements as its last size. A convolution is a product with
+    as many operations and an inner size of 1024.
     """
     if packet in MATRICES:
         left, right = args[MATRICES[packet] :][:2]
         count = left.shape[0] if left.dim() == 3 else 1
-        return "product", (count, left.shape[-2], right.shape[-1], left.shape[-1])
+        sizes = (count, left.shape[-2], right.shape[-1], left.shape[-1])
+        return "product", (*sizes, left.element_size()) if has_types else sizes
     if flops and "attention" in packet.__name__:
         return "attention", (flops,)
     if flops:
