@@ -241,6 +241,18 @@ def test_what_differs_on_a_gpu_by_hand():
     assert kept() == profile(Setup(model=model, precision="bf16", micro_batch=rows, sequence=SEQUENCE)).kept
 
 
+def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size():
+    """It is at the peak, where attention is written out, rows are long, and layers are computed again."""
+    rows, sequence, model = 3, 512, Transformer.of(config_of("llama"), "llama", lora_rank=4)
+
+    def most(*cuda: str) -> float:
+        values = {"micro_batch": rows, "sequence": sequence, "checkpointing": True, "device": "cuda", "cuda": cuda}
+        return max(each.most.total for each in profile(Setup(model=model, attention="eager", **values)).gradients)
+
+    scores = rows * model.dimensions["num_attention_heads"] * sequence**2
+    assert most("autocast") - most() == 4 * scores
+
+
 def test_what_is_frozen_has_no_gradients_and_no_states():
     whole = Transformer.of(config_of("llama"), "whole")
     adapted = dataclasses.replace(whole, lora_rank=4)

@@ -178,6 +178,8 @@ class Setup:
         if in_bf16 and self.frozen == "bf16_without_autocast":
             precision = "fp32"
         attention = self.attention if self.model.has_fused_attention else "eager"
+        if cuda and attention == "eager" and self.model.is_partly_frozen:
+            cuda = (*cuda, "softmax")  # traces that come with the package lack it
         recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
         return TraceOptions(
             *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
