@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from study.bench import fit
+from study.bench.fit import timed
 from study.cli import steps
 from study.cli.steps import Training, explained, lanes, timeline
 from study.errors import Stop
@@ -18,8 +20,7 @@ from study.predictor.architecture import named
 from study.predictor.estimate import estimate, operations
 from study.predictor.library import Library
 from study.predictor.memory import tensor
-from study.predictor.outside import fit, published
-from study.predictor.outside.described import timed
+from study.predictor.outside import published
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.machine import Links, collective_s

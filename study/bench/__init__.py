@@ -1,1 +1,1 @@
-"""Benchmarks: our trainer against others, peaks of the machine, predictors of memory; and the traces of the package."""
+"""Benchmarks: our trainer against others, peaks of the machine, predictors of memory; traces and constants to keep."""

@@ -9,7 +9,7 @@ from study.io import parsing as texts
 from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.library import Library
-from study.predictor.outside.published import FOLDER, Role, Row, rows
+from study.predictor.outside.published import FOLDER, Row
 from study.predictor.parallel.layout import FORM, Layout, layers_of
 from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine
@@ -72,12 +72,6 @@ def training_of(row: Row) -> Training:
     _refuse_unknown(row)
     setup = _setup(row, model, row.dtype)
     return Training(row, setup, _machine(row, setup.ranks))
-
-
-def timed(role: Role) -> list[tuple[Training, Machine]]:
-    """Return the rows of a role that have a step time and can be predicted."""
-    measured = [training_of(row) for row in rows() if row.role == role and row.step_s is not None and row.config]
-    return [(training, training.machine) for training in measured if training.machine]
 
 
 def _refuse_unknown(row: Row) -> None:

@@ -1,6 +1,6 @@
 """Fits the constants that `study/predictor/timing/pace.toml` marks as fitted, and the interval of predicted times.
 
-`python -m study.predictor.outside.fit` prints both, and writes them with `--write`. With `--keep`, the constants stay
+`python -m study.bench.fit` prints both, and writes them with `--write`. With `--keep`, the constants stay
 as they are, and only the interval is new. CONTRIBUTING.md says which rows decide which of them.
 
 The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
@@ -18,7 +18,8 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
-from study.predictor.outside.described import Training, timed
+from study.predictor.outside.described import Training, training_of
+from study.predictor.outside.published import Role, rows
 from study.predictor.outside.ratios import quantile
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
@@ -31,6 +32,12 @@ ENOUGH = 10  # a fitted source with fewer rows is left out of the interval, as i
 Timed = tuple[Training, Machine]
 Fit = Callable[[Sequence[Timed]], Pace]
 Off = dict[str, list[float]]  # by source: logarithms of how far its measurements are from predictions
+
+
+def timed(role: Role) -> list[tuple[Training, Machine]]:
+    """Return the rows of a role that have a step time and can be predicted."""
+    measured = [training_of(row) for row in rows() if row.role == role and row.step_s is not None and row.config]
+    return [(training, training.machine) for training in measured if training.machine]
 
 
 def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
