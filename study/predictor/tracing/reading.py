@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
-from study.predictor.tracing.repeating import Name, Place, Section, Sections, Stack
+from study.predictor.tracing.repeating import Name, Place, Sections, Stack
 from study.predictor.tracing.tape import Tape
 
 Kernels = list[tuple[str, tuple[int, ...]]]  # kind and sizes
@@ -46,10 +46,11 @@ class Moment(NamedTuple):
 
 def read(tape: Tape, stacks: list[Stack], tensors: tuple[Tensor, ...]) -> Pass:
     sections = Sections(tape, stacks)
-    copies = Counter(sections.models.values())
-    moments = [*_moments(sections, copies)]
+    moments = [*_moments(sections)]
     by_name = {tensor.name: tensor for tensor in tensors}
-    entries = [(number, entry) for place, number in copies.items() for entry in sections.followed[place].entries]
+    entries = [
+        (len(sections.copies[place]), entry) for place, each in sections.followed.items() for entry in each.entries
+    ]
     return Pass(
         profile=_profile(moments, by_name),
         work=_work(moments, by_name),
@@ -58,8 +59,8 @@ def read(tape: Tape, stacks: list[Stack], tensors: tuple[Tensor, ...]) -> Pass:
     )
 
 
-def _moments(sections: Sections, copies: Counter[Place]) -> Iterator[Moment]:
-    spans = {place: _spans(sections.followed[place], copies) for place in copies}
+def _moments(sections: Sections) -> Iterator[Moment]:
+    spans = {place: _spans(sections, place) for place in set(sections.models.values())}
     start = Held(0, 0)  # of the section
     since: list[Held] = []
     kernels: list[Kernels] = []
@@ -77,17 +78,18 @@ def _moments(sections: Sections, copies: Counter[Place]) -> Iterator[Moment]:
             since, kernels = [], []
 
 
-def _spans(section: Section, copies: Counter[Place]) -> list[Span]:
+def _spans(sections: Sections, place: Place) -> list[Span]:
     spans = []
     held = [0, 0]
     running: list[tuple[int, int]] = []
     kernels: Kernels = []
-    for kind, what, *rest in [*section.entries, ("event", None, 0)]:
+    for kind, what, *rest in [*sections.followed[place].entries, ("event", None, 0)]:
         if kind == "made":
             held[rest[0]] += what
         elif kind == "freed":
             size, in_backward = what.allocation
-            held[in_backward] -= size if what.near else size * copies[what.place]  # at once for all layers
+            copies = 1 if what.near else len(sections.copies[what.place])  # those of all layers are freed at once
+            held[in_backward] -= size * copies
         elif kind == "kernel":
             running.append((held[0], held[1]))
             kernels += [what] if what else []

@@ -8,7 +8,6 @@ beside it, and of what is around the layers. A section around the layers may fre
 """
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -98,6 +97,9 @@ class Sections:
         for place, section in self.followed.items():
             section.entries = [self._relative(place, entry) for entry in section.entries]
         self.models = self._models()
+        self.copies: dict[Place, list[Place]] = {place: [] for place in self.followed}  # where the tape repeats each
+        for place, model in self.models.items():
+            self.copies[model].append(place)
 
     def _models(self) -> dict[Place, Place]:
         """For each section of the whole tape, in order: the followed section that it repeats."""
@@ -169,12 +171,19 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     """The tape of the model with all layers."""
     sections = Sections(tape, stacks)
     _compare(sections)
-    numbers = _Numbers(sections)
+    first: dict[Place, int] = {}  # the number of the first tensor of each section
+    freed: list[int] = []
+    count = 0
+    for place, model in sections.models.items():
+        section = sections.followed[model]
+        first[place] = count
+        freed += [count + nth for nth in section.freed]
+        count += len(section.tensors)
     longer = []
     for place, model in sections.models.items():
         for entry in sections.followed[model].entries:
-            longer += _at(place, entry, numbers)
-    if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(numbers.freed):
+            longer += _at(place, entry, sections, first)
+    if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(freed):
         raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)
 
@@ -188,39 +197,23 @@ def _compare(sections: Sections) -> None:
                     raise Unlike(f"layers {first} and {others} of {stack} do other things in the {phase} pass")
 
 
-class _Numbers:
-    """The numbers of tensors on a whole tape."""
-
-    def __init__(self, sections: Sections):
-        self.sections = sections
-        self.first: dict[Place, int] = {}
-        self.copies = defaultdict(list)
-        self.freed: list[int] = []
-        count = 0
-        for place, model in sections.models.items():
-            section = sections.followed[model]
-            self.first[place] = count
-            self.copies[model].append(place)
-            self.freed += [count + nth for nth in section.freed]
-            count += len(section.tensors)
-
-    def at(self, place: Place, tensor: Tensor) -> list[int]:
-        """Return the numbers of a tensor that a section names: several, if all layers make it and it is freed once."""
-        if not tensor.near:
-            return [self.first[copy] + tensor.nth for copy in self.copies[tensor.place]]
-        where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
-        model = self.sections.models.get(where)
-        made = self.sections.followed[model].tensors if model else []
-        if made[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
-            raise Unlike(f"{place} frees what {where} does not make")
-        return [self.first[where] + tensor.nth]
-
-
-def _at(place: Place, entry: tuple, numbers: _Numbers) -> list[tuple]:
+def _at(place: Place, entry: tuple, sections: Sections, first: dict[Place, int]) -> list[tuple]:
     """Return an entry of a section as it is at a place of the whole tape."""
     kind, what, *rest = entry
     if isinstance(what, Tensor):
-        return [(kind, number) for number in numbers.at(place, what)]
+        return [(kind, number) for number in _numbers(place, what, sections, first)]
     if isinstance(what, Name):
         return [(kind, what.at(place.layer), *rest)]
     return [entry]
+
+
+def _numbers(place: Place, tensor: Tensor, sections: Sections, first: dict[Place, int]) -> list[int]:
+    """Return the numbers of a tensor that a section names: several, if all layers make it and it is freed once."""
+    if not tensor.near:
+        return [first[copy] + tensor.nth for copy in sections.copies[tensor.place]]
+    where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
+    model = sections.models.get(where)
+    made = sections.followed[model].tensors if model else []
+    if made[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
+        raise Unlike(f"{place} frees what {where} does not make")
+    return [first[where] + tensor.nth]
