@@ -14,9 +14,10 @@ import pytest
 from study.cli.outside import outside
 from study.errors import Stop
 from study.io.numbers import percent
+from study.ledger import ratios
 from study.predictor.estimate import estimate
 from study.predictor.library import Library
-from study.predictor.outside import described, errors, published, ratios, stored, trainings
+from study.predictor.outside import described, errors, published, stored, trainings
 from study.predictor.outside.described import FP32_MODULES, NotPredicted, library_of, model_of, training_of
 from study.predictor.outside.published import NO_DROPOUT, Row
 from study.predictor.outside.trainings import Compared, ComparedRow, compare
@@ -448,7 +449,7 @@ def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():
     assert 1 < np.exp(np.median(every)) < known.factor < np.exp(max(every))
     inside = []
     for name, group in groups.items():
-        limit = ratios.quantile([rows for other, rows in groups.items() if other != name], ratios.COVERAGE)
+        limit = errors.quantile([rows for other, rows in groups.items() if other != name], ratios.COVERAGE)
         inside.append(np.mean(np.array(group) <= limit))
     assert np.mean(inside) > 0.8
 

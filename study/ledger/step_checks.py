@@ -10,6 +10,7 @@ from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import count, number_of, short, size
+from study.ledger import ratios
 from study.ledger.arguments import Name, Number, also_takes, model_of, one_of, setup_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS, LINKS
@@ -18,7 +19,6 @@ from study.predictor.advice.advise import step_of
 from study.predictor.advice.question import Question
 from study.predictor.estimate import estimate, traffic
 from study.predictor.memory.engine import Engine
-from study.predictor.outside import ratios
 from study.predictor.timing.steptime import ON_GPU, StepTime
 from study.spec import arms, node_traffic
 
