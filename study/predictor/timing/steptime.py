@@ -141,7 +141,8 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
 
     def cost(block: Block, one_pass: Work) -> Seconds:
         if id(one_pass) not in known:
-            fused = machine.fused_kernels and not (single and block.is_layer)
+            several = not single if block.is_layer else setup.loss != "whole"  # whole: the loss has kernels of its own
+            fused = machine.fused_kernels and several
             casts = machine.casts if block.is_layer else None
             seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, casts, setup.tokens)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
