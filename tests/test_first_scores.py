@@ -25,15 +25,17 @@ def test_only_the_newest_set_counts_and_a_refused_row_has_no_error(scores):
         "lora_2,old,time,1.0,9.0,8.0,10.0",
         "lora_3,one,time,1.0,1.2,1.1,1.3",
         "lora_3,one,time,1.0,0.6,0.5,1.1",
+        "lora_3,four,time,1.0,1.1,0.9,1.3",
         "sharded_3,two,time,2.0,,,",
         "sharded_3,two,time,,,,",
         "sharded_3,two,memory,8e9,8.4e9,,",
     )
     time = first_scores.latest("time")
-    assert time.median_error == pytest.approx(0.3)
-    assert (time.rows, time.refused, time.near, time.inside) == (4, 0.5, 0.5, 0.5)
+    assert time.median_error == pytest.approx(0.2)
+    assert (time.rows, time.refused, time.near) == (5, 0.4, pytest.approx(2 / 3))
+    assert time.inside == 0.75, "half of the rows of one, all of another: each source weighs the same"
     words = first_score()
-    assert "time was 30% off over 4 rows, 50% within 35%, and 50% were refused" in words
+    assert "time was 20% off over 5 rows, 67% within 35%, and 40% were refused" in words
     assert "memory was 5.0% off over 1 rows" in words
     assert words in accuracy(), "whoever is told how well known rows fit is told this, too"
 

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import subprocess
 import sys
 import types
+from io import StringIO
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from families import PUBLISHED, config_of
 from study.errors import Stop
 from study.measure.memory import MemoryWatch
 from study.models import config as configs
+from study.models import step
 from study.models.build import build
 from study.models.step import inputs, logits_and_losses
 from study.predictor.architecture import named
@@ -319,6 +322,20 @@ from study.predictor.setup import Setup
 peak = estimate(Setup.of_arm(named(sys.argv[1]), "zero3", ranks=8, sequence=32)).peak_bytes
 print("torch" in sys.modules, peak)
 """
+
+
+def test_an_operator_that_fails_is_a_sentence(monkeypatch):
+    """PyTorch logs such an operator with a hundred lines of traceback."""
+    logged = StringIO()
+    handler = logging.StreamHandler(logged)
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(step, "OWN_MASKS", ())  # OPT then gets a mask that it cannot use
+    small = {"model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 2, "ffn_dim": 64}
+    with pytest.raises(Stop, match="small cannot be followed without values"):
+        profile(Setup(model=Transformer.of(small, "small"), sequence=8, attention="eager"))
+    assert not logged.getvalue()
 
 
 def test_a_config_that_makes_no_model_is_a_sentence():

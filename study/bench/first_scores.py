@@ -6,6 +6,7 @@ adds them to the file. Later mends of the predictor change the board, but not th
 
 import csv
 import sys
+from collections import defaultdict
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -49,13 +50,13 @@ def read() -> list[FirstScore]:
 
 
 class Accuracy(NamedTuple):
-    """How far off the first predictions of some rows were. All rows weigh the same."""
+    """How far off the first predictions of some rows were. All rows weigh the same, but for `inside`."""
 
     rows: int
     refused: float
     median_error: float
     near: float
-    inside: float | None  # None: no prediction had an interval
+    inside: float | None  # the interval, each source with the same weight. None: no prediction had one
 
 
 def latest(quantity: Quantity) -> Accuracy:
@@ -63,13 +64,16 @@ def latest(quantity: Quantity) -> Accuracy:
     newest = _set_of(read()[-1])
     scores = [each for each in read() if each.quantity == quantity and _set_of(each) == newest]
     off = [each.off for each in scores if each.off is not None]
-    inside = [each.inside for each in scores if each.inside is not None]
+    inside = defaultdict(list)
+    for each in scores:
+        if each.inside is not None:
+            inside[each.source].append(each.inside)
     return Accuracy(
         rows=len(scores),
         refused=1 - len(off) / len(scores),
         median_error=median(off),
         near=mean(each <= NEAR[quantity] for each in off),
-        inside=mean(inside) if inside else None,
+        inside=mean(map(mean, inside.values())) if inside else None,
     )
 
 

@@ -85,7 +85,9 @@ def first_score() -> str:
             f"{quantity} was {percent(each.median_error)} off over {each.rows} rows, {percent(each.near)} within "
             f"{percent(first_scores.NEAR[quantity])}, and {percent(each.refused)} were refused"
         )
-    return f"Of the newest sources, predicted once before any error was seen: {'; '.join(parts)}."
+    inside = percent(first_scores.latest("time").inside or 0)
+    text = f"Of the newest sources, predicted once before any error was seen: {'; '.join(parts)}"
+    return f"{text}; the interval held {inside} of the times, each source with the same weight."
 
 
 def accuracy_of(setup: Setup, local: int) -> str:

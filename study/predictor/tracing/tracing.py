@@ -275,16 +275,18 @@ def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, d
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' remarks on configs, and PyTorch's on missing devices."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence transformers' remarks on configs, and PyTorch's on missing devices and on operators that fail."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "torch._subclasses.fake_tensor")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
