@@ -11,13 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from study.bench import published_errors
 from study.cli.outside import outside
 from study.errors import Stop
 from study.io.numbers import percent
 from study.ledger import ratios
 from study.predictor.estimate import estimate
 from study.predictor.library import Library
-from study.predictor.outside import described, errors, published, stored, trainings
+from study.predictor.outside import described, published, stored, trainings
 from study.predictor.outside.described import FP32_MODULES, NotPredicted, library_of, model_of, training_of
 from study.predictor.outside.published import NO_DROPOUT, Row
 from study.predictor.outside.trainings import Compared, ComparedRow, compare
@@ -418,17 +419,17 @@ def test_each_source_has_the_same_weight_in_the_accuracy():
         *judged([0.8], [1], source=fitted),
         *judged([1.1, 0.5], [1, 1], source="c"),
     ]
-    accuracy = errors.accuracies(members)["time"]
+    accuracy = published_errors.accuracies(members)["time"]
     assert (accuracy["rows"], accuracy["sources"]) == (53, 3)
     assert accuracy["median_error"] == pytest.approx(0.2)
     assert accuracy["too_low"] == pytest.approx((0 + 1 + 1 / 2) / 3)
     assert accuracy["inside"] is None, "no source is a test"
-    assert "memory" not in errors.accuracies(members)
+    assert "memory" not in published_errors.accuracies(members)
 
 
 def test_the_accuracy_is_of_all_committed_rows_that_nothing_was_fitted_to():
     kept = stored.read()["accuracy"]
-    assert errors.accuracies(stored.predictions()) == kept
+    assert published_errors.accuracies(stored.predictions()) == kept
     assert (kept["memory"]["rows"], kept["time"]["rows"]) == (157, 561)
     assert f"memory is {percent(kept['memory']['median_error'])} off over 157 rows" in in_words.accuracy()
 
@@ -449,7 +450,7 @@ def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():
     assert 1 < np.exp(np.median(every)) < known.factor < np.exp(max(every))
     inside = []
     for name, group in groups.items():
-        limit = errors.quantile([rows for other, rows in groups.items() if other != name], ratios.COVERAGE)
+        limit = ratios.quantile([rows for other, rows in groups.items() if other != name], ratios.COVERAGE)
         inside.append(np.mean(np.array(group) <= limit))
     assert np.mean(inside) > 0.8
 

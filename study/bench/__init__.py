@@ -1,1 +1,1 @@
-"""Benchmarks: our trainer against others, peaks of the machine, predictors of memory; traces and constants to keep."""
+"""Benchmarks: our trainer against others, peaks of the machine, scores of predictors; traces and constants to keep."""

@@ -18,8 +18,8 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
+from study.ledger.ratios import quantile
 from study.predictor.outside.described import Training, training_of
-from study.predictor.outside.errors import quantile
 from study.predictor.outside.published import Role, rows
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace

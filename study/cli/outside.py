@@ -4,11 +4,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
+from study.bench import published_errors
 from study.errors import Stop
 from study.io.numbers import number_of, percent
 from study.io.tables import say, say_wrapped, show
 from study.io.words import joined
-from study.predictor.outside import errors, published, stored
+from study.predictor.outside import published, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import ComparedRow, compare_all
 from study.report import outside as in_words
@@ -72,7 +73,7 @@ def _write() -> None:
     """Predict all rows again, and store what others read."""
     from study.bench import board as boards  # it needs pandas
 
-    errors.write()
+    published_errors.write()
     stored.read.cache_clear()
     stored.predictions.cache_clear()
     side_by_side.write()

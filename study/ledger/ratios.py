@@ -8,10 +8,10 @@ import functools
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from study.predictor.outside import stored
-from study.predictor.outside.errors import quantile
 from study.predictor.outside.published import Row
 from study.predictor.timing.steptime import StepTime
 
@@ -58,6 +58,15 @@ def errors() -> dict[str, list[float]]:
 def accuracy() -> Accuracy:
     groups = errors()
     return Accuracy(sum(map(len, groups.values())), len(groups), math.exp(quantile(groups.values(), COVERAGE)))
+
+
+def quantile(groups: Iterable[Sequence[float]], share: float) -> float:
+    """Return a weighted quantile: the least number below which this share lies. Each group has the same weight."""
+    groups = list(groups)
+    weighted = sorted((number, 1 / len(group)) for group in groups for number in group)
+    reached = itertools.accumulate(weight for _, weight in weighted)
+    enough = share * len(groups) - 1e-9
+    return next(number for (number, _), weight in zip(weighted, reached, strict=True) if weight >= enough)
 
 
 def interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:

@@ -5,9 +5,9 @@ from statistics import median
 from typing import get_args
 
 from study.bench import first_scores
+from study.bench.published_errors import Error, Kind, accuracies, grouped, summary, table
 from study.io.numbers import percent, signed
 from study.predictor.outside import stored
-from study.predictor.outside.errors import Error, Kind, accuracies, grouped, summary, table
 from study.predictor.outside.published import Quantity, Role, sources
 from study.predictor.outside.trainings import FLAT, ComparedRow
 from study.predictor.setup import Setup

@@ -1,6 +1,5 @@
 """Errors of the predictions of published rows: by row, by source, and over all sources."""
 
-import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -41,15 +40,6 @@ def grouped(errors: Iterable[Error], key: Callable[[Error], Key]) -> dict[Key, l
     for each in errors:
         groups[key(each)].append(each)
     return dict(groups)
-
-
-def quantile(groups: Iterable[Sequence[float]], share: float) -> float:
-    """Return a weighted quantile: the least number below which this share lies. Each group has the same weight."""
-    groups = list(groups)
-    weighted = sorted((number, 1 / len(group)) for group in groups for number in group)
-    reached = itertools.accumulate(weight for _, weight in weighted)
-    enough = share * len(groups) - 1e-9
-    return next(number for (number, _), weight in zip(weighted, reached, strict=True) if weight >= enough)
 
 
 def summary(numbers: Sequence[Compared]) -> dict:
