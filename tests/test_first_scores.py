@@ -46,6 +46,20 @@ def test_a_split_is_scored_once(scores):
         first_scores.add(["lora_2"])
 
 
+def test_new_splits_are_added(scores, tmp_path, monkeypatch):
+    lines = (FOLDER / "frozen.csv").read_text().splitlines(keepends=True)
+    one = next(line for line in lines if line.startswith("Oneflow-Inc/DLPerf") and line.endswith("one_gpu_3\n"))
+    (tmp_path / "frozen.csv").write_text(lines[0] + one)
+    monkeypatch.setattr(first_scores, "FOLDER", tmp_path)
+    scores("lora_2,old,time,1.0,9.0,8.0,10.0")
+    with pytest.raises(Stop, match="one_gpu_9 is not a split"):
+        first_scores.add(["one_gpu_9"])
+    first_scores.add(["one_gpu_3"])
+    old, new = first_scores.read()
+    assert (old.split, new.split, new.quantity) == ("lora_2", "one_gpu_3", "time")
+    assert new.low < new.predicted < new.high
+
+
 def test_each_row_of_a_scored_split_has_its_score():
     with (FOLDER / "frozen.csv").open(newline="") as file:
         published = [

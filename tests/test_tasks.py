@@ -82,6 +82,7 @@ CAUSAL = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": None},
     "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     | {"max_position_embeddings": 64},
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "alibi": True},
     # It counts positions by a mask of two dimensions.
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64}
     | {"word_embed_proj_dim": 32, "max_position_embeddings": 64},

@@ -61,8 +61,9 @@ class Accuracy(NamedTuple):
 
 def latest(quantity: Quantity) -> Accuracy:
     """Return how far off the predictions of the newest set of splits were."""
-    newest = _set_of(read()[-1])
-    scores = [each for each in read() if each.quantity == quantity and _set_of(each) == newest]
+    everything = read()
+    newest = _set_of(everything[-1])
+    scores = [each for each in everything if each.quantity == quantity and _set_of(each) == newest]
     off = [each.off for each in scores if each.off is not None]
     inside = defaultdict(list)
     for each in scores:
@@ -84,11 +85,13 @@ def _set_of(score: FirstScore) -> str:
 
 def add(splits: list[str]) -> None:
     """Predict the rows of some splits, and add them to the file. A split is scored once."""
-    if scored := {each.split for each in read()}.intersection(splits):
-        raise Stop(f"{min(scored)} was scored before", "freeze rows of other sources")
     path = FOLDER / "frozen.csv"
     with path.open(newline="") as file:
         names = [line["split"] for line in csv.DictReader(file)]
+    if unknown := set(splits) - set(names):
+        raise Stop(f"{min(unknown)} is not a split of {path.name}", f"give one of {', '.join(sorted({*names}))}")
+    if scored := {each.split for each in read()}.intersection(splits):
+        raise Stop(f"{min(scored)} was scored before", "freeze rows of other sources")
     chosen = [(row, name) for row, name in zip(read_rows(path), names, strict=True) if name in splits]
     lines = []
     for (row, name), compared in zip(chosen, compare_all([row for row, _ in chosen]), strict=True):

@@ -92,7 +92,7 @@ def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Te
     It is built here, because transformers would read the values of a smaller mask, or search for packed rows without a
     mask, and both make a GPU wait in every forward pass. The mask has no window.
     """
-    if config.model_type in OWN_MASKS:
+    if config.model_type in OWN_MASKS or getattr(config, "alibi", False):  # Falcon's alibi needs a mask of rows, too
         return batch.get("attention_mask")
     length = batch["input_ids"].shape[1]
     eager = config._attn_implementation == "eager"

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """The ways of a library, or of an older release."""
+    """How a library, or one of its older releases, differs from today's."""
 
     litgpt: bool = False  # layers and loop are litgpt's. Times are little different
     one_row_as_two: bool = False  # Megatron's attention: one row needs as many kernels as two; elsewhere fewer copies

@@ -169,22 +169,14 @@ class Setup:
     @property
     def trace_options(self) -> TraceOptions:
         """Return all that a trace of the model depends on."""
-        cuda = self.cuda if self.on_gpu else ()
         own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
-        precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
-        if self.precision in AUTOCAST:  # fp16 is as wide as bf16
-            precision = "bf16_gathered" if self.fsdp else "bf16"
-        in_bf16 = self.model.is_partly_frozen and self.autocast and self.frozen != "as_weights"
-        if in_bf16 and self.frozen == "bf16_without_autocast":
-            precision = "fp32"
         attention = self.attention if self.model.has_fused_attention else "eager"
-        if cuda and attention == "eager" and self.model.is_partly_frozen:
-            cuda = (*cuda, "softmax")  # traces that come with the package lack it
         recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
         return TraceOptions(
-            *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
+            *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, own_linear),
+            cuda=self._cuda_differences(attention),
             logits=self.library.logits,
-            frozen=self.frozen.removesuffix("_without_autocast") if in_bf16 else "as_weights",
+            frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.library.litgpt,
@@ -192,6 +184,26 @@ class Setup:
             old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
             reentrant=recomputes and self.model.is_partly_frozen,
         )
+
+    @property
+    def _has_frozen_bf16(self) -> bool:
+        """Return whether frozen weights are in bf16 beside trained ones in fp32."""
+        return self.model.is_partly_frozen and self.autocast and self.frozen != "as_weights"
+
+    @property
+    def _traced_precision(self) -> str:
+        if self._has_frozen_bf16 and self.frozen == "bf16_without_autocast":
+            return "fp32"
+        if self.precision in AUTOCAST:  # fp16 is as wide as bf16
+            return "bf16_gathered" if self.fsdp else "bf16"
+        return "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
+
+    def _cuda_differences(self, attention: str) -> tuple[str, ...]:
+        """Return the differences from a CPU that a trace follows. Traces that come with the package lack softmax."""
+        if not self.on_gpu:
+            return ()
+        has_softmax = attention == "eager" and self.model.is_partly_frozen
+        return (*self.cuda, "softmax") if has_softmax and self.cuda else self.cuda
 
     @property
     def autocast(self) -> bool:

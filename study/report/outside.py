@@ -85,9 +85,10 @@ def first_score() -> str:
             f"{quantity} was {percent(each.median_error)} off over {each.rows} rows, {percent(each.near)} within "
             f"{percent(first_scores.NEAR[quantity])}, and {percent(each.refused)} were refused"
         )
-    inside = percent(first_scores.latest("time").inside or 0)
-    text = f"Of the newest sources, predicted once before any error was seen: {'; '.join(parts)}"
-    return f"{text}; the interval held {inside} of the times, each source with the same weight."
+    inside = first_scores.latest("time").inside
+    if inside is not None:
+        parts.append(f"the interval held {percent(inside)} of the times, each source with the same weight")
+    return f"Of the newest sources, predicted once before any error was seen: {'; '.join(parts)}."
 
 
 def accuracy_of(setup: Setup, local: int) -> str:

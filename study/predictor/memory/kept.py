@@ -51,7 +51,7 @@ def spared_bytes(setup: Setup) -> int:
 
 
 def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
-    """A recomputed layer still keeps its input."""
+    """Return what is kept if layers are fused. A recomputed layer keeps its input as before."""
     more: dict[str, float] = {}  # by block, for what the layers before it do not keep
     total = 0
     for block in dict.fromkeys(tensor.block for tensor in setup.model.tensors):
@@ -71,7 +71,10 @@ def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
 
 
 def _with_kept_inputs(setup: Setup, traced: Profile) -> Profile:
-    """The gradient that a layer's backward pass begins with is in the trace already."""
+    """Return what is kept if FSDP1 holds the inputs of frozen layers, and their gradients, until the pass ends.
+
+    The first of these gradients is in the trace already.
+    """
     config = setup.model.dimensions
     width = config["n_embd"] if "n_embd" in config else config["hidden_size"]
     input_bytes = setup.tokens * width * setup.weight_bytes

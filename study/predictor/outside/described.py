@@ -121,10 +121,10 @@ def _targets(row: Row, model: Transformer) -> tuple[str, ...]:
     if row.adapter_targets in (None, "all-linear"):
         return ()
     own = {tensor.name.split(".")[-2] for tensor in model.tensors if "." in tensor.name}
-    found = []
+    names = []
     for name in row.adapter_targets.split():
-        found.append(next((each for each in (name, *NAMES.get(name, ())) if each in own), name))
-    return tuple(dict.fromkeys(found))
+        names.append(next((each for each in (name, *NAMES.get(name, ())) if each in own), name))
+    return tuple(dict.fromkeys(names))
 
 
 def _most_tokens(model: Transformer) -> int | None:

@@ -73,7 +73,7 @@ class _Attention(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     """CUDA's softmax: its backward pass first makes the product of gradient and output (SoftMax.cu of PyTorch 2.13).
 
-    The constants of times were fitted to traces without that product's kernel, so it has none here.
+    It counts as memory, not as a kernel: the constants of times were fitted to traces without that kernel.
     """
 
     @staticmethod

@@ -213,7 +213,7 @@ def _numbers(place: Place, tensor: Tensor, sections: Sections, first: dict[Place
         return [first[copy] + tensor.nth for copy in sections.copies[tensor.place]]
     where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
     model = sections.models.get(where)
-    made = sections.followed[model].tensors if model else []
-    if made[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
+    allocations = sections.followed[model].tensors if model else []
+    if allocations[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
         raise Unlike(f"{place} frees what {where} does not make")
     return [first[where] + tensor.nth]
