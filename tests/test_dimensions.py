@@ -53,20 +53,33 @@ def test_losses_equal_ddp_on_the_same_rows(arm, trained):
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_what_is_moved_and_held_is_what_is_predicted_and_what_the_kernel_counts(arm, trained):
-    record = Record.model_validate(trained(arm, *SHORT, *TOGETHER).record)
+    _compare(trained(arm, *SHORT, *TOGETHER).record)
+
+
+@pytest.mark.parametrize("precision", ["bf16_pure", pytest.param("bf16_cast", marks=pytest.mark.slow)])
+def test_gradients_of_shared_rows_are_reduced_in_fp32(precision, trained):
+    """Those of weights in 16 bits, too: DeepSpeed's `seq_parallel_communication_data_type`."""
+    record = trained("zero3_ulysses", *SHORT, *TOGETHER, "--precision", precision).record
+    counted = _compare(record)
+    assert counted["reduce_scatter"].bytes == pytest.approx(4 * record["observed"]["parameters"], rel=0.01)
+
+
+def _compare(loaded):
+    record = Record.model_validate(loaded)
     expected = nodes.predicted(setup_of(record))
     counted = {kind: count for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}  # not flags
     assert counted.keys() == expected.keys()
     for kind, count in counted.items():
         by_ranks = {ranks: size for ranks, size in count.by_ranks(2).items() if size > 100}
         assert by_ranks == pytest.approx(expected[kind], rel=0.01), kind
-    if arm == "zero3_ulysses":
+    if record.arm == "zero3_ulysses":
         assert counted["all_to_all"].calls == 2 * 4 * sequence.EXCHANGES, "two passes over four layers"
     peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.02)
-    for counted, kernel in zip(wire_bytes_per_rank(record), record.traffic.kernel_bytes_written, strict=True):
-        assert counted > 1e6
-        assert kernel == pytest.approx(counted, rel=0.01)
+    for wire, kernel in zip(wire_bytes_per_rank(record), record.traffic.kernel_bytes_written, strict=True):
+        assert wire > 1e6
+        assert kernel == pytest.approx(wire, rel=0.01)
+    return counted
 
 
 @pytest.mark.parametrize("arm", ARMS)

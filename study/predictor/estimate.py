@@ -180,7 +180,8 @@ def standing(engine: Engine) -> dict[str, int]:
                 states["host_gradients"] += engine.owned_whole_bytes
         return states
     gradients = "host_gradients" if engine.offloads else "gradients"
-    states |= {"weights": part * w + frozen, gradients: part * w, "buckets": engine.bucket_elements * w}
+    bucket_bytes = engine.bucket_elements * engine.reduced_bytes
+    states |= {"weights": part * w + frozen, gradients: part * w, "buckets": bucket_bytes}
     if engine.optimizer_home == "cpu":
         states["host_gradients"] += b * part
     if engine.optimizer_home == "nvme" and 4 * part >= SWAPPED_FROM_BYTES:
@@ -280,13 +281,13 @@ def traffic(engine: Engine, quantized: bool = True) -> dict[str, int]:
     if engine.stage == 0:
         return {"all_reduce": engine.elements * w}
     if engine.stage < 3:
-        reduced = {engine.reduce_kind: engine.elements * w * (passes if engine.stage == 2 else 1)}
+        reduced = {engine.reduce_kind: engine.elements * engine.reduced_bytes * (passes if engine.stage == 2 else 1)}
         if engine.setup.tensor_ranks > 1 and engine.ranks == 1:  # it sums its gradients over itself alone
             return reduced
         return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}
     whole = engine.part * engine.ranks
     # Muon takes whole gradients: stage 3 does not scatter them.
-    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * passes}
+    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * engine.reduced_bytes * passes}
     if engine.ranks == 1:
         return reduced
     if quantized and engine.quantizes_gradients:

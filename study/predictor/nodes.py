@@ -61,5 +61,5 @@ def _in_4_bits(engine: Engine, reduced: float, node_ranks: int) -> Groups:
     across = tuple(range(0, engine.ranks, node_ranks))
     sent = {inside: quantized / 2, across: quantized / 2 / node_ranks}
     sent = {ranks: size for ranks, size in sent.items() if len(ranks) > 1}
-    rest = {tuple(range(engine.ranks)): reduced - quantized * engine.weight_bytes}
+    rest = {tuple(range(engine.ranks)): reduced - quantized * engine.reduced_bytes}
     return {"reduce_scatter": rest, "all_to_all": sent}

@@ -220,6 +220,13 @@ class Setup:
         return 2 if self.precision in HALF_WEIGHTS or gathered_in_half else 4
 
     @property
+    def reduced_bytes(self) -> int:
+        """Bytes of an element of a gradient as ranks reduce it. DeepSpeed's Ulysses sums in fp32 (engine.py)."""
+        if self.deepspeed is None or self.sequence_ranks == 1:
+            return self.weight_bytes
+        return 4 if self.deepspeed.get("seq_parallel_communication_data_type", "fp32") == "fp32" else 2
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of an element of the weights that the optimizer updates, and of their gradients."""
         return 2 if self.precision in HALF_WEIGHTS else 4

@@ -82,7 +82,7 @@ class Buckets:
         self.waiting = engine.elements * engine.weight_bytes if engine.stage == 1 and accumulates else 0
         self.kept = engine.owned_whole_bytes if engine.stage == 2 and accumulates and not engine.offloads else 0
         self.most_kept = engine.owned_whole_bytes + self.kept
-        self.buckets = (2 if engine.overlap else 1) * engine.bucket_elements * engine.weight_bytes
+        self.buckets = (2 if engine.overlap else 1) * engine.bucket_elements * engine.reduced_bytes
         self.large = 0  # elements of gradients that are larger than a bucket
         self.bucket: list[Tensor] = []
         self.filled = 0  # elements in the bucket
@@ -206,7 +206,8 @@ class Scattering:
         norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in self.bucket) * engine.offloads
         if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
             norm = max(norm, 4 * ceil(self.filled / engine.ranks))
-        now = self.moment(complete, self.filled * (not in_place) * w + norm + next_elements * w)
+        copies = (not in_place) + (self.large > 0 and engine.reduced_bytes != w)  # a large one is not in the bucket
+        now = self.moment(complete, self.filled * copies * engine.reduced_bytes + norm + next_elements * w)
         self.bucket = []
         self.filled = self.large = 0
         return now

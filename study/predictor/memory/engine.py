@@ -32,7 +32,8 @@ class Engine:
         frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
         self.frozen_part = sum(frozen.values())
         self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in frozen.items())
-        self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients when reduced
+        self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of their gradients
+        self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
         self.state_bytes = setup.state_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
         self.optimizer = setup.optimizer

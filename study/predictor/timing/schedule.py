@@ -42,7 +42,7 @@ class Schedule:
         self.reduces_each_pass = engine.stage > 1
         self.reduce_kind = engine.reduce_kind
         self.overlaps = engine.stage == 0 or engine.overlap  # reductions run beside the backward pass
-        self.bucket_bytes: float = engine.bucket_elements * setup.weight_bytes if engine.stage else DDP_BUCKET_BYTES
+        self.bucket_bytes: float = engine.bucket_elements * setup.reduced_bytes if engine.stage else DDP_BUCKET_BYTES
         self.hooks_s = 0.0  # of Python, which gathers and releases the weights of a module in DeepSpeed's stage 3
         if setup.fsdp:
             self.gathers_again = 1.0 if setup.fsdp == "full_shard" else 0.0
@@ -151,7 +151,7 @@ class Schedule:
         return ends[order[-1].name]
 
     def reduce(self, block: Block, computed: int) -> int:
-        size = block.trained * self.setup.weight_bytes
+        size = block.trained * self.setup.reduced_bytes
         done = computed
         group = self.reduces_within
         if self.links.ranks > 1:
@@ -161,7 +161,7 @@ class Schedule:
         if not self.updates_on_host:
             return done
         sums = 1 if self.setup.accumulation == 1 else 2  # with several passes, the sum so far is fetched first
-        return self.offloaded("gradients", block, sums * size, done)
+        return self.offloaded("gradients", block, sums * block.trained * self.setup.weight_bytes, done)
 
     def offloaded(self, name: str, block: Block, size_bytes: float, *after: int | None) -> int:
         """Move a rank's part of a block's weights or gradients between the GPU and its host."""
