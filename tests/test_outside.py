@@ -291,6 +291,8 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
     [
         ({"experts": "loop"}, {"experts_loop": True}),
         ({"source": "Anassbzdd/fitcheck"}, {"keeps_logits": True}),
+        ({"keeps_cache": "yes"}, {"keeps_cache": True}),
+        ({"keeps_cache": "with_outputs"}, {"keeps_cache": True, "keeps_logits": True}),
         ({"deepspeed": "{}", "versions": "torch 2.1"}, {"bucket_view": True}),
         ({"versions": "torch 1.12.1"}, {"torch_major": 1}),
         ({"versions": "bitsandbytes 0.43.1"}, {"old_bitsandbytes": True}),

@@ -13,7 +13,7 @@ class Library:
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
-    keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
+    keeps_cache: bool = False  # the model returns keys and values: transformers 4 under a checkpointing not its own
     experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
     # until the backward pass has all it needs, which spares its last product. Times depend on it, and what layers with

@@ -180,7 +180,7 @@ class Setup:
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.library.litgpt,
-            keeps_logits=self.library.keeps_logits or self.library.litgpt,
+            keeps_logits=(self.library.keeps_logits and not self.library.keeps_cache) or self.library.litgpt,
             old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
             reentrant=recomputes and self.model.is_partly_frozen,
         )

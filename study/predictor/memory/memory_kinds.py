@@ -15,7 +15,7 @@ from study.io.numbers import size
 from study.machine.gpus import GPUS, Gpu
 from study.predictor import estimate as estimates
 from study.predictor.estimate import estimate
-from study.predictor.memory import moments
+from study.predictor.memory import kept, moments
 from study.predictor.memory.allocator import Allocator, Block, rounded, segment_bytes
 from study.predictor.memory.engine import Engine
 from study.predictor.memory.fsdp_memory import Sharding
@@ -170,6 +170,8 @@ def _of_deepspeed(setup: Setup) -> _Sizes:
 def _of_tensors(setup: Setup) -> _Sizes:
     """Return the tensors of one process or DDP, or a rank's parts of them under FSDP."""
     in_pass = _of_units(Sharding(setup)) if setup.fsdp else []
+    if setup.library.keeps_cache and setup.library.keeps_logits:
+        in_pass += kept.outputs(setup)
     if setup.fsdp_offload:
         return _Sizes([], [], in_pass, [])
     share = setup.sharing_ranks if setup.fsdp else 1

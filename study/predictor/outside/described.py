@@ -225,7 +225,7 @@ def library_of(row: Row) -> Library:
         one_row_as_two=row.attention == "megatron",
         fused_layers=bool(row.fused_kernels),
         logits=row.logits or "fp32",
-        keeps_logits=row.origin.keeps_logits,
+        keeps_logits=row.origin.keeps_logits or row.keeps_cache == "with_outputs",
         keeps_cache=bool(row.keeps_cache),
         experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",

@@ -76,7 +76,7 @@ class Row(BaseModel, frozen=True):
     loss: Loss | None
     logits: Literal["fp32", "as_computed"] | None  # of the loss
     optimizer: Literal["fused", "foreach", "single_tensor"] | None
-    keeps_cache: bool | None  # of keys and values, until the loss is computed
+    keeps_cache: bool | Literal["with_outputs"] | None  # of keys and values: until the loss, or until the next one
     gpu_name: Text  # a name in GPUS. None: the time is not predicted
     gpus_per_node: int | None
     network: Text  # between nodes: a name in study.machine.gpus.LINKS
