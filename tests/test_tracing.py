@@ -244,9 +244,10 @@ def test_what_differs_on_a_gpu_by_hand():
     assert kept() == profile(Setup(model=model, precision="bf16", micro_batch=rows, sequence=SEQUENCE)).kept
 
 
-def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size():
+@pytest.mark.parametrize("lora_rank", [4, None])
+def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size(lora_rank):
     """It is at the peak, where attention is written out, rows are long, and layers are computed again."""
-    rows, sequence, model = 3, 512, Transformer.of(config_of("llama"), "llama", lora_rank=4)
+    rows, sequence, model = 3, 512, Transformer.of(config_of("llama"), "llama", lora_rank=lora_rank)
 
     def most(*cuda: str) -> float:
         values = {"micro_batch": rows, "sequence": sequence, "checkpointing": True, "device": "cuda", "cuda": cuda}

@@ -18,7 +18,7 @@ import numpy
 
 from study.predictor.tracing import committed, tracing
 from study.predictor.tracing.tape import Tape
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer, on_gpu
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 
 MOST_TERMS = 3
@@ -188,7 +188,7 @@ def sources() -> list[Source]:
     bert = config_of("bert-base") | {"num_hidden_layers": MANY}
     llama = config_of("llama3-8b") | {"num_hidden_layers": MANY, "head_dim": 128}
     gpu, cpu = (all_options("sdpa", cuda, PRECISIONS) for cuda in (CUDA_DIFFERENCES, ()))
-    eager = all_options("eager", CUDA_DIFFERENCES, ("bf16_cast", "bf16", "fp32"), both_linears=False)
+    eager = all_options("eager", on_gpu("eager"), ("bf16_cast", "bf16", "fp32"), both_linears=False)
     gelu = {"activation_function": "gelu"}
     tied = {"tie_word_embeddings": True}
     same_heads = {"num_key_value_heads": 32}
@@ -217,9 +217,9 @@ def sources() -> list[Source]:
             continue
         family = config["model_type"]
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
-        options = all_options(attention, CUDA_DIFFERENCES, PRECISIONS[:2])
+        options = all_options(attention, on_gpu(attention), PRECISIONS[:2])
         if family in ALL_PRECISIONS:
-            options = all_options(attention, CUDA_DIFFERENCES, PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
+            options = all_options(attention, on_gpu(attention), PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
         members.append(Source(config, None, options))
     return members
 

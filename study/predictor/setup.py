@@ -10,6 +10,7 @@ from study.predictor.library import TODAY, Library
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.parallel.layout import Layout
+from study.predictor.tracing import transformer
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, LONG_ROWS, TILED_MLP, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
@@ -174,7 +175,7 @@ class Setup:
         recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
         return TraceOptions(
             *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, own_linear),
-            cuda=self._cuda_differences(attention),
+            cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
             logits=self.library.logits,
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
@@ -197,13 +198,6 @@ class Setup:
         if self.precision in AUTOCAST:  # fp16 is as wide as bf16
             return "bf16_gathered" if self.fsdp else "bf16"
         return "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
-
-    def _cuda_differences(self, attention: str) -> tuple[str, ...]:
-        """Return the differences from a CPU that a trace follows. Traces that come with the package lack softmax."""
-        if not self.on_gpu:
-            return ()
-        has_softmax = attention == "eager" and self.model.is_partly_frozen
-        return (*self.cuda, "softmax") if has_softmax and self.cuda else self.cuda
 
     @property
     def autocast(self) -> bool:

@@ -28,6 +28,11 @@ LONG_ROWS = (TILED_MLP, HOST_CHECKPOINTS)  # what keeps passes over long rows sm
 SELECTIVE = -1
 
 
+def on_gpu(attention: str, names: tuple[str, ...] = CUDA_DIFFERENCES) -> tuple[str, ...]:
+    """Return the differences for a kind of attention. Only written-out attention calls softmax."""
+    return (*names, "softmax") if names and attention == "eager" else names
+
+
 class TraceOptions(NamedTuple):
     """All that decides a pass over a model, besides the number of rows."""
 
@@ -150,7 +155,7 @@ class Transformer:
         One of the five products of fused attention's backward pass computes the scores again.
         """
         attention = "sdpa" if self.has_fused_attention else "eager"
-        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, CUDA_DIFFERENCES)
+        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, on_gpu(attention))
         traced = self.traced(options, 1)
         backward = [kernel for (phase, _), kernels in traced.work.items() if phase == "backward" for kernel in kernels]
         again = sum(sizes[0] for kind, _, sizes in backward if kind == "attention")
