@@ -97,6 +97,10 @@ class Kernels:
     keeps_logits: bool = False
     """The loop holds the model's outputs during the backward pass, as after `out = model(...); out.loss.backward()`.
     transformers' Trainer does not."""
+    keeps_cache: bool = False
+    """The model returns its keys and values, which are held until the loss is computed; with --keeps-logits, those of
+    two passes. transformers 4 does so if use_cache is not off and layers have PyTorch's own checkpointing. Known for
+    models with k_proj and v_proj, and for GPT-2 and GPT-BigCode."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
@@ -106,7 +110,8 @@ class Kernels:
     def values(self) -> dict:
         """Return the fields of a setup, without those that are left to the model."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        return given | {"library": Library(keeps_logits=given.pop("keeps_logits"))}
+        held = {name: given.pop(name) for name in ("keeps_logits", "keeps_cache")}
+        return given | {"library": Library(**held)}
 
 
 @dataclass(frozen=True, kw_only=True)

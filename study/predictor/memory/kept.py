@@ -21,7 +21,7 @@ from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import SELECTIVE
 
-CACHED = re.compile(r"\b(c_attn|k_proj|v_proj)(\.base)?\.weight$")
+CACHED = re.compile(r"\b(c_attn(\.base)?\.bias|(k_proj|v_proj)(\.base)?\.weight)$")  # the first size is the output's
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms and gates
 
 
@@ -84,7 +84,7 @@ def _with_kept_inputs(setup: Setup, traced: Profile) -> Profile:
 
 
 def outputs(setup: Setup) -> list[int]:
-    """Return the sizes of keys and values, which GPT-BigCode has in larger tensors, and of the logits in fp32."""
+    """Return the sizes of keys and values, which GPT-2 has in larger tensors, and of the logits in fp32."""
     token_bytes = setup.tokens * setup.product_bytes
     cache = [each.shape[0] * token_bytes for each in setup.model.tensors if CACHED.search(each.name)]
     return [*cache, 4 * setup.tokens * (setup.model.look.vocabulary or 0)]
