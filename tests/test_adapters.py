@@ -10,6 +10,7 @@ import importlib.util
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -97,6 +98,16 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
         410_344,
         968_072,
     ),
+    ("wide", FOUR, "autocast", {"checkpointing": True, "reentrant": True}, 96_488, 2_455_432),
+    ("wide", FOUR, "autocast", {"checkpointing": True, "reentrant": True, "fused": True}, 81_128, 2_409_352),
+    (
+        "wide",
+        FOUR,
+        "autocast",
+        {"checkpointing": True, "reentrant": True, "fused": True, "quantized": "nf4", "dropout": True},
+        81_128,
+        2_417_288,
+    ),
 ]
 
 
@@ -105,6 +116,8 @@ def dimensions(family: str) -> dict:
     if family == "gpt2":
         sizes = {"vocab_size": 512, "n_positions": 128, "n_embd": 64, "n_inner": 192, "n_layer": 2, "n_head": 4}
         return {"model_type": "gpt2"} | sizes | dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
+    if family == "wide":  # the most is held in a layer, and not by the loss
+        return config_of("llama") | {"intermediate_size": 1536, "vocab_size": 64}
     return config_of(family) | {"intermediate_size": 192}
 
 
@@ -121,6 +134,68 @@ def as_on_a_gpu(monkeypatch):
         monkeypatch.setattr(bitsandbytes, "matmul", product)
 
 
+class FusedNorm(torch.autograd.Function):
+    """fms-acceleration's norm (876e2ed, `rms_layernorm.py`), token by token. It overwrites gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        out = torch.empty_like(x)
+        scales = x.new_empty(x.shape[:-1], dtype=torch.float32)
+        for place in np.ndindex(*x.shape[:-1]):
+            scales[place] = x[place].float().square().mean().add(1e-6).rsqrt()
+            out[place] = weight * (x[place] * scales[place]).to(weight.dtype)
+        ctx.save_for_backward(x, weight, scales)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, scales = ctx.saved_tensors
+        for place in np.ndindex(*x.shape[:-1]):
+            normed = x[place].float() * scales[place]
+            inner = gradient[place].float() * weight
+            gradient[place] = scales[place] * (inner - normed * (inner * normed).mean())
+        return gradient, None
+
+
+class FusedAdapter(torch.autograd.Function):
+    """fms-acceleration's adapter (876e2ed, `fast_lora.py`, LoRA_W) beside a layer in 4 bits."""
+
+    @staticmethod
+    def forward(ctx, x, down, up, scaling, layer, dropout):
+        out = layer(x)
+        dropped = dropout(x)
+        out += (dropped @ down.t().to(x.dtype)) @ (scaling * up.t().to(x.dtype))
+        ctx.layer, ctx.scaling = layer, scaling
+        ctx.save_for_backward(down, up, x, dropped)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        import bitsandbytes
+
+        down, up, x, dropped = ctx.saved_tensors
+        flat, kept = gradient.reshape(-1, gradient.shape[-1]), dropped.reshape(-1, dropped.shape[-1])
+        inner = flat @ up.to(flat.dtype)
+        of_down, of_up = inner.t() @ kept, flat.t() @ (kept @ down.t().to(kept.dtype))
+        weight = bitsandbytes.functional.dequantize_4bit(ctx.layer.weight.data, ctx.layer.weight.quant_state)
+        of_x = flat @ weight.to(flat.dtype)
+        del weight
+        of_x += (kept != 0) * (inner @ (ctx.scaling * down.to(flat.dtype)))
+        return of_x.view(x.shape), of_down.to(down.dtype), of_up.to(up.dtype), None, None, None
+
+
+def fuse(model) -> None:
+    """Let norms, and adapters beside layers in 4 bits, compute as fms-acceleration's kernels."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = lambda x, weight=module.weight: FusedNorm.apply(x, weight)
+        if hasattr(module, "lora_A") and hasattr(module.base_layer.weight, "quant_state"):
+            parts = (module.lora_A, module.lora_B, module.scaling, module.lora_dropout)
+            down, up, scaling, dropout = (part["default"] for part in parts)
+            more = (down.weight, up.weight, scaling, module.base_layer, dropout)
+            module.forward = lambda x, more=more: FusedAdapter.apply(x, *more)
+
+
 def real_model(
     peft,
     config,
@@ -133,6 +208,7 @@ def real_model(
     checkpointing=False,
     reentrant=False,
     keeps_logits=False,
+    fused=False,
 ):
     """Return a model as PEFT prepares it."""
     model = build(config, "cpu", torch.bfloat16)
@@ -156,6 +232,8 @@ def real_model(
         model.enable_input_require_grads()
     if keeps_logits:  # as `out = model(...)` does in a loop
         model.register_forward_hook(lambda *seen: setattr(model, "out", seen[-1]))
+    if fused:
+        fuse(model)
     return model.train()
 
 
@@ -190,7 +268,17 @@ def tensors_of(model) -> list[torch.Tensor]:
     return found
 
 
-def measured(monkeypatch, config, model, autocast: bool) -> tuple[int, int]:
+def loss_of_4_48(model, batch: dict) -> torch.Tensor:
+    """Return the loss as MistralForCausalLM and ForCausalLMLoss of transformers 4.48.1 compute it: their variables."""
+    outputs = model.base_model.model.model(input_ids=batch["input_ids"])
+    hidden_states = outputs[0]
+    logits = model.base_model.model.lm_head(hidden_states)
+    upcast = logits.float()
+    shifted = upcast[..., :-1, :].contiguous()
+    return torch.nn.functional.cross_entropy(shifted.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+
+def measured(monkeypatch, config, model, autocast: bool, cuts: bool = False) -> tuple[int, int]:
     """Bytes that a model holds: at the end of a forward pass, and at most until the backward pass ends."""
     batch = inputs(config, ROWS, SEQUENCE)
     known = [*tensors_of(model), *batch.values()]
@@ -202,7 +290,10 @@ def measured(monkeypatch, config, model, autocast: bool) -> tuple[int, int]:
     with MemoryWatch("cpu", dict) as watch:
         before = watch.total
         with cast:
-            loss = logits_and_losses(config, model, batch, torch.bfloat16)[1].mean()
+            if cuts:
+                loss = loss_of_4_48(model, batch)
+            else:
+                loss = logits_and_losses(config, model, batch, torch.bfloat16)[1].mean()
         kept = watch.total - before
         loss.backward()
     return kept, watch.peak - before
@@ -215,6 +306,8 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
     ways = {"old_bitsandbytes": more.get("old", False), "recomputes_whole_layers": more.get("reentrant", False)}
     ways |= {"keeps_logits": more.get("keeps_logits", False)}
+    ways |= {"fused_layers": more.get("fused", False)}
+    ways |= {"fused_adapters": "fused" in more and "quantized" in more}
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda", "cuda": ("autocast",)}
     setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=Library(**ways), **values)
@@ -222,6 +315,29 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     most = max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward")
     assert seen.kept == pytest.approx(kept, rel=0.001)
     assert most == pytest.approx(peak, rel=0.001)
+
+
+def test_a_loss_that_cuts_the_logits_holds_three_copies(monkeypatch, as_on_a_gpu, tmp_path):
+    """The real pass cuts the last position of each row off; the trace copies all. Here that is 2.5 % of the logits."""
+    model = Transformer.of(dimensions("llama"), "llama", lora_rank=RANK, lora_targets=FOUR)
+    setup = Setup(
+        model=model,
+        micro_batch=ROWS,
+        sequence=SEQUENCE,
+        checkpointing=True,
+        library=Library(cuts_logits=True, recomputes_whole_layers=True),
+        **TRAININGS["autocast"],
+    )
+    seen = profile(setup)
+    cut_bytes = ROWS * dimensions("llama")["vocab_size"] * 4
+    labels_bytes = ROWS * 8
+    losses_bytes = (ROWS * SEQUENCE - 1) * 4  # the trainer's own loss has one for each token
+    assert seen.kept == 305_360 + cut_bytes + labels_bytes
+    assert seen.most.total == 936_144 + 2 * cut_bytes + labels_bytes + losses_bytes
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = configs.of_dict(dimensions("llama"), "sdpa")
+    real = real_model(peft, config, FOUR, "autocast", tmp_path, checkpointing=True, reentrant=True)
+    assert measured(monkeypatch, config, real, autocast=True, cuts=True) == (305_360, 936_144)
 
 
 @pytest.mark.parametrize(("family", "targets", "training", "more", "kept", "peak"), CASES)

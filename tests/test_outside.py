@@ -299,6 +299,8 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
         ({"versions": "bitsandbytes 0.44.1", "quantized": "int8"}, {"old_bitsandbytes": True}),
         ({"attention": "megatron", "recompute": "whole"}, {"one_row_as_two": True, "recomputes_whole_layers": True}),
         ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),
+        ({"fused_kernels": "yes", "quantized": "nf4"}, {"fused_layers": True, "fused_adapters": True}),
+        ({"versions": "torch 2.1, bitsandbytes 0.44.1, transformers 4.48.1"}, {"cuts_logits": True}),
         ({"fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
         ({"fsdp": "full_shard", "fsdp_version": 1}, {"fsdp_views": True}),
         ({"source": "Lightning-AI/litgpt"}, {"litgpt": True}),

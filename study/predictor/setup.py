@@ -184,7 +184,17 @@ class Setup:
             keeps_logits=(self.library.keeps_logits and not self.library.keeps_cache) or self.library.litgpt,
             old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
             reentrant=recomputes and self.model.is_partly_frozen,
+            cuts_logits=self.library.cuts_logits and self.model.is_partly_frozen,
+            fused=self._fused if recomputes else (),
+            experts_loop=self.library.experts_loop and self.model.is_partly_frozen,
         )
+
+    @property
+    def _fused(self) -> tuple[str, ...]:
+        """Return what is in single kernels beside frozen weights. Other layers are corrected in `memory/kept.py`."""
+        if not (self.library.fused_layers and self.model.is_partly_frozen):
+            return ()
+        return ("norms", "adapters") if self.library.fused_adapters else ("norms",)
 
     @property
     def _has_frozen_bf16(self) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import SELECTIVE
+from study.spec.settings import AUTOCAST
 
 CACHED = re.compile(r"\b(c_attn(\.base)?\.bias|(k_proj|v_proj)(\.base)?\.weight)$")  # the first size is the output's
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms and gates
@@ -85,7 +86,9 @@ def _with_kept_inputs(setup: Setup, traced: Profile) -> Profile:
 
 def outputs(setup: Setup) -> list[int]:
     """Return the sizes of keys and values, which GPT-2 has in larger tensors, and of the logits in fp32."""
-    token_bytes = setup.tokens * setup.product_bytes
+    # Autocast's LayerNorm is in fp32, and quantized layers return the type of their input.
+    in_fp32 = setup.quantized and setup.precision in AUTOCAST and setup.model.family == "gpt_bigcode"
+    token_bytes = setup.tokens * (4 if in_fp32 else setup.product_bytes)
     cache = [each.shape[0] * token_bytes for each in setup.model.tensors if CACHED.search(each.name)]
     return [*cache, 4 * setup.tokens * (setup.model.look.vocabulary or 0)]
 
@@ -98,7 +101,8 @@ def _with_cache(setup: Setup, traced: Profile) -> Profile:
     """
     *cache, logits = outputs(setup)
     kept = (sum(cache) + logits) * setup.library.keeps_logits
-    forward = max(Held(min(sum(traced.most), traced.kept + 2 * logits), 0), *traced.before_use.values(), key=sum)
+    at_end = sum(traced.most) if setup.library.cuts_logits else traced.kept + 2 * logits
+    forward = max(Held(min(sum(traced.most), at_end), 0), *traced.before_use.values(), key=sum)
     most = max(_more(forward, sum(cache) + kept), _more(traced.most, kept), key=sum)
     more = dict.fromkeys((tensor.block for tensor in setup.model.tensors), kept)
     return replace(traced, most=most, gradients=_gradients(traced, more))

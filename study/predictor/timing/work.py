@@ -124,7 +124,8 @@ def _more_attention(work: Work, setup: Setup) -> Work:
 
 
 def _traced(setup: Setup) -> tuple[Block, ...]:
-    kernels = setup.model.traced(setup.trace_options, setup.micro_batch, setup.library.one_row_as_two).work
+    options = setup.trace_options._replace(cuts_logits=False, fused=(), experts_loop=False)  # of memory alone
+    kernels = setup.model.traced(options, setup.micro_batch, setup.library.one_row_as_two).work
     tensors: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in setup.model.tensors:
         tensors[tensor.block] += _of_each_expert(tensor) if setup.library.experts_loop else [tensor]

@@ -1,13 +1,11 @@
-"""The losses of fused kernels, for tensors without values.
+"""The loss of Liger's kernel (arXiv 2410.10989), for tensors without values.
 
-Liger's kernel (arXiv 2410.10989) works chunk by chunk and never holds all logits. The kernels of Unsloth and
-fms-acceleration overwrite the logits with their gradient.
+It works chunk by chunk and never holds all logits.
 """
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, pad
-from torch.overrides import TorchFunctionMode
+from torch.nn.functional import pad
 from transformers import PretrainedConfig
 
 from study.errors import Stop
@@ -61,25 +59,3 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
         hidden = hidden.to(dtype)
         weight = weight.to(dtype)
     return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())
-
-
-class _InPlace(torch.autograd.Function):
-    """Copies the logits, because the last one of each row is cut off, and overwrites the copy with their gradient."""
-
-    @staticmethod
-    def forward(ctx, logits):
-        ctx.save_for_backward(logits.clone())
-        return logits.new_zeros(logits.shape[0])
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return torch.empty_like(ctx.saved_tensors[0])  # including the logits that were cut off
-
-
-class InPlace(TorchFunctionMode):
-    """Inside it, cross-entropy overwrites the logits. For shapes alone: the value is not a loss."""
-
-    def __torch_function__(self, function, _, args=(), kwargs=None):
-        if function is cross_entropy:
-            return _InPlace.apply(args[0])
-        return function(*args, **(kwargs or {}))

@@ -24,10 +24,11 @@ from study.errors import Stop
 from study.models import config as configs
 from study.models.adapters import Adapted, Quantizing, quantize
 from study.models.build import WithoutValues, build, freeze
+from study.models.fused import Cutting, InPlace, fuse, part_experts
 from study.models.litgpt import as_litgpt, litgpt_attention, logits_in_pieces, losses_in_pieces
 from study.models.step import Batch, inputs, logits_and_losses, mask
 from study.predictor.tracing.long_rows import keep_less
-from study.predictor.tracing.losses import InPlace, without_logits
+from study.predictor.tracing.losses import without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Followed, Stack, Unlike, repeat
 from study.predictor.tracing.stacks import shorten
@@ -123,6 +124,10 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[
         quantize(model, Quantizing(options.quantized_bits, options.old_bitsandbytes, options.litgpt, kept))
     if options.litgpt:
         as_litgpt(model)
+    if options.fused:
+        fuse(model, "adapters" in options.fused)
+    if options.experts_loop:
+        part_experts(model, options.quantized_bits > 0)
 
 
 def _keep_between(model: torch.nn.Module, every: int) -> None:
@@ -267,10 +272,20 @@ def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, d
             pieces = logits_in_pieces(built, batch, mask(config, batch, dtype))
             return losses_in_pieces(pieces, batch).mean(), pieces
         kept: list[torch.Tensor] = []
-        if options.keeps_logits:
+        if options.cuts_logits:  # the model computes the loss itself, and its head's input is a variable of it
+            built.get_output_embeddings().register_forward_pre_hook(lambda *seen: kept.extend(seen[-1]))
+        if options.keeps_logits or options.cuts_logits:
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
-        with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
-            return logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean(), kept
+        cutting = Cutting() if options.cuts_logits else contextlib.nullcontext()
+        with InPlace() if options.loss == "in_place" else cutting:
+            loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
+        if options.cuts_logits:
+            del kept[0]
+            if options.precision in (*AUTOCAST, "bf16_gathered"):
+                kept[0].float()  # Accelerate converts the outputs (`convert_outputs_to_fp32`)
+        if not options.keeps_logits:
+            kept.clear()
+        return loss, kept
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from study.predictor.tracing.repeating import Followed, Stack, repeat
 from study.predictor.tracing.tape import Tape, at_rows, from_json
 from study.spec.settings import cache_home
 
-FORMAT = 16  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 17  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -51,6 +51,9 @@ class TraceOptions(NamedTuple):
     old_bitsandbytes: bool = False  # quantized products keep their inputs
     reentrant: bool = False  # recomputation is PyTorch's reentrant kind, which keeps other tensors
     keeps_logits: bool = False  # the loop holds the model's output during the backward pass
+    cuts_logits: bool = False  # the model's loss copies the logits, which stay beside the copy
+    fused: tuple[str, ...] = ()  # what is in single kernels: norms, and adapters beside quantized layers
+    experts_loop: bool = False  # experts compute one after the other
 
 
 class Look(NamedTuple):
