@@ -43,17 +43,18 @@ def follow(
     gather_in: torch.dtype | None = None,
     reshard: bool | None = None,
     ends: bool = False,
+    waits: bool = False,
 ) -> int:
     """Return the peak of two steps, with each layer as a unit that is gathered again in the backward pass.
 
     `gather_in` is the dtype of gathered weights if it is not that of the weights. With `ends`, embeddings and output
-    are units, too.
+    are units, too. With `waits`, whole gradients are summed in fp32 and reduced in a step's last pass.
     """
     cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         mesh = init_device_mesh("cpu", (ranks,))
-        policy = MixedPrecisionPolicy(cast, cast)
+        policy = MixedPrecisionPolicy(cast, torch.float32 if waits else cast)
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
             model = build(config, "cpu", dtype, checkpointing)
@@ -63,25 +64,27 @@ def follow(
             fully_shard(model, mesh=mesh, mp_policy=policy)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
             batch = inputs(config, micro_batch, sequence)
-            dtypes = {"autocast": precision == "bf16", "logits": cast or dtype}
+            how = {"autocast": precision == "bf16", "logits": cast or dtype, "waits": waits}
             # One step without the tracker: when DTensor first meets an operation, it tries it on tensors of whole
             # size, which the tracker would count as optimizer states.
-            _step(model, optimizer, config, batch, 1, dtypes)
+            _step(model, optimizer, config, batch, 1, how)
             optimizer.state.clear()
             tracker = FSDPMemTracker(model, optimizer)
             tracker.track_inputs(tuple(batch.values()))
             with tracker:
                 for _ in range(2):
-                    _step(model, optimizer, config, batch, accumulation, dtypes, tracker)
+                    _step(model, optimizer, config, batch, accumulation, how, tracker)
             return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     finally:
         dist.destroy_process_group()
 
 
-def _step(model, optimizer, config, batch, passes: int, dtypes: dict, tracker: FSDPMemTracker | None = None) -> None:
-    for _ in range(passes):
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtypes["autocast"]):
-            losses = logits_and_losses(config, model, batch, dtypes["logits"])[1]
+def _step(model, optimizer, config, batch, passes: int, how: dict, tracker: FSDPMemTracker | None = None) -> None:
+    for number in range(passes):
+        if how["waits"]:
+            model.set_requires_gradient_sync(number == passes - 1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
+            losses = logits_and_losses(config, model, batch, how["logits"])[1]
         losses.mean().backward()
         if tracker:
             tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays

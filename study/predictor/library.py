@@ -25,6 +25,7 @@ class Library:
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
     fsdp_views: bool = False  # FSDP1's tensors are views of what it gathers and reduces; FSDP2 copies
+    fsdp_waits: bool = False  # FSDP2 sums whole gradients in fp32, and reduces them in a step's last pass only
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
     keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/kept.py`)
 

@@ -6,7 +6,7 @@ the end of its backward pass. FSDP1 gathers into the weights directly and holds 
 instead of a buffer and the weights made from it. Each pass reduces its gradients.
 
 Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units. It reduces gradients only in the last
-pass of a step; until then they are kept whole (`no_sync`).
+pass of a step; until then they are kept whole (`no_sync`), as in loops with `fsdp_waits`.
 """
 
 import re
@@ -42,7 +42,8 @@ class Sharding:
         self.ranks = setup.sharing_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it. litgpt's loop has `no_backward_sync`.
-        self.keeps_whole_gradients = (self.by_accelerate or setup.library.litgpt) and setup.accumulation > 1
+        waits = self.by_accelerate or setup.library.litgpt or setup.library.fsdp_waits
+        self.keeps_whole_gradients = waits and setup.accumulation > 1
         self.ends_are_units = self.by_accelerate or setup.library.fsdp_ends
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
@@ -54,7 +55,8 @@ class Sharding:
         # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
         with_gradient = {unit: self._with_gradient(unit) for unit in self.units}
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
-        self.gradient = {unit: self._bytes(tensors) for unit, tensors in with_gradient.items()}
+        reduced_over_made = setup.reduced_bytes // setup.weight_bytes
+        self.gradient = {unit: self._bytes(tensors) * reduced_over_made for unit, tensors in with_gradient.items()}
         # A rank's elements of a unit's gradient, and those of all: its part of each tensor, rounded up.
         self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in with_gradient.items()}
         self.part = sum(self.trained_part.values())
@@ -195,9 +197,9 @@ class Backward:
         yield self.moment(usage, sharding.gradient[unit], ahead)
         self.reducing = 0 if setup.library.litgpt else sharding.gradient[unit]
         self.gradients[unit] = 0
-        arrived = sharding.trained_part[unit] * setup.weight_bytes
+        arrived = sharding.trained_part[unit] * setup.reduced_bytes
         part = sharding.trained_part[unit] * setup.stored_bytes
-        if setup.weight_bytes != setup.stored_bytes:  # as the collective delivers it, and as it is kept
+        if setup.reduced_bytes != setup.stored_bytes:  # as the collective delivers it, and as it is kept
             arrived += part
         if sharding.by_accelerate and sharding.trained[unit]:  # the last, kept by a loop's variable (foreach_reduce)
             arrived += sharding.trained[unit][-1].elements * setup.weight_bytes
@@ -250,6 +252,6 @@ def traffic(sharding: Sharding) -> dict[str, int]:
         return {}
     passes = sharding.setup.accumulation
     gathered = sum(sharding.whole[unit] * (1 if unit in sharding.stay else 2) for unit in sharding.units)
-    reduced = sum(sharding.gradient.values()) * (1 if sharding.by_accelerate else passes)
+    reduced = sum(sharding.gradient.values()) * (1 if sharding.keeps_whole_gradients else passes)
     between = {"all_reduce": reduced // sharding.ranks} if sharding.setup.ranks > sharding.ranks else {}
     return between | {"reduce_scatter": reduced, "all_gather": gathered * passes}

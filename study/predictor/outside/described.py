@@ -235,6 +235,7 @@ def library_of(row: Row) -> Library:
         torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
         fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
+        fsdp_waits=row.origin.fsdp_waits,
         fsdp_ends=row.fsdp_units == "layers_and_ends",
         keeps_inputs=around_units and row.fsdp_version == 1 and row.recompute == "whole",
     )

@@ -202,6 +202,7 @@ class Source(BaseModel, extra="forbid", frozen=True):
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
     litgpt: bool = False  # its models and loops are litgpt's
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
+    fsdp_waits: bool = False  # its FSDP2 sums whole gradients in fp32, and reduces them in the last pass only
     versions: str = ""  # of libraries, if its rows say none
     sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
 

@@ -46,7 +46,7 @@ class Schedule:
         self.hooks_s = 0.0  # of Python, which gathers and releases the weights of a module in DeepSpeed's stage 3
         if setup.fsdp:
             self.gathers_again = 1.0 if setup.fsdp == "full_shard" else 0.0
-            self.reduces_each_pass = setup.fsdp_by == "torch"
+            self.reduces_each_pass = setup.fsdp_by == "torch" and not setup.library.fsdp_waits
             self.reduce_kind = "reduce_scatter"
             self.bucket_bytes = inf
         if engine.stage == 3:
