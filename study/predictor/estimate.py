@@ -208,9 +208,11 @@ def _update(engine: Engine) -> Iterator[dict]:
     part = engine.part
     copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
     if engine.stage == 0:
-        # With a master copy there are also the gradients in fp32.
-        gradients = deepspeed_memory.kept_gradients(engine) * w + 4 * engine.elements * engine.master
-        yield {"gradients": gradients, "temporaries": engine.made_bytes}
+        # With a master copy there are also the gradients in fp32. DeepSpeed then flattens them (fused_optimizer.py).
+        in_fp32 = 4 * engine.elements * engine.master
+        flat = in_fp32 if engine.setup.deepspeed else 0
+        gradients = deepspeed_memory.kept_gradients(engine) * w + in_fp32
+        yield {"gradients": gradients, "temporaries": max(engine.made_bytes, flat)}
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
