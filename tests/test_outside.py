@@ -303,7 +303,7 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
         ({"versions": "torch 2.1, bitsandbytes 0.44.1, transformers 4.48.1"}, {"cuts_logits": True}),
         ({"fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
         ({"fsdp": "full_shard", "fsdp_version": 1}, {"fsdp_views": True}),
-        ({"source": "Lightning-AI/litgpt"}, {"litgpt": True}),
+        ({"source": "Lightning-AI/litgpt"}, {"litgpt": "pretrain"}),
     ],
 )
 def test_columns_of_a_row_say_what_its_libraries_do(change, values):

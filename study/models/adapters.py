@@ -82,6 +82,8 @@ class _Product(torch.autograd.Function):
         kept = [x] if ctx.needs_input_grad[0] and (how.bits == 8 or how.old) else []
         if kept and how.bits == 8 and how.old:
             kept.append(x.new_empty(x.shape, dtype=torch.int8))
+        if kept and how.before is not None and id(x) not in how.before:
+            how.before[id(x)] = torch.empty_like(x)
         if how.recomputed is None:
             ctx.kept = kept
         else:
@@ -96,6 +98,9 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.how.whole(ctx.weight, gradient.dtype), None, None, None
 
 
+Before = dict[int, torch.Tensor]  # held of the pass before: the inputs of products, by the identity of this pass's
+
+
 class Quantizing(NamedTuple):
     """How a library quantizes frozen linear layers.
 
@@ -107,6 +112,7 @@ class Quantizing(NamedTuple):
     old: bool = False  # bitsandbytes up to 0.43.1 for 4 bits, up to 0.44 for 8 bits
     by_fabric: bool = False
     recomputed: list[torch.Tensor] | None = None  # what reentrant recomputation keeps; None: it is not reentrant
+    before: Before | None = None  # what the loop holds of the pass before; None: nothing
 
     def whole(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         made = torch.float16 if self.by_fabric else dtype

@@ -127,7 +127,7 @@ class Setup:
 
         Fabric's FSDP1 has such units: each layer with its adapters (torch 2.13, `_validate_frozen_params` warns of it).
         """
-        return self.library.litgpt and self.fsdp is not None and self.model.is_partly_frozen
+        return self.library.litgpt is not None and self.fsdp is not None and self.model.is_partly_frozen
 
     @property
     def stage(self) -> int:
@@ -181,7 +181,7 @@ class Setup:
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.library.litgpt,
-            keeps_logits=(self.library.keeps_logits and not self.library.keeps_cache) or self.library.litgpt,
+            keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
             old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
             reentrant=recomputes and self.model.is_partly_frozen,
             cuts_logits=self.library.cuts_logits and self.model.is_partly_frozen,

@@ -42,7 +42,7 @@ class Sharding:
         self.ranks = setup.sharing_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it. litgpt's loop has `no_backward_sync`.
-        waits = self.by_accelerate or setup.library.litgpt or setup.library.fsdp_waits
+        waits = self.by_accelerate or setup.library.litgpt is not None or setup.library.fsdp_waits
         self.keeps_whole_gradients = waits and setup.accumulation > 1
         self.ends_are_units = self.by_accelerate or setup.library.fsdp_ends
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)

@@ -109,7 +109,10 @@ def model_of(name: str) -> Transformer:
 def _adapted(row: Row, model: Transformer) -> Transformer:
     """Return a row's model with its adapters, and with a head of its own where litgpt trains it."""
     if row.origin.litgpt:
-        model = Transformer.of(model.dimensions | {"tie_word_embeddings": False}, model.name)
+        dimensions = model.dimensions | {"tie_word_embeddings": False}
+        if model.dimensions["model_type"] == "phi3":  # litgpt has Llama's layers for it
+            dimensions["model_type"] = "llama"
+        model = Transformer.of(dimensions, model.name)
     if row.adapter is None:
         return model
     model = replace(model, lora_rank=row.adapter_rank, lora_targets=_targets(row, model))

@@ -16,6 +16,7 @@ from study.errors import Stop
 from study.io import files
 from study.io.load import load
 from study.io.validation import nearest, sentence
+from study.predictor.library import Litgpt
 from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
@@ -200,7 +201,7 @@ class Source(BaseModel, extra="forbid", frozen=True):
     own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
     host_pace: float | None = None  # if its host is one of those that constants were fitted to
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
-    litgpt: bool = False  # its models and loops are litgpt's
+    litgpt: Litgpt | None = None  # its models and loops are those of this script of litgpt
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
     fsdp_waits: bool = False  # its FSDP2 sums whole gradients in fp32, and reduces them in the last pass only
     versions: str = ""  # of libraries, if its rows say none

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.adapters import Adapted, Quantizing, quantize
+from study.models.adapters import Adapted, Before, Quantizing, quantize
 from study.models.build import WithoutValues, build, freeze
 from study.models.fused import Cutting, InPlace, fuse, part_experts
-from study.models.litgpt import as_litgpt, litgpt_attention, logits_in_pieces, losses_in_pieces
+from study.models.litgpt import FINETUNING, as_litgpt, finetuning_loss, litgpt_attention
 from study.models.step import Batch, inputs, logits_and_losses, mask
 from study.predictor.tracing.long_rows import keep_less
 from study.predictor.tracing.losses import without_logits
@@ -120,10 +120,12 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[
         stays = options.frozen == "bf16_except_norms" and "norm" in name
         if not tensor.requires_grad and not stays:
             tensor.data = tensor.data.to(torch.bfloat16)
+    before: Before | None = {} if options.litgpt == "finetune" else None
     if options.quantized_bits:
-        quantize(model, Quantizing(options.quantized_bits, options.old_bitsandbytes, options.litgpt, kept))
+        old, by_fabric = options.old_bitsandbytes, options.litgpt is not None
+        quantize(model, Quantizing(options.quantized_bits, old, by_fabric, kept, before))
     if options.litgpt:
-        as_litgpt(model)
+        as_litgpt(model, before)
     if options.fused:
         fuse(model, "adapters" in options.fused)
     if options.experts_loop:
@@ -263,22 +265,22 @@ def _run(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, wa
 def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, dtype: torch.dtype) -> tuple:
     """Return the loss, and the model's logits if the loop keeps them until the backward pass has ended.
 
-    litgpt computes the head in pieces where adapters train.
+    litgpt's scripts for finetuning have losses of their own. Fabric converts logits to fp32.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
         if options.loss == "chunked":
             return without_logits(config, built, batch), None
-        if options.litgpt and any(isinstance(module, Adapted) for module in built.modules()):
-            pieces = logits_in_pieces(built, batch, mask(config, batch, dtype))
-            return losses_in_pieces(pieces, batch).mean(), pieces
+        if options.litgpt in FINETUNING:
+            return finetuning_loss(built, batch, mask(config, batch, dtype))
         kept: list[torch.Tensor] = []
         if options.cuts_logits:  # the model computes the loss itself, and its head's input is a variable of it
             built.get_output_embeddings().register_forward_pre_hook(lambda *seen: kept.extend(seen[-1]))
         if options.keeps_logits or options.cuts_logits:
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
         cutting = Cutting() if options.cuts_logits else contextlib.nullcontext()
+        upcast = options.logits == "fp32" or options.litgpt is not None
         with InPlace() if options.loss == "in_place" else cutting:
-            loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
+            loss = logits_and_losses(config, built, batch, dtype, upcast)[1].mean()
         if options.cuts_logits:
             del kept[0]
             if options.precision in (*AUTOCAST, "bf16_gathered"):

@@ -18,7 +18,7 @@ from study.predictor.tracing.repeating import Followed, Stack, repeat
 from study.predictor.tracing.tape import Tape, at_rows, from_json
 from study.spec.settings import cache_home
 
-FORMAT = 17  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 18  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 TILED_MLP = "tiled_mlp"
@@ -47,7 +47,7 @@ class TraceOptions(NamedTuple):
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     long_rows: tuple[str, ...] = ()  # of LONG_ROWS
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
-    litgpt: bool = False  # layers keep what litgpt's keep
+    litgpt: str | None = None  # a script of litgpt, as a library's
     old_bitsandbytes: bool = False  # quantized products keep their inputs
     reentrant: bool = False  # recomputation is PyTorch's reentrant kind, which keeps other tensors
     keeps_logits: bool = False  # the loop holds the model's output during the backward pass
@@ -185,7 +185,8 @@ class Transformer:
 
 def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
     """Return the row counts from which a pass over so many rows follows. One row leads to other kernels."""
-    return (rows,) if rows == 1 or options.loss == "chunked" or options.long_rows else (2, 3)
+    as_many = rows == 1 or options.loss == "chunked" or options.long_rows or options.litgpt  # pieces of so many tokens
+    return (rows,) if as_many else (2, 3)
 
 
 @functools.cache
