@@ -74,6 +74,16 @@ def test_the_papers_worked_example(monkeypatch, capsys):
     assert answer["estimate"] is None, "without layers there is nothing to say of DeepSpeed"
 
 
+@pytest.mark.parametrize(
+    ("how", "is_tf32"), [("A100 --precision fp32", True), ("A100", False), ("T4 --precision fp32", False)]
+)
+def test_a_time_in_fp32_says_that_it_counts_tf32(how, is_tf32, monkeypatch, capsys):
+    assert in_this_process(monkeypatch, f"estimate --model gpt2 --arm ddp --ranks 2 --gpu {how}") is None
+    words = " ".join(capsys.readouterr().out.split())
+    assert ("run in TF32, as the trainer switches on" in words) == is_tf32
+    assert ("up to 8 times slower on A100-80GB" in words) == is_tf32, "156 and 19.5 TFLOP/s of its datasheet"
+
+
 TRACING = "tracing the model; this takes seconds, once ...\n"
 HEADS = '"num_attention_heads": 8, "num_key_value_heads": 8'
 BY_HAND = {

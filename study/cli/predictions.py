@@ -177,7 +177,19 @@ def _show(prediction: Prediction) -> None:
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if prediction.step:
         say(f"time, predicted: {steps.in_words(prediction.step)}")
+        say_wrapped(*_of_tf32(prediction))
     say("")
+
+
+def _of_tf32(prediction: Prediction) -> list[str]:
+    """Say that products of fp32 are counted in TF32, if the GPU has it. PyTorch has it off since 1.12."""
+    if prediction.setup.precision != "fp32" or prediction.gpu is None:
+        return []
+    peaks = GPUS[prediction.gpu].peaks
+    if "tf32" not in peaks:
+        return []
+    slower = f"up to {peaks['tf32'] / peaks['fp32']:.2g} times slower on {prediction.gpu} by its datasheet"
+    return [f"Its matrix products run in TF32, as the trainer switches on. PyTorch's default is full fp32: {slower}."]
 
 
 def _show_basis(prediction: Prediction, explain: bool) -> None:
