@@ -80,7 +80,7 @@ def test_the_papers_worked_example(monkeypatch, capsys):
 def test_a_time_in_fp32_says_that_it_counts_tf32(how, is_tf32, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"estimate --model gpt2 --arm ddp --ranks 2 --gpu {how}") is None
     words = " ".join(capsys.readouterr().out.split())
-    assert ("run in TF32, as the trainer switches on" in words) == is_tf32
+    assert ("run in TF32, which our trainer switches on" in words) == is_tf32
     assert ("up to 8 times slower on A100-80GB" in words) == is_tf32, "156 and 19.5 TFLOP/s of its datasheet"
 
 

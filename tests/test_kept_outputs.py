@@ -39,7 +39,7 @@ def test_outputs_are_held_as_measured(ways, measured):
 
 
 def test_layers_with_much_attention_do_not_hold_the_outputs_before():
-    """The first adapter's gradient is complete after its layer has run again: that needs the most, as in no forward."""
+    """The peak is not at the loss: it is where the last layer has run again for its adapter's gradient."""
     wide = LLAMA | {"vocab_size": 8, "num_attention_heads": 32}
     plain, held = (profile(setup(wide, ways, lora_rank=2)) for ways in ({}, WITH_OUTPUTS))
     *cache, logits = outputs(setup(wide))

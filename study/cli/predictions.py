@@ -189,7 +189,7 @@ def _of_tf32(prediction: Prediction) -> list[str]:
     if "tf32" not in peaks:
         return []
     slower = f"up to {peaks['tf32'] / peaks['fp32']:.2g} times slower on {prediction.gpu} by its datasheet"
-    return [f"Its matrix products run in TF32, as the trainer switches on. PyTorch's default is full fp32: {slower}."]
+    return [f"Matrix products run in TF32, which our trainer switches on. PyTorch's default is full fp32: {slower}."]
 
 
 def _show_basis(prediction: Prediction, explain: bool) -> None:

@@ -98,7 +98,8 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.how.whole(ctx.weight, gradient.dtype), None, None, None
 
 
-Before = dict[int, torch.Tensor]  # held of the pass before: the inputs of products, by the identity of this pass's
+# Inputs of products that the loop still holds of the pass before, by the id of this pass's input.
+Before = dict[int, torch.Tensor]
 
 
 class Quantizing(NamedTuple):

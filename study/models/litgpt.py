@@ -33,14 +33,14 @@ from study.models.step import Batch
 
 JOINED = ("q_proj", "k_proj", "v_proj")
 HEAD_TOKENS = 128  # lm_head_chunk_size
-LOGITS = 0  # the key of the logits among what is held of the pass before
+LOGITS = 0  # the key in Before of the logits of the pass before
 FINETUNING = ("finetune", "finetune_longest_first")
 
 
 def as_litgpt(model: nn.Module, before: Before | None = None) -> None:
     """Let norms, GELU and attention compute as litgpt's. Modules and their tensors keep their names.
 
-    `before` has what is held of the pass before, beside its logits; None: no pass is held.
+    `before` collects what the loop still holds of the pass before. None: it holds nothing.
     """
     setattr(model, "before", before)  # noqa: B010
     for name, module in model.named_modules():

@@ -203,6 +203,7 @@ class Setup:
 
     @property
     def _traced_precision(self) -> str:
+        """Return the precision of the trace. A trace knows fewer kinds than a training."""
         if self._has_frozen_bf16 and self.frozen == "bf16_without_autocast":
             return "fp32"
         if self.precision in AUTOCAST:  # fp16 is as wide as bf16
