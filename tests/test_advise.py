@@ -27,6 +27,7 @@ from study.predictor.memory.memory_kinds import (
     reserve_bytes,
 )
 from study.predictor.setup import Setup
+from study.predictor.timing.machine import Machine
 from study.predictor.timing.steptime import step_time
 from study.report.advice import assumptions, flags, seconds
 from study.spec import arms
@@ -280,7 +281,7 @@ def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
         spare = OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed
     monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
     kinds = MemoryKinds(whole.peak_bytes, None, None)
-    assert Prediction("zero2", setup, whole, kinds, "L4", None).fits == fits
+    assert Prediction("zero2", setup, whole, kinds, Machine(gpu="L4"), None).fits == fits
     assert Prediction("zero2", setup, whole, kinds, None, None).fits is None
 
 

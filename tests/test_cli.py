@@ -81,7 +81,6 @@ def test_a_time_in_fp32_says_that_it_counts_tf32(how, is_tf32, monkeypatch, caps
     assert in_this_process(monkeypatch, f"estimate --model gpt2 --arm ddp --ranks 2 --gpu {how}") is None
     words = " ".join(capsys.readouterr().out.split())
     assert ("run in TF32, which our trainer switches on" in words) == is_tf32
-    assert ("up to 8 times slower on A100-80GB" in words) == is_tf32, "156 and 19.5 TFLOP/s of its datasheet"
 
 
 TRACING = "tracing the model; this takes seconds, once ...\n"

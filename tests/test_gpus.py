@@ -17,7 +17,7 @@ def test_a_gpu_is_what_its_name_says():
         assert {gpu.host_link, gpu.peer_link, gpu.network} <= set(LINKS)
         assert gpu.has_bf16 == ("tf32" in gpu.peaks), "both came with Ampere"
         assert gpu.half_flops_per_s == gpu.peaks.get("bf16", gpu.peaks["fp16"])
-        assert gpu.half_flops_per_s > gpu.single_flops_per_s >= gpu.peaks["fp32"]
+        assert gpu.flops_per_s(False) > gpu.flops_per_s(True) >= gpu.flops_per_s(True, tf32=False) == gpu.peaks["fp32"]
         printed = name.rpartition("-")[2].removesuffix("GB")
         if printed.isdigit():
             assert gpu.memory_bytes == pytest.approx(int(printed) * 2**30, rel=0.01)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from study.bench import published_errors
-from study.cli.outside import outside
+from study.cli.outside import outside, read_settings
 from study.errors import Stop
 from study.io.numbers import percent
 from study.ledger import ratios
@@ -57,6 +57,9 @@ LLAMA = json.dumps(
 
 def row(**values) -> Row:
     return Row.model_validate(dict.fromkeys(Row.model_fields) | GPT | values)
+
+
+ADAPTED = {"adapter": "lora", "fsdp": "full_shard", "fsdp_version": 1}
 
 
 def file(path, *lines: dict):
@@ -133,16 +136,16 @@ def test_what_a_source_says_of_all_its_rows_fills_in_empty_fields(tmp_path):
     path.write_text(path.read_text().replace(",loss,", ",others_loss,"))
     says = tmp_path / "says.toml"
     says.write_text('attention = "sdpa"\nloss = "chunked"\ndeepspeed = { stage = 2 }\n')
-    first, second = published.read_rows(path, published.read_settings(says))
+    first, second = published.read_rows(path, read_settings(says))
     assert (first.attention, second.attention) == ("eager", "sdpa")
     assert [training_of(each).setup.stage for each in (first, second)] == [1, 2]
     assert second.loss == "chunked"
     says.write_text("atention = 1\n")
     with pytest.raises(Stop, match="'atention' is not a column"):
-        published.read_settings(says)
+        read_settings(says)
     says.write_text('attention = "flash"\n')
     with pytest.raises(Stop, match=r"line 3: attention .*'flash'"):
-        published.read_rows(path, published.read_settings(says) | {"loss": "whole"})
+        published.read_rows(path, read_settings(says) | {"loss": "whole"})
 
 
 def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
@@ -300,6 +303,10 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
         ({"attention": "megatron", "recompute": "whole"}, {"one_row_as_two": True, "recomputes_whole_layers": True}),
         ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),
         ({"fused_kernels": "yes", "quantized": "nf4"}, {"fused_layers": True, "fused_adapters": True}),
+        ({"fused_kernels": "yes", "kernels": "unsloth"}, {"fused_layers": True, "fused_adapters": True}),
+        (ADAPTED | {"versions": "peft 0.13.2"}, {"fsdp_views": True, "adapter_units": True}),
+        (ADAPTED | {"source": "AnswerDotAI/fsdp_qlora"}, {"fsdp_views": True, "adapter_units": True}),
+        (ADAPTED, {"fsdp_views": True}),
         ({"versions": "torch 2.1, bitsandbytes 0.44.1, transformers 4.48.1"}, {"cuts_logits": True}),
         ({"fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
         ({"fsdp": "full_shard", "fsdp_version": 1}, {"fsdp_views": True}),
@@ -311,6 +318,28 @@ def test_columns_of_a_row_say_what_its_libraries_do(change, values):
     plain = row(versions="torch 2.1, bitsandbytes 0.44.1")
     assert library_of(plain) == Library(bucket_view=False)
     assert library_of(row(**change)) == replace(library_of(plain), **values) != library_of(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_on"),
+    [
+        ({}, False),
+        ({"precision": "fp32 (TF32)"}, True),
+        ({"versions": "torch 1.11.0"}, True),
+        ({"versions": "torch 1.12.1"}, False),
+        ({"source": "lambdal/deeplearning-benchmark"}, True),
+    ],
+)
+def test_tf32_is_on_where_a_row_or_its_release_of_pytorch_says_so(change, is_on):
+    """PyTorch had it on by default from 1.7 to 1.11; NVIDIA's containers have it on."""
+    machine = training_of(row(**change)).machine
+    assert machine is not None
+    assert machine.tf32 == is_on
+
+
+def test_unsloths_adapters_compute_in_16_bits_without_autocast():
+    plain, unsloth = (training_of(row(**ADAPTERS, versions="peft 0.13.2", kernels=each)) for each in (None, "unsloth"))
+    assert (plain.setup.frozen, unsloth.setup.frozen) == ("bf16_without_autocast", "bf16")
 
 
 def test_the_dropout_of_adapters_is_the_rows_or_the_sources():

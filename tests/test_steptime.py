@@ -149,6 +149,14 @@ def test_tiles_fill_waves():
     assert filled(Product(108, 64, 64, 64), 108) == 0.5
 
 
+def test_few_tiles_are_divided_along_the_sum_and_narrow_products_have_narrow_tiles():
+    """16 tiles of an adapter's gradient leave 92 of 108 processors idle, unless four share the sum of 4096 terms."""
+    few, long = (Product(1, 16, 1024, terms) for terms in (1023, 4096))
+    assert filled(long, 108) == pytest.approx(4 * filled(few, 108)) == pytest.approx(0.5 * 64 / 108)
+    assert filled(Product(1, 128, 64, 10**6), 108) == 1, "no more parts than processors"
+    assert filled(Product(1, 128 * 108, 32, 64), 108) == 1
+
+
 def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
     """Memory limits the scores of a head of 64; operations limit a product of large matrices."""
     constants, a100 = pace.pace(), GPUS["A100-80GB"]
@@ -228,6 +236,52 @@ def test_python_works_for_modules_whose_weights_are_gathered():
     assert (layer.modules_above(0), layer.modules_above(100_000)) == (6, 4)
 
 
+def hosts_s(**values) -> float:
+    """Return the host's seconds of a step."""
+    return busy_s(step_time(setup(**values), replace(A100, host_pace=1.0)).timeline)["launch"]
+
+
+def test_python_works_for_the_units_of_fsdp_and_the_gradients_of_stages_1_and_2():
+    """Units are layers, in both passes. A tensor's gradient is reduced once a pass, or in stage 1 once a step."""
+    constants, layers, tensors = pace.pace(), 24, len(MEDIUM.tensors)
+    alone = hosts_s(arm="single", optimizer="foreach") - constants.tensor_s * tensors
+    assert hosts_s(arm="single") == pytest.approx(alone), "one kernel updates all"
+    stage2 = [hosts_s(arm="zero2", accumulation=passes) for passes in (1, 2)]
+    assert stage2[0] == pytest.approx(alone + constants.gradient_s * tensors)
+    assert stage2[1] == pytest.approx(2 * stage2[0])
+    assert hosts_s(arm="zero1", accumulation=2) == pytest.approx(2 * alone + constants.gradient_s * tensors)
+    fsdp1 = replace(setup("ddp"), fsdp="full_shard", library=Library(fsdp_views=True))
+    launches = busy_s(step_time(fsdp1, replace(A100, host_pace=1.0)).timeline)["launch"]
+    assert launches == pytest.approx(alone + 2 * layers * constants.unit_s)
+
+
+def test_a_gpu_waits_for_the_host_where_adapters_are_units_of_their_own():
+    adapted = replace(named("tinyllama-1.1b"), lora_rank=8)
+    together = Setup(model=adapted, ranks=2, fsdp="full_shard", precision="bf16_pure", device="cuda", sequence=512)
+    apart = replace(together, library=Library(adapter_units=True))
+    busy = [busy_s(step_time(each, replace(A100, host_pace=1.0)).timeline)["compute"] for each in (together, apart)]
+    matrices = sum(tensor.trains for tensor in adapted.tensors)
+    assert matrices == 2 * 7 * 22
+    assert busy[1] - busy[0] == pytest.approx(2 * matrices * pace.pace().module_s)
+
+
+def test_fused_layers_launch_fewer_kernels():
+    layer = next(block for block in blocks(setup(model=named("tinyllama-1.1b"))) if block.name == "layer.0").forward
+    plain, fused = (work_s(layer, "A100-80GB", False, each, pace.pace()).launching for each in (False, True))
+    spared = layer.moving_kernels * (1 - pace.pace().fused_traffic)
+    assert 0 < spared < layer.kernels
+    assert plain - fused == pytest.approx(spared * pace.pace().kernel_s)
+
+
+def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
+    """A100: 156 TFLOP/s in TF32, 19.5 in fp32. A T4 has no TF32, and products in 16 bits need none."""
+    for gpu, precision, slower in (("A100-80GB", "fp32", 8), ("T4", "fp32", 1), ("A100-80GB", "bf16", 1)):
+        one = setup("ddp", micro_batch=16, precision=precision)
+        machines = (Machine(gpu=gpu), Machine(gpu=gpu, tf32=False))
+        tf32, full = (step_time(one, each).parts["products"] for each in machines)
+        assert full / tf32 == pytest.approx(slower, rel=0.01)
+
+
 # --- constants, and what they were fitted on -----------------------------------------------------------------------
 
 
@@ -253,7 +307,7 @@ def test_rows_of_the_test_are_not_fitted():
 
 
 def test_ceilings_that_are_fitted_have_rows_of_their_own_and_hold_for_another_model():
-    (gpu,) = pace.fitted_ceilings()
+    (gpu,) = fit.fitted_ceilings()
     mine, others = ([each for each in timed(role) if each[1].gpu == gpu] for role in ("fit", "test"))
     known = {kind: value for kind, (value, _) in pace.ceilings(gpu).items()}
     assert fit.ceilings(gpu, mine) == pytest.approx(known, rel=0.01)
@@ -284,6 +338,9 @@ def test_ranks_that_divide_layers_beside_fsdp_sum_twice_a_pass_and_gather_their_
     spans = [span.task.name for span in step_time(divided, A100).timeline]
     assert {"forward layer.0", "all_reduce layer.0", "all_gather layer.0", "reduce_scatter layer.0"} <= set(spans)
     assert tensor.layer_bytes(divided, "backward") == tensor.layer_bytes(divided, "forward")
+    timeline = step_time(divided, A100).timeline
+    sums, gathers = ([each for each in timeline if each.task.name.startswith(kind)] for kind in ("all_red", "all_gat"))
+    assert any(a.start_s < b.end_s and b.start_s < a.end_s for a in sums for b in gathers), "two process groups"
     assert {each.name for each in divided.tensors if each.trains} == {
         each.name for each in adapted.tensors if each.trains
     }
@@ -445,8 +502,9 @@ def test_a_loop_over_experts_launches_kernels_and_gathers_modules_one_by_one():
     assert loop.modules_above(100) - layer.modules_above(100) == 3 * experts - 1
     assert (loop.elements, flops(loop.forward)) == (layer.elements, flops(layer.forward))
     launching = [step_time(each, A100).parts["launching"] for each in (looped, grouped)]
-    kernels = 30 * experts * named("mixtral-micro").dimensions["num_hidden_layers"]
-    assert launching[0] - launching[1] == pytest.approx(kernels * pace.pace().kernel_s * pace.pace().host_pace)
+    constants, layers = pace.pace(), named("mixtral-micro").dimensions["num_hidden_layers"]
+    more_s = 30 * experts * constants.kernel_s + (3 * experts - 2) * constants.gradient_s  # gate and up were one tensor
+    assert launching[0] - launching[1] == pytest.approx(layers * more_s * constants.host_pace)
 
 
 def test_every_second_layer_is_computed_again():

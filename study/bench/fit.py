@@ -19,6 +19,7 @@ from scipy.optimize import least_squares
 
 from study.io.tables import say
 from study.ledger.ratios import quantile
+from study.machine.gpus import GPUS
 from study.predictor.outside.described import Training, training_of
 from study.predictor.outside.published import Role, rows
 from study.predictor.timing import pace
@@ -126,13 +127,18 @@ def ceilings(gpu: str, fitted: Sequence[Timed]) -> dict[str, float]:
     return {kind: known[kind][0] * getattr(best, name) / getattr(start, name) for kind, name in names.items()}
 
 
+def fitted_ceilings() -> list[str]:
+    """Return the GPUs whose ceilings are fitted, to rows of their own."""
+    return [gpu for gpu in GPUS if pace.ceilings(gpu)["products"][1].startswith("fitted")]
+
+
 def deciding() -> list[Timed]:
     """Return the rows that decide constants: those of the role fit, without those that decide a GPU's ceilings."""
-    return [each for each in timed("fit") if each[1].gpu not in pace.fitted_ceilings()]
+    return [each for each in timed("fit") if each[1].gpu not in fitted_ceilings()]
 
 
 def main() -> None:
-    for gpu in pace.fitted_ceilings():
+    for gpu in fitted_ceilings():
         say(f"ceilings of {gpu}: {ceilings(gpu, timed('fit'))}")
     fitted = deciding()
     names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]

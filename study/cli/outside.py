@@ -1,13 +1,16 @@
 """`study outside`: compares our predictions with measurements that others published."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 from study.bench import published_errors
 from study.errors import Stop
+from study.io.load import load
 from study.io.numbers import number_of, percent
 from study.io.tables import say, say_wrapped, show
+from study.io.validation import nearest
 from study.io.words import joined
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Row
@@ -118,12 +121,21 @@ def _nearest(scores: list[dict]) -> str:
 def _chosen(file: Path | None, says: Path | None, source: str) -> list[Row]:
     if says and file is None:
         raise Stop("--says is about the rows of --file", "give --file, too")
-    settings = published.read_settings(says) if says else {}
+    settings = read_settings(says) if says else {}
     known = published.read_rows(file, settings) if file else published.rows()
     rows = [row for row in known if source.lower() in row.source.lower()]
     if not rows:
         raise Stop("there is no such row", "study outside lists the sources" if source else "give a file with rows")
     return rows
+
+
+def read_settings(path: Path) -> dict:
+    """Return what a source says of all its rows: a TOML file with values by column. A table becomes JSON."""
+    remedy, most_bytes = 'write lines such as attention = "sdpa"', published.MAX_BYTES
+    content = load(path, dict, what="a table of settings", remedy=remedy, most_bytes=most_bytes, links=True)
+    if unknown := [name for name in content if name not in Row.model_fields]:
+        raise Stop(f"{path}: {unknown[0]!r} is not a column of measurements.csv", nearest(unknown[0], Row.model_fields))
+    return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in content.items()}
 
 
 def _list(rows: list[Row]) -> None:

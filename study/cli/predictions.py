@@ -20,6 +20,7 @@ from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
 from study.predictor.papers import recipe_of, states_bytes
 from study.predictor.setup import Fsdp, Setup, trainers_name
+from study.predictor.timing.machine import Machine
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of, is_size
 from study.report.outside import accuracy, accuracy_of
@@ -38,9 +39,13 @@ class Prediction:
     setup: Setup
     whole: Estimate
     kinds: MemoryKinds
-    gpu: str | None
+    machine: Machine | None
     step: StepTime | None
     other_share: float = 0.0  # the share of the GPU that another program takes
+
+    @property
+    def gpu(self) -> str | None:
+        return self.machine.gpu if self.machine else None
 
     @property
     def fits(self) -> Fits | None:
@@ -134,9 +139,10 @@ def _is_only_a_number(wanted: Wanted) -> bool:
 
 def _predicted(known: steps.Asked, other_share: float) -> Prediction:
     setup = known.setup
-    gpu = known.machine.gpu if known.machine else None
-    step = step_time(setup, known.machine) if known.machine else None
-    return Prediction(known.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step, other_share)
+    machine = known.machine
+    step = step_time(setup, machine) if machine else None
+    kinds = memory_kinds(setup, machine.gpu if machine else None)
+    return Prediction(known.arm, setup, predict(setup), kinds, machine, step, other_share)
 
 
 def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:
@@ -182,14 +188,13 @@ def _show(prediction: Prediction) -> None:
 
 
 def _of_tf32(prediction: Prediction) -> list[str]:
-    """Say that products of fp32 are counted in TF32, if the GPU has it. PyTorch has it off since 1.12."""
-    if prediction.setup.precision != "fp32" or prediction.gpu is None:
+    """Say that products of fp32 are counted in TF32, if the GPU has it."""
+    machine = prediction.machine
+    if prediction.setup.precision != "fp32" or machine is None or not machine.tf32:
         return []
-    peaks = GPUS[prediction.gpu].peaks
-    if "tf32" not in peaks:
+    if "tf32" not in GPUS[machine.gpu].peaks:
         return []
-    slower = f"up to {peaks['tf32'] / peaks['fp32']:.2g} times slower on {prediction.gpu} by its datasheet"
-    return [f"Matrix products run in TF32, which our trainer switches on. PyTorch's default is full fp32: {slower}."]
+    return ["Matrix products run in TF32, which our trainer switches on, and PyTorch does not: --no-tf32."]
 
 
 def _show_basis(prediction: Prediction, explain: bool) -> None:

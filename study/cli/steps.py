@@ -154,6 +154,8 @@ class Links:
     """The slowest link between the GPUs, such as nvlink, pcie4 or ib-hdr. Default: as such machines have."""
     gpus_per_node: int | None = None
     """GPUs in one node. Default: as many as such machines have, mostly 8."""
+    tf32: bool = True
+    """Products of fp32 run in TF32, if the GPU has it. PyTorch needs to be told; our trainer does so."""
     fused_kernels: bool = False
     """Assume that norms, activation functions and rotations are single kernels, as with torch.compile."""
     host_pace: float | None = None
@@ -174,6 +176,7 @@ class Links:
         return Machine(
             gpu=gpu,
             gpus_per_node=per_node,
+            tf32=self.tf32,
             fused_kernels=self.fused_kernels,
             host_pace=self.host_pace,
             link=None if several else joined,

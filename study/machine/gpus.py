@@ -54,10 +54,11 @@ class Gpu:
         """The speed in bf16, or in fp16 if there is no bf16. GPUs with both are equally fast in both."""
         return self.peaks["fp16"]
 
-    @property
-    def single_flops_per_s(self) -> float:
-        """The speed in TF32, or in fp32 if there is no TF32."""
-        return self.peaks.get("tf32", self.peaks["fp32"])
+    def flops_per_s(self, whole: bool, tf32: bool = True) -> float:
+        """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32."""
+        if not whole:
+            return self.half_flops_per_s
+        return self.peaks.get("tf32" if tf32 else "fp32", self.peaks["fp32"])
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
         return None
     if precision != "fp32":
         return gpu.peaks.get("fp16" if precision == "fp16" else "bf16")
-    return gpu.single_flops_per_s if tf32 else gpu.peaks["fp32"]
+    return gpu.flops_per_s(True, tf32)
 
 
 def measured_flops(record: dict, folder: Path) -> float | None:

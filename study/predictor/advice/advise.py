@@ -39,8 +39,6 @@ POWERS = (1, 2, 4, 8, 16)  # sizes of the groups that divide a model
 MICRO_BATCHES = (1, 2, 4)
 SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
-
-
 Fits = Literal["yes", "only just", "no"]
 
 

@@ -188,10 +188,9 @@ def _division(row: Row) -> dict:
     division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
     if row.parallel is None:
         return division
-    if row.parallel.startswith("sp"):
-        return division | {"sequence_ranks": int(row.parallel[2:])}
-    if row.fsdp:
-        return division | {"tensor_ranks": int(row.parallel[2:])}
+    shares_rows = row.parallel.startswith("sp")
+    if shares_rows or row.fsdp:
+        return division | {"sequence_ranks" if shares_rows else "tensor_ranks": int(row.parallel[2:])}
     layout = Layout.of_words(row.parallel)
     return division | {"layout": replace(layout, by_nanotron="nanotron" in row.libraries)}
 
@@ -203,7 +202,7 @@ def _types(row: Row, dtype: str) -> dict:
     base that is prepared for training on few bits, all that is not quantized is in fp32; without autocast, so are the
     values between products.
     """
-    autocast = "autocast" in (row.precision or "")
+    autocast = "autocast" in (row.precision or "") or row.kernels == "unsloth"  # whose adapters compute in 16 bits
     if row.fp32_modules == "norm":
         return {"precision": "bf16", "frozen": "bf16_except_norms"}
     if row.fp32_modules:
@@ -222,12 +221,13 @@ def library_of(row: Row) -> Library:
     """
     bitsandbytes = _version(row, "bitsandbytes")
     transformers = _version(row, "transformers")
+    by_peft = "peft" in row.libraries or row.origin.adapter_units
     around_units = bool(transformers) and transformers < (4, 52)
     return Library(
         litgpt=row.origin.litgpt,
         one_row_as_two=row.attention == "megatron",
         fused_layers=bool(row.fused_kernels),
-        fused_adapters=bool(row.fused_kernels and row.quantized and not row.compiled),
+        fused_adapters=bool(row.fused_kernels and (row.quantized or row.kernels == "unsloth") and not row.compiled),
         logits=row.logits or "fp32",
         keeps_logits=row.origin.keeps_logits or row.keeps_cache == "with_outputs",
         cuts_logits=(4, 46) <= transformers < (4, 49),
@@ -240,6 +240,7 @@ def library_of(row: Row) -> Library:
         fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
         fsdp_waits=row.origin.fsdp_waits,
         fsdp_ends=row.fsdp_units == "layers_and_ends",
+        adapter_units=row.adapter is not None and row.fsdp_version == 1 and by_peft,
         keeps_inputs=around_units and row.fsdp_version == 1 and row.recompute == "whole",
     )
 
@@ -258,6 +259,7 @@ def _machine(row: Row, ranks: int) -> Machine | None:
         gpu=row.gpu_name,
         gpus_per_node=min(ranks, row.gpus_per_node or ranks),
         network=row.network,
+        tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row, "torch") < (1, 12),
         fused_kernels=bool(row.fused_kernels),
         attention_kernel=_attention_kernel(row),
         casts=_casts(row),

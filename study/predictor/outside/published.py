@@ -4,7 +4,6 @@ import csv
 import functools
 import io
 import itertools
-import json
 import math
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from study.errors import Stop
 from study.io import files
 from study.io.load import load
-from study.io.validation import nearest, sentence
+from study.io.validation import sentence
 from study.predictor.library import Litgpt
 from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Fsdp, Loss, Quantized
@@ -203,6 +202,7 @@ class Source(BaseModel, extra="forbid", frozen=True):
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
     litgpt: Litgpt | None = None  # its models and loops are those of this script of litgpt
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
+    adapter_units: bool = False  # adapters' matrices are units of its FSDP1, as they are with PEFT
     fsdp_waits: bool = False  # its FSDP2 sums whole gradients in fp32, and reduces them in the last pass only
     versions: str = ""  # of libraries, if its rows say none
     sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
@@ -261,15 +261,6 @@ def _row(path: Path, number: int, line: dict[str, str], settings: dict) -> Row:
         return Row.model_validate({name: text or settings.get(name) for name, text in given.items()})
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
-
-
-def read_settings(path: Path) -> dict:
-    """Return what a source says of all its rows: a TOML file with values by column. A table becomes JSON."""
-    remedy = 'write lines such as attention = "sdpa"'
-    content = load(path, dict, what="a table of settings", remedy=remedy, most_bytes=MAX_BYTES, links=True)
-    if unknown := [name for name in content if name not in Row.model_fields]:
-        raise Stop(f"{path}: {unknown[0]!r} is not a column of measurements.csv", nearest(unknown[0], Row.model_fields))
-    return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in content.items()}
 
 
 def read_sources(path: Path) -> dict[str, Source]:

@@ -139,8 +139,7 @@ def _time(training: Training) -> list[Compared]:
     if row.deterministic:
         raise NotPredicted("how much slower deterministic algorithms are is not known")
     step = step_time(setup, training.machine)
-    gpu = GPUS[training.machine.gpu]
-    peak = gpu.half_flops_per_s if setup.has_half_products else gpu.single_flops_per_s
+    peak = GPUS[training.machine.gpu].flops_per_s(not setup.has_half_products)
     together = setup.layout.ranks if setup.layout else setup.sequence_ranks  # GPUs that have the same rows
     flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / together
     others = {FLAT: _short(flops / (FLAT_MFU * peak))}

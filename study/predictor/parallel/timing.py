@@ -113,7 +113,7 @@ class Division:
         spans = replay(pipeline.tasks(self.layout, replayed, phases))
         working_s = length_s(spans) + (passes - replayed) * max(ranks_s)
         shared_s = self.shared_s()
-        busy = total(each for names in stages[slowest::pipeline_ranks] for name in names for each in work[name])
+        busy = total([each for names in stages[slowest::pipeline_ranks] for name in names for each in work[name]])
         sent_s = sum(sent for each in of_stages[slowest::pipeline_ranks] for _, sent in each.values())
         parts = {name: passes * busy_s for name, busy_s in (busy | {"link": sent_s}).items()}
         parts["link"] += shared_s

@@ -39,6 +39,7 @@ class Machine:
     link: str | None = None  # between GPUs of a node
     network: str | None = None  # between nodes
     disk_bytes_per_s: float | None = None  # of a node
+    tf32: bool = True  # for products of fp32, if the GPU has it. Our trainer switches it on
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
     attention_kernel: str | None = "current"  # a name in pace.toml; None: as fast as kernels of 2023
     casts: str | None = None  # of the factors of linear layers, except the head's, to 8 bits: a name in CAST_BYTES

@@ -2,7 +2,7 @@
 
 import functools
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
@@ -12,11 +12,14 @@ from study.predictor.timing.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
 TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+NARROW = 32  # rows or columns of the tiles of a product that has no more (cuBLAS's kernels are named so)
+SPLIT = 1024  # the fewest terms of a sum that are computed apart ("split-K" of cuBLAS), where tiles are few; assumed
 # Bytes that are read and written before a product of 8 bits, for an element of activations and one of a weight. Each
 # has two products. torchao's compiled kernels find the largest number of activations on the way (roofline_utils.py,
 # 36027d82). Transformer Engine's cast also transposes, with scales of the step before (arXiv 2209.05433).
 CAST_BYTES = {"tensorwise": (2, 4), "rowwise": (3, 5), "rowwise_with_gw_hp": (1, 3), "mxfp8": (2, 3), "te": (2, 2)}
 LARGE = 1e9  # parameters from which on a model has the interval of large models
+OF_HOST = ("kernel_s", "module_s", "unit_s", "gradient_s", "tensor_s")
 NORM = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a little of the smaller
 
 
@@ -32,6 +35,9 @@ class Pace:
     cached_traffic: float  # seconds of what stays in a large cache, over those of what the memory moves
     kernel_s: float  # of the host, to launch a kernel
     module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
+    unit_s: float  # of the host, for a unit whose weights FSDP gathers and releases, or whose gradients it reduces
+    gradient_s: float  # of the host, for a gradient that stages 1 and 2 reduce
+    tensor_s: float  # of the host, for a tensor in an update by foreach
     host_pace: float  # of an unknown host: its seconds over those of the hosts that kernel_s and module_s are of
     host_factor: float  # divides and multiplies host_pace, for its interval
     contention: float  # the share of a collective's seconds by which the kernels beside it take longer
@@ -83,12 +89,11 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
     return shares
 
 
-def product_flops_per_s(gpu: str, whole: bool) -> float:
+def product_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
     """Return the speed of large products. `whole`: in fp32, or TF32."""
     shares = ceilings(gpu)
-    if not whole:
-        return GPUS[gpu].half_flops_per_s * shares["products"][0]
-    return GPUS[gpu].single_flops_per_s * shares.get("single", shares["products"])[0]
+    share = shares.get("single", shares["products"]) if whole else shares["products"]
+    return GPUS[gpu].flops_per_s(whole, tf32) * share[0]
 
 
 @functools.cache
@@ -97,9 +102,8 @@ def has_measured_ceilings(gpu: str) -> bool:
     return not any(origin.startswith("assumed") for _, origin in ceilings(gpu).values())
 
 
-def fitted_ceilings() -> list[str]:
-    """Return the GPUs whose ceilings are fitted, to rows of their own."""
-    return [gpu for gpu, entry in _read()["ceiling"]["products"].items() if entry["origin"].startswith("fitted")]
+def cache_bytes(gpu: str) -> int:
+    return _read()["cache_bytes"].get(gpu, 0)
 
 
 def attention_s(kernel: str | None, gpu: str) -> float:
@@ -108,14 +112,9 @@ def attention_s(kernel: str | None, gpu: str) -> float:
     return of_kernel.get(gpu, of_kernel.get("others", {"value": 1.0}))["value"]
 
 
-def peak_flops_per_s(gpu: str, whole: bool) -> float:
+def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
     """Return the datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
-    peak = GPUS[gpu].single_flops_per_s if whole else GPUS[gpu].half_flops_per_s
-    return max(peak, product_flops_per_s(gpu, whole))
-
-
-def cache_bytes(gpu: str) -> int:
-    return _read()["cache_bytes"].get(gpu, 0)
+    return max(GPUS[gpu].flops_per_s(whole, tf32), product_flops_per_s(gpu, whole, tf32))
 
 
 @dataclass(frozen=True)
@@ -137,15 +136,10 @@ class Seconds:
 OfBlocks = dict[str, tuple[Seconds, Seconds]]  # of the forward and the backward pass of each block
 
 
-def total(passes: Iterable[Seconds]) -> dict[str, float]:
+def total(passes: Sequence[Seconds]) -> dict[str, float]:
     """Return the seconds of passes, by what limits them."""
-    every = list(passes)
-    return {
-        "products": sum(each.products for each in every),
-        "attention": sum(each.attention for each in every),
-        "memory traffic": sum(each.moving for each in every),
-        "launching": sum(each.launching for each in every),
-    }
+    parts = {"products": "products", "attention": "attention", "memory traffic": "moving", "launching": "launching"}
+    return {name: sum(getattr(each, part) for each in passes) for name, part in parts.items()}
 
 
 def work_s(
@@ -156,8 +150,9 @@ def work_s(
     constants: Pace,
     casts: str | None = None,
     tokens: int = 0,
+    tf32: bool = True,
 ) -> Seconds:
-    """Seconds of a pass over a block. `whole`: products of fp32, which run as TF32 if the GPU has it.
+    """Seconds of a pass over a block. `whole`: products of fp32, which run as TF32 if the GPU has it and `tf32` is on.
 
     `fused`: norms, activation functions and rotations are single kernels. `casts`: to 8 bits, a name in CAST_BYTES.
     A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
@@ -166,13 +161,12 @@ def work_s(
     """
     gpu = GPUS[gpu_name]
     processors = _read()["multiprocessors"].get(gpu_name, 108)
-    published = _read()["ceiling"]["moving"].get(gpu_name)
-    moving_share = published["value"] if published else constants.moving_share
-    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
+    moving_share = _read()["ceiling"]["moving"].get(gpu_name, {"value": constants.moving_share})["value"]
+    peak = gpu.flops_per_s(whole, tf32)
 
     def product_s(product: Product) -> float:
         element_bytes = product.element_bytes or (4 if whole else 2)
-        flops_per_s = product_flops_per_s(gpu_name, element_bytes == 4)
+        flops_per_s = product_flops_per_s(gpu_name, element_bytes == 4, tf32)
         speed = 2 if has_casts(product, casts, tokens) else 1
         flops_s = product.flops / filled(product, processors) / flops_per_s / speed
         bytes_s = product.elements * element_bytes / gpu.memory_bytes_per_s
@@ -190,7 +184,7 @@ def work_s(
         products=sum(map(product_s, work.products)),
         attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]) / constants.attention_share,
         moving=moving / moving_share,
-        launching=work.kernels * constants.kernel_s,
+        launching=(work.kernels - (1 - share) * work.moving_kernels) * constants.kernel_s,
     )
 
 
@@ -211,6 +205,8 @@ def _cast_bytes(product: Product, casts: str | None, tokens: int) -> int:
 
 def filled(product: Product, processors: int) -> float:
     """The share of a GPU's processors that do useful work, over all waves of tiles."""
-    tiles = product.number * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
-    padding = product.m * product.n * product.number / (tiles * TILE[0] * TILE[1])
+    rows, columns = (NARROW if size <= NARROW else tile for size, tile in ((product.m, TILE[0]), (product.n, TILE[1])))
+    tiles = product.number * ceil(product.m / rows) * ceil(product.n / columns)
+    padding = product.m * product.n * product.number / (tiles * rows * columns)
+    tiles *= max(1, min(processors // tiles, product.k // SPLIT))
     return padding * tiles / (ceil(tiles / processors) * processors)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-STREAMS = ("launch", "compute", "communication", "host link", "host", "disk")
+STREAMS = ("launch", "compute", "communication", "exchange", "host link", "host", "disk")
 
 
 class Task(NamedTuple):
@@ -53,12 +53,3 @@ def busy_s(spans: Sequence[Span]) -> dict[str, float]:
     for span in spans:
         busy[span.task.stream] += span.task.seconds
     return busy
-
-
-def as_rows(spans: Sequence[Span]) -> list[dict]:
-    """The spans that take time, as rows of a table."""
-    return [
-        {"stream": span.task.stream, "task": span.task.name, "start s": span.start_s, "end s": span.end_s}
-        for span in spans
-        if span.end_s > span.start_s
-    ]

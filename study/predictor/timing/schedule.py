@@ -43,7 +43,6 @@ class Schedule:
         self.reduce_kind = engine.reduce_kind
         self.overlaps = engine.stage == 0 or engine.overlap  # reductions run beside the backward pass
         self.bucket_bytes: float = engine.bucket_elements * setup.reduced_bytes if engine.stage else DDP_BUCKET_BYTES
-        self.hooks_s = 0.0  # of Python, which gathers and releases the weights of a module in DeepSpeed's stage 3
         if setup.fsdp:
             self.gathers_again = 1.0 if setup.fsdp == "full_shard" else 0.0
             self.reduces_each_pass = setup.fsdp_by == "torch" and not setup.library.fsdp_waits
@@ -52,7 +51,6 @@ class Schedule:
         if engine.stage == 3:
             self.gathers_again = min(1.0, engine.refetched / max(1, engine.part * engine.ranks))
             self.reduce_kind = "reduce_scatter"
-            self.hooks_s = constants.module_s
         # Size of the groups of ranks that gather weights, in the forward and in the backward pass; and of the groups
         # that reduce gradients, before they are reduced between groups. None: all ranks.
         self.gathers_within = (setup.group, setup.group if setup.fsdp else setup.second_partition)
@@ -80,15 +78,22 @@ class Schedule:
         """Add the kernels of a pass over a block, and their launches."""
         seconds = self.seconds[block.name][phase == "backward"]
         passes = 2 if phase == "backward" and self.setup.computes_again(block.name) else 1
-        # Tensors that always stay whole need no hook.
-        hooks_s = block.modules_above(self.engine.persistent_elements) * self.hooks_s * passes
-        launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + hooks_s)
-        slowed_s = self.slowed_s
-        self.slowed_s = 0.0
+        launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + self.hooks_s(block, phase, passes))
+        slowed_s, self.slowed_s = self.slowed_s, 0.0
         if block.is_layer and self.setup.sequence_ranks * self.setup.tensor_ranks > 1:
             after = (*after, self.exchange(block, phase, passes, *after))
-        on_gpu_s = seconds.on_gpu + slowed_s + self.copies_s(block, phase)
+        waits_s = self.constants.module_s * _trained_tensors(block) * self.setup.library.adapter_units
+        on_gpu_s = seconds.on_gpu + slowed_s + waits_s + self.copies_s(block, phase)
         return self.add(f"{phase} {block.name}", "compute", on_gpu_s, *after, launched_by=launch)
+
+    def hooks_s(self, block: Block, phase: str, passes: int) -> float:
+        """Return the seconds of Python that gathers and releases weights, or reduces gradients."""
+        if self.setup.fsdp:
+            return self.constants.unit_s * block.is_layer
+        if self.engine.stage == 3:  # tensors that always stay whole need no hook
+            return self.constants.module_s * block.modules_above(self.engine.persistent_elements) * passes
+        reduces = self.engine.stage > 0 and phase == "backward" and self.reducing
+        return self.constants.gradient_s * _trained_tensors(block) * reduces
 
     def copies_s(self, block: Block, phase: str) -> float:
         """Return the seconds in which FSDP2 copies gathered weights into tensors, and gradients out of them.
@@ -104,7 +109,7 @@ class Schedule:
         return 2 * copied * self.setup.weight_bytes / bandwidth
 
     def exchange(self, block: Block, phase: str, passes: int, *after: int | None) -> int:
-        """Add what ranks that share rows or layers send each other for a layer. The layer waits for it."""
+        """Add what ranks that share rows or layers exchange for a layer. Their process group has its own stream."""
         setup = self.setup
         links = self.machine.links(setup.ranks).within(setup.sequence_ranks * setup.tensor_ranks)
         kind = "all_to_all"
@@ -114,7 +119,7 @@ class Schedule:
             phases = [phase] + ["forward"] * (passes - 1)
             pairs = [tensor.layer_bytes(setup, each) for each in phases]
         seconds = sum(calls * collective_s(kind, size / calls, links, self.constants) for calls, size in pairs)
-        return self.add(f"{kind} {block.name}", "communication", seconds, *after)
+        return self.add(f"{kind} {block.name}", "exchange", seconds, *after)
 
     def collective(self, kind: str, block: Block, size_bytes: float, links: Links, *after: int | None) -> int:
         seconds = self.called_s(kind, size_bytes, links)
@@ -185,11 +190,19 @@ class Schedule:
             done = self.update_on_host(owned, *last_of_stream.values())
         else:
             seconds = update_s(setup, owned, self.machine.gpu, self.constants)
-            done = self.add("update", "compute", seconds, *last_of_stream.values())
+            launch = self.add("update", "launch", self.calls_s())
+            done = self.add("update", "compute", seconds, *last_of_stream.values(), launched_by=launch)
         if self.stage in (1, 2) and self.links.ranks > 1:
             size = sum(block.trained for block in self.blocks) * setup.weight_bytes
             links = self.links.within(self.gathers_within[0])
             self.add("all_gather weights", "communication", self.called_s("all_gather", size, links), done)
+
+    def calls_s(self) -> float:
+        """Return the seconds of Python for an update tensor by tensor. DeepSpeed and FSDP1 have few, flat ones."""
+        flat = self.stage and not (self.setup.fsdp and not self.setup.library.fsdp_views)
+        if flat or self.setup.optimizer not in SEPARATE:
+            return 0.0
+        return self.constants.tensor_s * sum(map(_trained_tensors, self.blocks))
 
     def update_on_host(self, owned: float, *after: int) -> int:
         """Add the update of the parts of all ranks of a host, whose speed is published. A disk feeds it meanwhile."""
@@ -202,6 +215,10 @@ class Schedule:
         if self.weights_on_host:
             return done
         return self.add("weights", "host link", self.host_link_s(owned * self.setup.weight_bytes), done)
+
+
+def _trained_tensors(block: Block) -> int:
+    return sum(tensor.trains for tensor in block.tensors)
 
 
 def update_s(setup: Setup, elements: float, gpu: str, constants: Pace) -> float:

@@ -1,5 +1,6 @@
 """The seconds of an optimizer step: the work of each block at the pace of a machine, replayed on a timeline."""
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
@@ -11,6 +12,7 @@ from study.predictor.parallel.timing import Division, divided
 from study.predictor.setup import Setup
 from study.predictor.timing.machine import Machine
 from study.predictor.timing.pace import (
+    OF_HOST,
     OfBlocks,
     Pace,
     Seconds,
@@ -28,7 +30,7 @@ from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
 
 MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
 ON_GPU = ("products", "attention", "memory traffic")
-PARTS = {"launch": "launching", "communication": "link", "host": "update on host"}  # the resource of each stream
+PARTS = {"launch": "launching", "communication": "link", "exchange": "link", "host": "update on host"}  # of streams
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     constants = constants or pace()
 
     def step(host_pace: float) -> tuple[float, dict[str, float], list[Span]]:
-        host = {name: host_pace * getattr(constants, name) for name in ("kernel_s", "module_s")}
+        host = {name: host_pace * getattr(constants, name) for name in OF_HOST}
         return _step(setup, machine, replace(constants, **host))
 
     seconds, parts, spans = step(constants.host_pace if machine.host_pace is None else machine.host_pace)
@@ -78,7 +80,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
         least_s = step(constants.host_pace / constants.host_factor)[0]
         most_s = step(constants.host_pace * constants.host_factor)[0]
     parts = {name: part_s for name, part_s in parts.items() if part_s}
-    peak_s = operations(setup) / peak_flops_per_s(machine.gpu, not setup.has_half_products)
+    peak_s = operations(setup) / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
     factor = interval_factor(setup.model.parameters, _is_known(setup, machine))
     return StepTime(seconds, least_s, most_s, peak_s, factor, parts, tuple(spans))
 
@@ -120,8 +122,11 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
     work = _blocks(setup, machine)
     seconds = _seconds(work, setup, machine, constants)
     spans = replay(Schedule(setup, machine, constants, seconds, work).step(passes))
-    parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in busy_s(spans).items() if stream != "compute"}
-    of_passes = (each for pair in seconds.values() for each in pair)
+    parts: dict[str, float] = defaultdict(float)
+    for stream, stream_s in busy_s(spans).items():
+        parts[PARTS.get(stream, stream)] += stream_s
+    del parts["compute"]
+    of_passes = [each for pair in seconds.values() for each in pair]
     parts |= {name: passes * busy for name, busy in total(of_passes).items() if name in ON_GPU}
     updates = (span.task for span in spans if span.task.name == "update" and span.task.stream == "compute")
     return spans, parts | {"update": sum(task.seconds for task in updates)}
@@ -144,7 +149,8 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
             several = not single if block.is_layer else setup.loss != "whole"  # whole: the loss has kernels of its own
             fused = machine.fused_kernels and several
             casts = machine.casts if block.is_layer else None
-            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, casts, setup.tokens)
+            whole, of_casts = setup.precision == "fp32", (casts, setup.tokens)
+            seconds = work_s(one_pass, machine.gpu, whole, fused, constants, *of_casts, machine.tf32)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from study.io.numbers import size
 from study.predictor.architecture import named
 from study.predictor.setup import Setup
-from study.predictor.timing.replay import Span, as_rows
+from study.predictor.timing.replay import Span
 from study.predictor.timing.steptime import Machine, step_time
 from study.report import style
 from study.report.grouping import parts
@@ -24,6 +24,15 @@ KINDS = {"forward": BLUE, "backward": ORANGE, "update": GREEN}
 KINDS |= {"all_gather": SKY, "reduce_scatter": PURPLE, "all_reduce": WINE}
 OTHERS = ("moving states", GREY)
 UNSEEN = 1500  # of a step: a figure has some 600 dots across
+
+
+def _rows(spans: Sequence[Span]) -> list[dict]:
+    """Return the spans that take time, as rows of a table."""
+    return [
+        {"stream": span.task.stream, "task": span.task.name, "start s": span.start_s, "end s": span.end_s}
+        for span in spans
+        if span.end_s > span.start_s
+    ]
 
 
 def lanes(axes: Axes, rows: pd.DataFrame) -> dict[str, Patch]:
@@ -55,7 +64,7 @@ def _joined(rows: pd.DataFrame, unseen_s: float) -> list[tuple[float, float]]:
 
 def save(spans: Sequence[Span], title: str, path: Path) -> None:
     """Draw a predicted step to a file."""
-    rows = pd.DataFrame(as_rows(spans))
+    rows = pd.DataFrame(_rows(spans))
     figure(rows.assign(setup=title, arm="step")).savefig(path)
 
 
@@ -68,7 +77,7 @@ def table() -> pd.DataFrame:
         setup = Setup.of_arm(
             named("gpt2-xl"), arm, ranks=8, precision="bf16_cast", micro_batch=8, sequence=1024, device="cuda"
         )
-        rows += [{"setup": about, "arm": arm} | row for row in as_rows(step_time(setup, machine).timeline)]
+        rows += [{"setup": about, "arm": arm} | row for row in _rows(step_time(setup, machine).timeline)]
     return pd.DataFrame(rows)
 
 

@@ -1,0 +1,114 @@
+"""Measures the host's seconds for what sharding adds to a pass: `python -m study.bench.host_hooks`, on a CPU.
+
+Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
+time of a layer is the difference between two models. FSDP's units, the gradients of stages 1 and 2 and the tensors of
+an update are compared with the modules of stage 3 on the same machine: `module_s` of timing/pace.toml times their ratio
+is `unit_s`, `gradient_s` and `tensor_s`. Take a quiet machine.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from study.io.tables import say
+
+RANKS = 8
+FEW, MANY = 6, 18  # layers
+WARM_UP, STEPS = 4, 14
+TENSORS = 9  # of a layer, each in a module of its own
+Seconds = tuple[float, float, float]  # of the forward pass, the backward pass and the update
+
+
+def _model(layers: int, dtype: torch.dtype) -> torch.nn.Module:
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=layers, **sizes))
+    return model.to(dtype)
+
+
+def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:
+    rows = torch.randint(0, 64, (1, 8))
+    taken: list[Seconds] = []
+    for _ in range(STEPS):
+        clock = [time.perf_counter()]
+        loss = model(input_ids=rows, labels=rows).loss
+        clock.append(time.perf_counter())
+        backward(loss)
+        clock.append(time.perf_counter())
+        update()
+        clock.append(time.perf_counter())
+        taken.append((clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]))
+    forward_s, backward_s, update_s = (median(part) for part in zip(*taken[WARM_UP:], strict=True))
+    return forward_s, backward_s, update_s
+
+
+def by_torch(fsdp: int | None, dtype: torch.dtype, layers: int) -> Seconds:
+    """Return the seconds of a step by PyTorch: without sharding, or under a version of FSDP."""
+    model = _model(layers, dtype)
+    if fsdp == 1:
+        policy = ModuleWrapPolicy({LlamaDecoderLayer})
+        cpu = torch.device("cpu")
+        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=cpu, use_orig_params=True)
+    if fsdp == 2:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
+        for module in [*(each for each in model.modules() if isinstance(each, LlamaDecoderLayer)), model]:
+            fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _steps(model, torch.Tensor.backward, update)
+
+
+def by_deepspeed(stage: int, layers: int) -> Seconds:
+    import deepspeed
+
+    model = _model(layers, torch.bfloat16)
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    config |= {"gradient_clipping": 1.0, "zero_allow_untested_optimizer": True}
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return _steps(engine, engine.backward, engine.step)
+
+
+def of_a_layer(step: Callable[[int], Seconds]) -> Seconds:
+    few, many = step(FEW), step(MANY)
+    forward_s, backward_s, update_s = ((b - a) / (MANY - FEW) for a, b in zip(few, many, strict=True))
+    return forward_s, backward_s, update_s
+
+
+def main() -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    half, whole = (of_a_layer(functools.partial(by_torch, None, dtype)) for dtype in (torch.bfloat16, torch.float32))
+    stage3 = of_a_layer(functools.partial(by_deepspeed, 3))
+    module_s = (sum(stage3[:2]) - sum(half[:2])) / 2 / TENSORS
+    say(f"a module of stage 3, a pass: {module_s * 1e6:.0f} us")
+    for version in (1, 2):
+        unit = of_a_layer(functools.partial(by_torch, version, torch.float32))
+        unit_s = (sum(unit[:2]) - sum(whole[:2])) / 2
+        say(f"a unit of FSDP{version}, a pass: {unit_s * 1e6:.0f} us, {unit_s / module_s:.2f} modules")
+    for stage in (1, 2):
+        gradient_s = (of_a_layer(functools.partial(by_deepspeed, stage))[1] - half[1]) / TENSORS
+        say(f"a gradient of stage {stage}: {gradient_s * 1e6:.0f} us, {gradient_s / module_s:.2f} modules")
+    tensor_s = whole[2] / TENSORS
+    say(f"a tensor of an update: {tensor_s * 1e6:.0f} us, {tensor_s / module_s:.2f} modules")
+
+
+if __name__ == "__main__":
+    main()
