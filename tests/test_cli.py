@@ -83,6 +83,13 @@ def test_a_time_in_fp32_says_that_it_counts_tf32(how, is_tf32, monkeypatch, caps
     assert ("run in TF32, which our trainer switches on" in words) == is_tf32
 
 
+@pytest.mark.parametrize(("how", "is_said"), [("--precision fp32", True), ("--precision bf16", False)])
+def test_a_time_with_4_bits_says_which_releases_compute_in_fp32(how, is_said, monkeypatch, capsys):
+    words = f"estimate --model tinyllama-1.1b --lora-rank 8 --quantized nf4 --arm single --gpu A100 {how}"
+    assert in_this_process(monkeypatch, words) is None
+    assert ("use 0.47 or later, or autocast" in " ".join(capsys.readouterr().out.split())) == is_said
+
+
 TRACING = "tracing the model; this takes seconds, once ...\n"
 HEADS = '"num_attention_heads": 8, "num_key_value_heads": 8'
 BY_HAND = {

@@ -183,7 +183,7 @@ def _show(prediction: Prediction) -> None:
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if prediction.step:
         say(f"time, predicted: {steps.in_words(prediction.step)}")
-        say_wrapped(*_of_tf32(prediction))
+        say_wrapped(*_of_tf32(prediction), *_of_4_bits(prediction))
     say("")
 
 
@@ -195,6 +195,16 @@ def _of_tf32(prediction: Prediction) -> list[str]:
     if "tf32" not in GPUS[machine.gpu].peaks:
         return []
     return ["Matrix products run in TF32, which our trainer switches on, and PyTorch does not: --no-tf32."]
+
+
+def _of_4_bits(prediction: Prediction) -> list[str]:
+    """Say which releases of bitsandbytes are slower, without autocast: seen with 0.46.1 and 0.47.0 on a CPU."""
+    if prediction.setup.precision != "fp32" or prediction.setup.quantized not in ("nf4", "nf4_double", "fp4"):
+        return []
+    return [
+        "Products of 4-bit weights are counted in 16 bits. Where values are in fp32, bitsandbytes up to 0.46 computes "
+        "them in fp32, and ignores bnb_4bit_compute_dtype: use 0.47 or later, or autocast."
+    ]
 
 
 def _show_basis(prediction: Prediction, explain: bool) -> None:

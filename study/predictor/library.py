@@ -32,8 +32,7 @@ class Library:
     fsdp_views: bool = False  # FSDP1's tensors are views of what it gathers and reduces; FSDP2 copies
     fsdp_waits: bool = False  # FSDP2 sums whole gradients in fp32, and reduces them in a step's last pass only
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
-    # FSDP1's units are adapters' matrices, too (PEFT's `fsdp_auto_wrap_policy`): the GPU waits for the host of each.
-    adapter_units: bool = False
+    adapter_units: bool = False  # adapters' matrices are units of FSDP1 (PEFT): the GPU waits for the host of each
     keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/kept.py`)
 
 

@@ -151,13 +151,14 @@ def work_s(
     casts: str | None = None,
     tokens: int = 0,
     tf32: bool = True,
+    with_adapters: bool = False,
 ) -> Seconds:
     """Seconds of a pass over a block. `whole`: products of fp32, which run as TF32 if the GPU has it and `tf32` is on.
 
-    `fused`: norms, activation functions and rotations are single kernels. `casts`: to 8 bits, a name in CAST_BYTES.
-    A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
-    matrices, as in a written-out attention. Hopper, Ada, Blackwell and MI300 multiply twice as many numbers of 8 bits
-    (datasheets).
+    `fused`: norms, activation functions and rotations are single kernels; `with_adapters`: adapters, too, which spares
+    the host small kernels (others' fused kernels do not). `casts`: to 8 bits, a name in CAST_BYTES. Products of small
+    matrices, as in a written-out attention, are limited by memory. Hopper, Ada, Blackwell and MI300 multiply twice as
+    many numbers of 8 bits (datasheets).
     """
     gpu = GPUS[gpu_name]
     processors = _read()["multiprocessors"].get(gpu_name, 108)
@@ -184,7 +185,7 @@ def work_s(
         products=sum(map(product_s, work.products)),
         attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]) / constants.attention_share,
         moving=moving / moving_share,
-        launching=(work.kernels - (1 - share) * work.moving_kernels) * constants.kernel_s,
+        launching=(work.kernels - with_adapters * (1 - share) * work.moving_kernels) * constants.kernel_s,
     )
 
 

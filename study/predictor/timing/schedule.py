@@ -82,7 +82,7 @@ class Schedule:
         slowed_s, self.slowed_s = self.slowed_s, 0.0
         if block.is_layer and self.setup.sequence_ranks * self.setup.tensor_ranks > 1:
             after = (*after, self.exchange(block, phase, passes, *after))
-        waits_s = self.constants.module_s * _trained_tensors(block) * self.setup.library.adapter_units
+        waits_s = self.constants.module_s * block.trained_tensors * self.setup.library.adapter_units
         on_gpu_s = seconds.on_gpu + slowed_s + waits_s + self.copies_s(block, phase)
         return self.add(f"{phase} {block.name}", "compute", on_gpu_s, *after, launched_by=launch)
 
@@ -93,7 +93,7 @@ class Schedule:
         if self.engine.stage == 3:  # tensors that always stay whole need no hook
             return self.constants.module_s * block.modules_above(self.engine.persistent_elements) * passes
         reduces = self.engine.stage > 0 and phase == "backward" and self.reducing
-        return self.constants.gradient_s * _trained_tensors(block) * reduces
+        return self.constants.gradient_s * block.trained_tensors * reduces
 
     def copies_s(self, block: Block, phase: str) -> float:
         """Return the seconds in which FSDP2 copies gathered weights into tensors, and gradients out of them.
@@ -202,7 +202,7 @@ class Schedule:
         flat = self.stage and not (self.setup.fsdp and not self.setup.library.fsdp_views)
         if flat or self.setup.optimizer not in SEPARATE:
             return 0.0
-        return self.constants.tensor_s * sum(map(_trained_tensors, self.blocks))
+        return self.constants.tensor_s * sum(block.trained_tensors for block in self.blocks)
 
     def update_on_host(self, owned: float, *after: int) -> int:
         """Add the update of the parts of all ranks of a host, whose speed is published. A disk feeds it meanwhile."""
@@ -215,10 +215,6 @@ class Schedule:
         if self.weights_on_host:
             return done
         return self.add("weights", "host link", self.host_link_s(owned * self.setup.weight_bytes), done)
-
-
-def _trained_tensors(block: Block) -> int:
-    return sum(tensor.trains for tensor in block.tensors)
 
 
 def update_s(setup: Setup, elements: float, gpu: str, constants: Pace) -> float:

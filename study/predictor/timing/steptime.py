@@ -149,8 +149,8 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
             several = not single if block.is_layer else setup.loss != "whole"  # whole: the loss has kernels of its own
             fused = machine.fused_kernels and several
             casts = machine.casts if block.is_layer else None
-            whole, of_casts = setup.precision == "fp32", (casts, setup.tokens)
-            seconds = work_s(one_pass, machine.gpu, whole, fused, constants, *of_casts, machine.tf32)
+            more = (casts, setup.tokens, machine.tf32, setup.library.fused_adapters)
+            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, *more)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 

@@ -87,6 +87,10 @@ class Block:
     def trained(self) -> int:
         return sum(tensor.elements for tensor in self.tensors if tensor.trains)
 
+    @functools.cached_property
+    def trained_tensors(self) -> int:
+        return sum(tensor.trains for tensor in self.tensors)
+
 
 def has_single_kernels(model: Transformer) -> bool:
     """Return whether norms and activation functions are single kernels already. Fusing them only saves casts then."""
