@@ -52,7 +52,7 @@ def options_by_command() -> dict[str, set[str]]:
     for path in FILES:
         for name, words in COMMAND.findall(path.read_text()):
             if ":" in commands.COMMANDS.get(name, ("",))[0]:
-                given.setdefault(name, set()).update(re.findall(r"(?<!\S)--(?!tyro)[a-z-]+", words))
+                given.setdefault(name, set()).update(re.findall(r"(?<!\S)--(?!tyro)[a-z0-9-]+", words))
     return {name: options for name, options in given.items() if options}
 
 
