@@ -3,7 +3,7 @@
 Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
 time of a layer is the difference between two models. FSDP's units, the gradients of stages 1 and 2 and the tensors of
 an update are compared with the modules of stage 3 on the same machine: `module_s` of timing/pace.toml times their ratio
-is `unit_s`, `gradient_s` and `tensor_s`. Take a quiet machine.
+is `unit_s`, `gradient_s` and `tensor_s`. Run it on a quiet machine.
 """
 
 import functools

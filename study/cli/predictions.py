@@ -194,7 +194,7 @@ def _of_tf32(prediction: Prediction) -> list[str]:
         return []
     if "tf32" not in GPUS[machine.gpu].peaks:
         return []
-    return ["Matrix products run in TF32, which our trainer switches on, and PyTorch does not: --no-tf32."]
+    return ["Matrix products run in TF32, which our trainer switches on. For full fp32, PyTorch's default: --no-tf32."]
 
 
 def _of_4_bits(prediction: Prediction) -> list[str]:

@@ -82,18 +82,18 @@ class Schedule:
         slowed_s, self.slowed_s = self.slowed_s, 0.0
         if block.is_layer and self.setup.sequence_ranks * self.setup.tensor_ranks > 1:
             after = (*after, self.exchange(block, phase, passes, *after))
-        waits_s = self.constants.module_s * block.trained_tensors * self.setup.library.adapter_units
+        waits_s = self.constants.module_s * block.trained_tensors if self.setup.library.adapter_units else 0.0
         on_gpu_s = seconds.on_gpu + slowed_s + waits_s + self.copies_s(block, phase)
         return self.add(f"{phase} {block.name}", "compute", on_gpu_s, *after, launched_by=launch)
 
     def hooks_s(self, block: Block, phase: str, passes: int) -> float:
         """Return the seconds of Python that gathers and releases weights, or reduces gradients."""
         if self.setup.fsdp:
-            return self.constants.unit_s * block.is_layer
+            return self.constants.unit_s if block.is_layer else 0.0
         if self.engine.stage == 3:  # tensors that always stay whole need no hook
             return self.constants.module_s * block.modules_above(self.engine.persistent_elements) * passes
         reduces = self.engine.stage > 0 and phase == "backward" and self.reducing
-        return self.constants.gradient_s * block.trained_tensors * reduces
+        return self.constants.gradient_s * block.trained_tensors if reduces else 0.0
 
     def copies_s(self, block: Block, phase: str) -> float:
         """Return the seconds in which FSDP2 copies gathered weights into tensors, and gradients out of them.
@@ -198,7 +198,7 @@ class Schedule:
             self.add("all_gather weights", "communication", self.called_s("all_gather", size, links), done)
 
     def calls_s(self) -> float:
-        """Return the seconds of Python for an update tensor by tensor. DeepSpeed and FSDP1 have few, flat ones."""
+        """Return the host's seconds for an update tensor by tensor. DeepSpeed and FSDP1 have few flat tensors."""
         flat = self.stage and not (self.setup.fsdp and not self.setup.library.fsdp_views)
         if flat or self.setup.optimizer not in SEPARATE:
             return 0.0
