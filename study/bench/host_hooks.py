@@ -1,9 +1,9 @@
 """Measures the host's seconds for what sharding adds to a pass: `python -m study.bench.host_hooks`, on a CPU.
 
 Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
-time of a layer is the difference between two models. FSDP's units, the gradients of stages 1 and 2 and the tensors of
-an update are compared with the modules of stage 3 on the same machine: `module_s` of timing/pace.toml times their ratio
-is `unit_s`, `gradient_s` and `tensor_s`. Run it on a quiet machine.
+time of a layer is the difference between two models. Modules of stage 3, FSDP's units, the gradients of stages 1 and 2
+and the tensors of an update are compared with the kernels of a pass on the same machine: `kernel_s` of timing/pace.toml
+times their ratio is `module_s`, `unit_s`, `gradient_s` and `tensor_s`. Run it on a quiet machine.
 """
 
 import functools
@@ -22,6 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from study.io.tables import say
+from study.predictor.setup import Setup
+from study.predictor.timing.work import blocks
+from study.predictor.tracing.transformer import Transformer
 
 RANKS = 8
 FEW, MANY = 6, 18  # layers
@@ -30,10 +33,21 @@ TENSORS = 9  # of a layer, each in a module of its own
 Seconds = tuple[float, float, float]  # of the forward pass, the backward pass and the update
 
 
-def _model(layers: int, dtype: torch.dtype) -> torch.nn.Module:
+def _config(layers: int) -> LlamaConfig:
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-    model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=layers, **sizes))
+    return LlamaConfig(vocab_size=64, num_hidden_layers=layers, **sizes)
+
+
+def _model(layers: int, dtype: torch.dtype) -> torch.nn.Module:
+    model: torch.nn.Module = LlamaForCausalLM(_config(layers))
     return model.to(dtype)
+
+
+def kernels_of_a_layer() -> int:
+    """Return the kernels of both passes over a layer, as the predictor counts them on a GPU."""
+    model = Transformer.of(_config(FEW).to_dict(), "a small Llama")
+    layer = blocks(Setup(model=model, ranks=1, sequence=8, micro_batch=1, precision="bf16_pure", device="cuda"))[1]
+    return layer.forward.kernels + layer.backward.kernels
 
 
 def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:
@@ -97,17 +111,19 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     half, whole = (of_a_layer(functools.partial(by_torch, None, dtype)) for dtype in (torch.bfloat16, torch.float32))
     stage3 = of_a_layer(functools.partial(by_deepspeed, 3))
-    module_s = (sum(stage3[:2]) - sum(half[:2])) / 2 / TENSORS
-    say(f"a module of stage 3, a pass: {module_s * 1e6:.0f} us")
+    kernel_s = sum(half[:2]) / kernels_of_a_layer()
+    say(f"a kernel: {kernel_s * 1e6:.1f} us")
+
+    def tell(what: str, seconds: float) -> None:
+        say(f"{what}: {seconds * 1e6:.0f} us, {seconds / kernel_s:.1f} kernels")
+
+    tell("a module of stage 3, a pass", (sum(stage3[:2]) - sum(half[:2])) / 2 / TENSORS)
     for version in (1, 2):
         unit = of_a_layer(functools.partial(by_torch, version, torch.float32))
-        unit_s = (sum(unit[:2]) - sum(whole[:2])) / 2
-        say(f"a unit of FSDP{version}, a pass: {unit_s * 1e6:.0f} us, {unit_s / module_s:.2f} modules")
+        tell(f"a unit of FSDP{version}, a pass", (sum(unit[:2]) - sum(whole[:2])) / 2)
     for stage in (1, 2):
-        gradient_s = (of_a_layer(functools.partial(by_deepspeed, stage))[1] - half[1]) / TENSORS
-        say(f"a gradient of stage {stage}: {gradient_s * 1e6:.0f} us, {gradient_s / module_s:.2f} modules")
-    tensor_s = whole[2] / TENSORS
-    say(f"a tensor of an update: {tensor_s * 1e6:.0f} us, {tensor_s / module_s:.2f} modules")
+        tell(f"a gradient of stage {stage}", (of_a_layer(functools.partial(by_deepspeed, stage))[1] - half[1]) / TENSORS)
+    tell("a tensor of an update", whole[2] / TENSORS)
 
 
 if __name__ == "__main__":

@@ -235,6 +235,7 @@ def library_of(row: Row) -> Library:
         experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",
         old_bitsandbytes=bool(bitsandbytes) and bitsandbytes < ((0, 45) if row.quantized == "int8" else (0, 43, 2)),
+        bitsandbytes=_bitsandbytes(row),
         torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
         fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
@@ -249,6 +250,17 @@ def _version(row: Row, library: str) -> tuple[int, ...]:
     """Return the numbers of a library's release; none if it is not said."""
     found = re.search(rf"\b{library} (\d+(?:\.\d+)*)", row.libraries)
     return tuple(map(int, found[1].split("."))) if found else ()
+
+
+def _bitsandbytes(row: Row) -> tuple[int, ...]:
+    """Return the release of bitsandbytes: as it is said, or the newest beside the row's PyTorch and transformers."""
+    if said := _version(row, "bitsandbytes"):
+        return said
+    torch, transformers = _version(row, "torch"), _version(row, "transformers")
+    for release, next_torch, next_transformers in (((0, 46), (2, 8), (4, 56)), ((0, 47), (2, 9), (4, 57))):
+        if () < torch < next_torch or () < transformers < next_transformers:
+            return release
+    return ()
 
 
 def _machine(row: Row, ranks: int) -> Machine | None:

@@ -7,6 +7,8 @@ from study.errors import Stop
 from study.machine.gpus import GPUS, LINKS
 from study.predictor.timing.pace import Pace
 
+PCIE_SHARES = {"pcie3": "pcie_share", "pcie4": "pcie_share", "pcie5": "pcie5_share"}
+
 
 @dataclass(frozen=True)
 class Links:
@@ -20,6 +22,16 @@ class Links:
     @property
     def nodes(self) -> int:
         return ceil(self.ranks / self.gpus_per_node)
+
+    @property
+    def local(self) -> int:
+        """Return the ranks of a node."""
+        return min(self.ranks, self.gpus_per_node)
+
+    @property
+    def share(self) -> str:
+        """Return the name of the constant that says how much of a node's bandwidth collectives reach."""
+        return PCIE_SHARES.get(self.link, "link_share")
 
     def within(self, group: int | None) -> "Links":
         """The links within a group of neighbouring ranks."""
@@ -65,12 +77,11 @@ def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) ->
     if ranks == 1:
         return 0.0
     rounds = 2 if kind == "all_reduce" else 1
-    pcie = links.link.startswith("pcie")
-    bandwidth = LINKS[links.link].bytes_per_s * (constants.pcie_share if pcie else constants.link_share)
+    bandwidth = LINKS[links.link].bytes_per_s * getattr(constants, links.share)
     if nodes > 1:
-        ports = LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
+        ports = LINKS[links.network].bytes_per_s * links.local
         bandwidth = min(bandwidth, ports * constants.network_share)
-    hop_s = constants.pcie_latency_s if pcie else constants.link_latency_s
+    hop_s = constants.pcie_latency_s if links.link in PCIE_SHARES else constants.link_latency_s
     outer = nodes - 1
     latency_s = constants.base_latency_s + rounds * ((ranks - 1 - outer) * hop_s + outer * constants.network_latency_s)
     return latency_s + rounds * size_bytes * (ranks - 1) / ranks / bandwidth

@@ -38,11 +38,14 @@ class Pace:
     unit_s: float  # of the host, for a unit whose weights FSDP gathers and releases, or whose gradients it reduces
     gradient_s: float  # of the host, for a gradient that stages 1 and 2 reduce
     tensor_s: float  # of the host, for a tensor in an update by foreach
+    checkpoint_share: float  # of the host, for hooks of checkpointing that does not re-enter, over its kernels' seconds
     host_pace: float  # of an unknown host: its seconds over those of the hosts that kernel_s and module_s are of
     host_factor: float  # divides and multiplies host_pace, for its interval
     contention: float  # the share of a collective's seconds by which the kernels beside it take longer
     link_share: float  # of NVLink's bandwidth, in collectives
-    pcie_share: float
+    pcie_share: float  # of PCIe's, up to its fourth generation
+    pcie5_share: float
+    pcie_factor: float  # divides and multiplies them, for the interval
     network_share: float
     host_link_share: float
     base_latency_s: float  # of a collective
@@ -104,6 +107,13 @@ def has_measured_ceilings(gpu: str) -> bool:
 
 def cache_bytes(gpu: str) -> int:
     return _read()["cache_bytes"].get(gpu, 0)
+
+
+@functools.cache
+def slow_dequantization(gpu: str) -> float:
+    """Return the seconds of a dequantization by bitsandbytes before 0.48, over those of today's."""
+    known = _read()["slow_dequantization"]
+    return known.get(gpu, known["others"])["value"]
 
 
 def attention_s(kernel: str | None, gpu: str) -> float:

@@ -87,13 +87,16 @@ class Schedule:
         return self.add(f"{phase} {block.name}", "compute", on_gpu_s, *after, launched_by=launch)
 
     def hooks_s(self, block: Block, phase: str, passes: int) -> float:
-        """Return the seconds of Python that gathers and releases weights, or reduces gradients."""
+        """Return the seconds of Python that keeps and restores activations, gathers weights, or reduces gradients."""
+        seconds = 0.0
+        if passes == 2 and not self.setup.library.recomputes_whole_layers:
+            seconds = self.constants.checkpoint_share * self.constants.kernel_s * block.forward.kernels
         if self.setup.fsdp:
-            return self.constants.unit_s if block.is_layer else 0.0
+            return seconds + self.constants.unit_s * block.is_layer
         if self.engine.stage == 3:  # tensors that always stay whole need no hook
-            return self.constants.module_s * block.modules_above(self.engine.persistent_elements) * passes
+            return seconds + self.constants.module_s * block.modules_above(self.engine.persistent_elements) * passes
         reduces = self.engine.stage > 0 and phase == "backward" and self.reducing
-        return self.constants.gradient_s * block.trained_tensors if reduces else 0.0
+        return seconds + self.constants.gradient_s * block.trained_tensors * reduces
 
     def copies_s(self, block: Block, phase: str) -> float:
         """Return the seconds in which FSDP2 copies gathered weights into tensors, and gradients out of them.

@@ -10,7 +10,7 @@ from study.predictor.parallel import memory as parallel
 from study.predictor.parallel.layout import Layout
 from study.predictor.parallel.timing import Division, divided
 from study.predictor.setup import Setup
-from study.predictor.timing.machine import Machine
+from study.predictor.timing.machine import PCIE_SHARES, Machine
 from study.predictor.timing.pace import (
     OF_HOST,
     OfBlocks,
@@ -21,6 +21,7 @@ from study.predictor.timing.pace import (
     interval_factor,
     pace,
     peak_flops_per_s,
+    slow_dequantization,
     total,
     work_s,
 )
@@ -38,8 +39,8 @@ class StepTime:
     """A predicted step: its seconds, their interval, and its parts."""
 
     seconds: float
-    least_s: float  # with a fast host, if the host is unknown
-    most_s: float  # with a slow host
+    least_s: float  # with a fast host, if the host is unknown, and fast PCIe
+    most_s: float  # with a slow host, and slow PCIe
     peak_s: float  # its products at the datasheet's peak, or at a higher one that was measured: no step is faster
     factor: float  # by which the interval exceeds the prediction
     parts: dict[str, float]  # busy seconds by resource; they overlap
@@ -69,20 +70,22 @@ def _joined(factor: float, other: float) -> float:
 def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
     """The prediction for a setup on a machine."""
     constants = constants or pace()
-
-    def step(host_pace: float) -> tuple[float, dict[str, float], list[Span]]:
-        host = {name: host_pace * getattr(constants, name) for name in OF_HOST}
-        return _step(setup, machine, replace(constants, **host))
-
-    seconds, parts, spans = step(constants.host_pace if machine.host_pace is None else machine.host_pace)
-    least_s = most_s = seconds
-    if machine.host_pace is None:
-        least_s = step(constants.host_pace / constants.host_factor)[0]
-        most_s = step(constants.host_pace * constants.host_factor)[0]
+    if machine.host_pace is not None:
+        constants = replace(constants, host_pace=machine.host_pace)
+    seconds, parts, spans = _step(setup, machine, constants)
+    unknown = {"host_pace": constants.host_factor} if machine.host_pace is None else {}
+    links = machine.links(setup.ranks)
+    if links.link in PCIE_SHARES and links.local > 1:
+        unknown[links.share] = constants.pcie_factor
+    least, most = 1.0, 1.0  # over the prediction
+    for name, factor in unknown.items():
+        value = getattr(constants, name)
+        ends = [_step(setup, machine, replace(constants, **{name: each}))[0] for each in (value / factor, value * factor)]
+        least, most = _joined(least, seconds / min(ends)), _joined(most, max(ends) / seconds)
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     peak_s = operations(setup) / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
     factor = interval_factor(setup.model.parameters, _is_known(setup, machine))
-    return StepTime(seconds, least_s, most_s, peak_s, factor, parts, tuple(spans))
+    return StepTime(seconds, seconds / least, seconds * most, peak_s, factor, parts, tuple(spans))
 
 
 def _is_known(setup: Setup, machine: Machine) -> bool:
@@ -94,6 +97,7 @@ def _is_known(setup: Setup, machine: Machine) -> bool:
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
     """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
+    constants = replace(constants, **{name: constants.host_pace * getattr(constants, name) for name in OF_HOST})
     if setup.layout:
         return _of_layout(setup, setup.layout, machine, constants)
     passes = min(setup.accumulation, MOST_PASSES)
@@ -150,8 +154,19 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
             fused = machine.fused_kernels and several
             casts = machine.casts if block.is_layer else None
             more = (casts, setup.tokens, machine.tf32, setup.library.fused_adapters)
-            seconds = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants, *more)
+            kernels = _by_bitsandbytes(one_pass, setup, machine.gpu)
+            seconds = work_s(kernels, machine.gpu, setup.precision == "fp32", fused, constants, *more)
             known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
         return known[id(one_pass)]
 
     return {block.name: (cost(block, block.forward), cost(block, block.backward)) for block in work}
+
+
+def _by_bitsandbytes(work: Work, setup: Setup, gpu: str) -> Work:
+    """Return the kernels of a pass by an older release of bitsandbytes."""
+    if setup.quantized and setup.library.slow_dequantization:
+        more_bytes = (slow_dequantization(gpu) - 1) * work.lasting_bytes
+        work = work.and_then(Work(moved_bytes=more_bytes, lasting_bytes=more_bytes))
+    if setup.quantized and setup.library.fp32_products:
+        work = replace(work, products=tuple(replace(product, element_bytes=None) for product in work.products))
+    return work
