@@ -304,7 +304,7 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
-    ways = {"old_bitsandbytes": more.get("old", False), "recomputes_whole_layers": more.get("reentrant", False)}
+    ways = {"bitsandbytes": (0, 43) if more.get("old") else (), "recomputes_whole_layers": more.get("reentrant", False)}
     ways |= {"keeps_logits": more.get("keeps_logits", False)}
     ways |= {"fused_layers": more.get("fused", False)}
     ways |= {"fused_adapters": "fused" in more and "quantized" in more}
@@ -413,7 +413,7 @@ def test_logits_of_the_pass_before_hold_its_graph(script, peak):
     """Old bitsandbytes keeps inputs in the graph, and litgpt's loop the logits until the next ones are there."""
     sizes = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    library = Library(litgpt=script, old_bitsandbytes=True)
+    library = Library(litgpt=script, bitsandbytes=(0, 41))
     setup = dataclasses.replace(of_litgpt(sizes | heads, 4, 384), quantized="nf4", library=library)
     setup = dataclasses.replace(setup, model=dataclasses.replace(setup.model, adapter_dropout=True))
     most = max(sum(now.values()) for when, now in moments(Engine(setup), profile(setup)) if when == "backward")

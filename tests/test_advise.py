@@ -10,9 +10,10 @@ from study.cli.advice import counts_of
 from study.cli.predictions import Prediction
 from study.errors import Stop
 from study.io import tables
+from study.ledger.step_checks import step_of
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import MISS, Advice, Row, Untried, advise, best_of, row_of, step_of
+from study.predictor.advice.advise import MISS, Advice, Row, Untried, advise, best_of, row_of
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import HALF, Given, Question, bytes_of
 from study.predictor.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of

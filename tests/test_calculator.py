@@ -13,9 +13,9 @@ from test_one_answer import QUESTIONS as ASKED
 from test_one_answer import SLOW, answer_to
 
 from study.cli import main
+from study.cli.predictions import fits_on
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import fits_on
 from study.predictor.advice.settled import BUCKET_ELEMENTS
 from study.predictor.estimate import estimate
 from study.predictor.timing.steptime import Machine, step_time

@@ -4,6 +4,7 @@ import pytest
 from conftest import DECODERS_ALONE
 
 from study.errors import Stop
+from study.ledger.step_checks import published_traffic_bytes
 from study.predictor import papers
 from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate, memory, profile
@@ -47,11 +48,11 @@ def test_bytes_of_a_parameter_by_recipe():
 
 
 def test_published_traffic():
-    two, three = (papers.published_traffic_bytes(1e9, stage, 64) for stage in (2, 3))
+    two, three = (published_traffic_bytes(1e9, stage, 64) for stage in (2, 3))
     assert three / two == 1.5
     assert two == pytest.approx(2 * 2e9 * 63 / 64)
     assert papers.wire_bytes({"all_reduce": 2e9}, 64) == pytest.approx(two)
-    assert papers.published_traffic_bytes(1e9, 0, 1) == 0
+    assert published_traffic_bytes(1e9, 0, 1) == 0
 
 
 def test_cpu_adam_is_as_fast_as_published():

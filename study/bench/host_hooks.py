@@ -38,8 +38,8 @@ def _config(layers: int) -> LlamaConfig:
     return LlamaConfig(vocab_size=64, num_hidden_layers=layers, **sizes)
 
 
-def _model(layers: int, dtype: torch.dtype) -> torch.nn.Module:
-    model: torch.nn.Module = LlamaForCausalLM(_config(layers))
+def _model(layers: int, dtype: torch.dtype) -> Any:
+    model: Any = LlamaForCausalLM(_config(layers))
     return model.to(dtype)
 
 
@@ -66,9 +66,14 @@ def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:
     return forward_s, backward_s, update_s
 
 
-def by_torch(fsdp: int | None, dtype: torch.dtype, layers: int) -> Seconds:
-    """Return the seconds of a step by PyTorch: without sharding, or under a version of FSDP."""
+def by_torch(fsdp: int | None, dtype: torch.dtype, layers: int, reentrant: bool | None = None) -> Seconds:
+    """Return the seconds of a step by PyTorch: without sharding, or under a version of FSDP.
+
+    `reentrant`: the kind of checkpointing. None: without.
+    """
     model = _model(layers, dtype)
+    if reentrant is not None:
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     if fsdp == 1:
         policy = ModuleWrapPolicy({LlamaDecoderLayer})
         cpu = torch.device("cpu")
@@ -122,8 +127,13 @@ def main() -> None:
         unit = of_a_layer(functools.partial(by_torch, version, torch.float32))
         tell(f"a unit of FSDP{version}, a pass", (sum(unit[:2]) - sum(whole[:2])) / 2)
     for stage in (1, 2):
-        tell(f"a gradient of stage {stage}", (of_a_layer(functools.partial(by_deepspeed, stage))[1] - half[1]) / TENSORS)
+        tell(
+            f"a gradient of stage {stage}", (of_a_layer(functools.partial(by_deepspeed, stage))[1] - half[1]) / TENSORS
+        )
     tell("a tensor of an update", whole[2] / TENSORS)
+    kinds = (functools.partial(by_torch, None, torch.bfloat16, reentrant=each) for each in (False, True))
+    hooked, reentrant = (sum(of_a_layer(kind)[:2]) for kind in kinds)
+    tell("checkpointing of a layer that does not re-enter, over one that does", hooked - reentrant)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,7 +13,7 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import Fits, fits_on
+from study.predictor.advice.advise import MISS
 from study.predictor.advice.question import beside_bytes, check_share
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
@@ -22,13 +22,23 @@ from study.predictor.papers import recipe_of, states_bytes
 from study.predictor.setup import Fsdp, Setup, trainers_name
 from study.predictor.timing.machine import Machine
 from study.predictor.timing.steptime import StepTime, step_time
-from study.predictor.wanted import Wanted, asked_for, count_of, is_size
+from study.predictor.wanted import Wanted, asked_for, count_of
 from study.report.outside import accuracy, accuracy_of
 from study.spec import arms
 from study.spec.optimizers import refusal
 from study.spec.options import AsJson
+from study.spec.shapes import with_size
 
+Fits = Literal["yes", "only just", "no"]
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
+
+
+def fits_on(gpu: str, peak_bytes: float, taken_bytes: float = 0) -> Fits:
+    """Return whether a peak fits on a GPU of which other programs take some bytes. An advice keeps a reserve free."""
+    headroom_bytes = GPUS[gpu].memory_bytes - taken_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
+    if headroom_bytes < 0:
+        return "no"
+    return "yes" if headroom_bytes >= MISS * peak_bytes else "only just"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +143,10 @@ def _refuse(arm: str, fsdp: Fsdp | None, training: Training, kernels: Kernels, l
 
 
 def _is_only_a_number(wanted: Wanted) -> bool:
-    """Return whether a number of parameters is all that is known of a model."""
-    return wanted.params is not None and wanted == Wanted(params=wanted.params) and not is_size(wanted.params)
+    """Return whether a number of parameters is all that is known of a model. A text such as 7B may name a shape."""
+    if wanted.params is None or wanted != Wanted(params=wanted.params):
+        return False
+    return not (isinstance(wanted.params, str) and with_size(wanted.params))
 
 
 def _predicted(known: steps.Asked, other_share: float) -> Prediction:

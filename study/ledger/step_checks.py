@@ -14,12 +14,12 @@ from study.ledger import ratios
 from study.ledger.arguments import Name, Number, also_takes, model_of, one_of, setup_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS, LINKS
-from study.predictor import nodes, papers
-from study.predictor.advice.advise import step_of
-from study.predictor.advice.question import Question
+from study.predictor import nodes
+from study.predictor.advice import settled
+from study.predictor.advice.question import Question, check
 from study.predictor.estimate import estimate, traffic
 from study.predictor.memory.engine import Engine
-from study.predictor.timing.steptime import ON_GPU, StepTime
+from study.predictor.timing.steptime import ON_GPU, StepTime, step_time
 from study.spec import arms, node_traffic
 
 Unit = Literal["volume", "tensors"]
@@ -35,9 +35,14 @@ def _listed(moved: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {size(value)}" for kind, value in moved.items()) or "nothing"
 
 
+def published_traffic_bytes(parameters: float, stage: int, ranks: int, element_bytes: float = 2) -> float:
+    """Bytes that a rank sends in a step, P1 section 7: (N - 1) / N of 2 Psi up to stage 2, of 3 Psi in stage 3."""
+    return (3 if stage == 3 else 2) * parameters * element_bytes * (ranks - 1) / ranks
+
+
 def traffic_ratio(*, stage: int, over: int = 0) -> Finding:
     """Return the bytes that a stage moves in a step, over those of another stage. P1 section 7."""
-    numerator, denominator = (papers.published_traffic_bytes(1, each, 10**9, 1) for each in (stage, over))
+    numerator, denominator = (published_traffic_bytes(1, each, 10**9, 1) for each in (stage, over))
     return Finding(numerator / denominator, f"ZeRO paper, section 7: {numerator:.0f} Psi / {denominator:.0f} Psi")
 
 
@@ -82,6 +87,16 @@ def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
 def _step(question: Question, arm: str, micro_batch: int) -> StepTime:
     """Return a predicted step without its timeline. It is cached, because open claims need it many times."""
     return replace(step_of(question, arms.load_arm(arm), micro_batch), timeline=())
+
+
+def step_of(question: Question, arm: arms.Arm, micro_batch: int) -> StepTime:
+    """Return the predicted step of an arm. It need not fit."""
+    check(question)
+    share = question.batch * arm.row_ranks // question.gpus
+    if share % micro_batch:
+        what = f"a micro_batch of {micro_batch} does not divide the {share} rows of a rank"
+        raise Stop(what, "give another micro_batch")
+    return step_time(settled.setup_of(question, arm, micro_batch), settled.machine_of(question))
 
 
 @also_takes(model_of)

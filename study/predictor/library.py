@@ -26,9 +26,8 @@ class Library:
     # until the backward pass has all it needs, which spares its last product. Times depend on it, and what layers with
     # adapters keep, which is taken to be the reentrant kind's.
     recomputes_whole_layers: bool = False
-    old_bitsandbytes: bool = False  # quantized products keep their inputs: up to 0.43.1 with 4 bits, 0.44 with 8
-    # The release of bitsandbytes; none: today's. Before 0.48 it dequantizes more slowly, and before 0.47 it computes products
-    # with 4-bit weights in fp32 where values are in fp32.
+    # Its release; none: today's. Products keep their inputs up to 0.43.1 with 4 bits, and 0.44 with 8. Those of 4-bit
+    # weights and values in fp32 are in fp32 up to 0.46. Dequantization is slower up to 0.47.
     bitsandbytes: tuple[int, ...] = ()
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
@@ -37,14 +36,6 @@ class Library:
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
     adapter_units: bool = False  # adapters' matrices are units of FSDP1 (PEFT): the GPU waits for the host of each
     keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/kept.py`)
-
-    @property
-    def slow_dequantization(self) -> bool:
-        return () < self.bitsandbytes < (0, 48)
-
-    @property
-    def fp32_products(self) -> bool:
-        return () < self.bitsandbytes < (0, 47)
 
 
 TODAY = Library()

@@ -62,11 +62,6 @@ def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mix
     }
 
 
-def published_traffic_bytes(parameters: float, stage: int, ranks: int, element_bytes: float = 2) -> float:
-    """Bytes that a rank sends in a step, P1 section 7: (N - 1) / N of 2 Psi up to stage 2, of 3 Psi in stage 3."""
-    return (3 if stage == 3 else 2) * parameters * element_bytes * (ranks - 1) / ranks
-
-
 def wire_bytes(traffic: dict[str, float], ranks: int) -> float:
     """Bytes that a rank sends in rings, for collectives over tensors of these sizes. An all-reduce takes two rounds."""
     share = (ranks - 1) / ranks

@@ -173,6 +173,9 @@ class Setup:
         own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
         attention = self.attention if self.model.has_fused_attention else "eager"
         recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
+        kept_until = (
+            (0, 45) if self.quantized == "int8" else (0, 43, 2)
+        )  # inputs of products (`autograd/_functions.py`)
         return TraceOptions(
             *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, own_linear),
             cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
@@ -182,7 +185,7 @@ class Setup:
             quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
             litgpt=self.library.litgpt,
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
-            old_bitsandbytes=self.library.old_bitsandbytes and self.quantized is not None,
+            old_bitsandbytes=self.quantized is not None and () < self.library.bitsandbytes < kept_until,
             reentrant=recomputes and self.model.is_partly_frozen,
             cuts_logits=self.library.cuts_logits and self.model.is_partly_frozen,
             fused=self._fused if recomputes else (),

@@ -55,11 +55,6 @@ def count_of(params: float | str) -> float:
     return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
 
 
-def is_size(params: float | str) -> bool:
-    """Return whether this is a text such as 7B, and a built-in shape has that size."""
-    return isinstance(params, str) and bool(with_size(params))
-
-
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}

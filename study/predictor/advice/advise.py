@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from study.errors import Stop
 from study.machine.gpus import GPUS
@@ -25,7 +24,7 @@ from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import QUANTIZED_BYTES, Setup, trainers_name
-from study.predictor.timing.steptime import StepTime, step_time
+from study.predictor.timing.steptime import step_time
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.optimizers import refusal
@@ -39,15 +38,6 @@ POWERS = (1, 2, 4, 8, 16)  # sizes of the groups that divide a model
 MICRO_BATCHES = (1, 2, 4)
 SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
-Fits = Literal["yes", "only just", "no"]
-
-
-def fits_on(gpu: str, peak_bytes: float, taken_bytes: float = 0) -> Fits:
-    """Return whether a peak fits on a GPU of which other programs take some bytes. An advice keeps a reserve free."""
-    headroom_bytes = GPUS[gpu].memory_bytes - taken_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
-    if headroom_bytes < 0:
-        return "no"
-    return "yes" if headroom_bytes >= MISS * peak_bytes else "only just"
 
 
 @dataclass(frozen=True)
@@ -384,13 +374,3 @@ def _timed(question: Question, row: Row) -> Row:
     speed = question.batch * question.sequence / step.seconds
     interval_s = (step.low_s, step.high_s)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
-
-
-def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
-    """Return the predicted step of an arm. It need not fit."""
-    check(question)
-    share = question.batch * arm.row_ranks // question.gpus
-    if share % micro_batch:
-        what = f"a micro_batch of {micro_batch} does not divide the {share} rows of a rank"
-        raise Stop(what, "give another micro_batch")
-    return step_time(setup_of(question, arm, micro_batch), machine_of(question))

@@ -214,15 +214,10 @@ def _types(row: Row, dtype: str) -> dict:
 
 
 def library_of(row: Row) -> Library:
-    """Return what a row's libraries do otherwise than today's.
-
-    The first releases of bitsandbytes that do not keep the inputs of products (`autograd/_functions.py`) are 0.43.2 for
-    4 bits and 0.45.0 for 8 bits. Until transformers 4.51, checkpointing is around the units of FSDP1.
-    """
-    bitsandbytes = _version(row, "bitsandbytes")
+    """Return what a row's libraries do otherwise than today's."""
     transformers = _version(row, "transformers")
     by_peft = "peft" in row.libraries or row.origin.adapter_units
-    around_units = bool(transformers) and transformers < (4, 52)
+    around_units = () < transformers < (4, 52)  # checkpointing is then around the units of FSDP1
     return Library(
         litgpt=row.origin.litgpt,
         one_row_as_two=row.attention == "megatron",
@@ -234,8 +229,7 @@ def library_of(row: Row) -> Library:
         keeps_cache=bool(row.keeps_cache),
         experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",
-        old_bitsandbytes=bool(bitsandbytes) and bitsandbytes < ((0, 45) if row.quantized == "int8" else (0, 43, 2)),
-        bitsandbytes=_bitsandbytes(row),
+        bitsandbytes=_version(row, "bitsandbytes"),
         torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
         fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
@@ -250,17 +244,6 @@ def _version(row: Row, library: str) -> tuple[int, ...]:
     """Return the numbers of a library's release; none if it is not said."""
     found = re.search(rf"\b{library} (\d+(?:\.\d+)*)", row.libraries)
     return tuple(map(int, found[1].split("."))) if found else ()
-
-
-def _bitsandbytes(row: Row) -> tuple[int, ...]:
-    """Return the release of bitsandbytes: as it is said, or the newest beside the row's PyTorch and transformers."""
-    if said := _version(row, "bitsandbytes"):
-        return said
-    torch, transformers = _version(row, "torch"), _version(row, "transformers")
-    for release, next_torch, next_transformers in (((0, 46), (2, 8), (4, 56)), ((0, 47), (2, 9), (4, 57))):
-        if () < torch < next_torch or () < transformers < next_transformers:
-            return release
-    return ()
 
 
 def _machine(row: Row, ranks: int) -> Machine | None:

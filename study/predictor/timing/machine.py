@@ -23,16 +23,6 @@ class Links:
     def nodes(self) -> int:
         return ceil(self.ranks / self.gpus_per_node)
 
-    @property
-    def local(self) -> int:
-        """Return the ranks of a node."""
-        return min(self.ranks, self.gpus_per_node)
-
-    @property
-    def share(self) -> str:
-        """Return the name of the constant that says how much of a node's bandwidth collectives reach."""
-        return PCIE_SHARES.get(self.link, "link_share")
-
     def within(self, group: int | None) -> "Links":
         """The links within a group of neighbouring ranks."""
         return replace(self, ranks=min(self.ranks, group)) if group else self
@@ -77,9 +67,9 @@ def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) ->
     if ranks == 1:
         return 0.0
     rounds = 2 if kind == "all_reduce" else 1
-    bandwidth = LINKS[links.link].bytes_per_s * getattr(constants, links.share)
+    bandwidth = LINKS[links.link].bytes_per_s * getattr(constants, PCIE_SHARES.get(links.link, "link_share"))
     if nodes > 1:
-        ports = LINKS[links.network].bytes_per_s * links.local
+        ports = LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
         bandwidth = min(bandwidth, ports * constants.network_share)
     hop_s = constants.pcie_latency_s if links.link in PCIE_SHARES else constants.link_latency_s
     outer = nodes - 1

@@ -28,6 +28,7 @@ class Pace:
     """The constants that no datasheet has. `pace.toml` says where each comes from."""
 
     product_share: float  # of a GPU's ceiling, in whole waves of a product's tiles
+    odd_share: float  # of the speed of products, where a matrix in 16 bits has an odd number of columns
     attention_share: float  # of what the authors of FlashAttention-2 reached on a GPU, in layers of a training
     moving_share: float  # of the memory's bandwidth, in kernels that only move bytes
     update_share: float  # of the memory's bandwidth, in AdamWs of several kernels
@@ -105,21 +106,18 @@ def has_measured_ceilings(gpu: str) -> bool:
     return not any(origin.startswith("assumed") for _, origin in ceilings(gpu).values())
 
 
-def cache_bytes(gpu: str) -> int:
-    return _read()["cache_bytes"].get(gpu, 0)
-
-
-@functools.cache
 def slow_dequantization(gpu: str) -> float:
     """Return the seconds of a dequantization by bitsandbytes before 0.48, over those of today's."""
-    known = _read()["slow_dequantization"]
-    return known.get(gpu, known["others"])["value"]
+    return _of_gpu(_read()["slow_dequantization"], gpu)
 
 
 def attention_s(kernel: str | None, gpu: str) -> float:
     """Return the seconds of a decoder's attention by a kernel, over those of kernels that compute all scores."""
-    of_kernel = _read()["attention_kernel"].get(kernel, {})
-    return of_kernel.get(gpu, of_kernel.get("others", {"value": 1.0}))["value"]
+    return _of_gpu(_read()["attention_kernel"].get(kernel, {}), gpu)
+
+
+def _of_gpu(known: dict, gpu: str, otherwise: float = 1.0) -> float:
+    return known.get(gpu, known.get("others", {"value": otherwise}))["value"]
 
 
 def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
@@ -172,8 +170,8 @@ def work_s(
     """
     gpu = GPUS[gpu_name]
     processors = _read()["multiprocessors"].get(gpu_name, 108)
-    moving_share = _read()["ceiling"]["moving"].get(gpu_name, {"value": constants.moving_share})["value"]
-    peak = gpu.flops_per_s(whole, tf32)
+    moving_share = _of_gpu(_read()["ceiling"]["moving"], gpu_name, constants.moving_share)
+    reached = gpu.flops_per_s(whole, tf32) * ceilings(gpu_name)["attention"][0] * constants.attention_share
 
     def product_s(product: Product) -> float:
         element_bytes = product.element_bytes or (4 if whole else 2)
@@ -189,12 +187,11 @@ def work_s(
     share = constants.fused_traffic if fused else 1
     fusible = (moving - lasting) * share
     # If half of the cache holds all that a kernel moves, it finds there what the one before has written.
-    held = work.moving_kernels * share * cache_bytes(gpu_name) / 2 / gpu.memory_bytes_per_s
-    moving = fusible + (lasting - min(fusible, held) * (1 - constants.cached_traffic))
+    held = work.moving_kernels * share * _read()["cache_bytes"].get(gpu_name, 0) / 2 / gpu.memory_bytes_per_s
     return Seconds(
         products=sum(map(product_s, work.products)),
-        attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]) / constants.attention_share,
-        moving=moving / moving_share,
+        attention=work.attention_flops / reached,
+        moving=(fusible + lasting - min(fusible, held) * (1 - constants.cached_traffic)) / moving_share,
         launching=(work.kernels - with_adapters * (1 - share) * work.moving_kernels) * constants.kernel_s,
     )
 

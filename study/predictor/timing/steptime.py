@@ -75,12 +75,12 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     seconds, parts, spans = _step(setup, machine, constants)
     unknown = {"host_pace": constants.host_factor} if machine.host_pace is None else {}
     links = machine.links(setup.ranks)
-    if links.link in PCIE_SHARES and links.local > 1:
-        unknown[links.share] = constants.pcie_factor
+    if links.link in PCIE_SHARES and min(links.ranks, links.gpus_per_node) > 1:
+        unknown[PCIE_SHARES[links.link]] = constants.pcie_factor
     least, most = 1.0, 1.0  # over the prediction
     for name, factor in unknown.items():
-        value = getattr(constants, name)
-        ends = [_step(setup, machine, replace(constants, **{name: each}))[0] for each in (value / factor, value * factor)]
+        values = (getattr(constants, name) / factor, getattr(constants, name) * factor)
+        ends = [_step(setup, machine, replace(constants, **{name: value}))[0] for value in values]
         least, most = _joined(least, seconds / min(ends)), _joined(most, max(ends) / seconds)
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     peak_s = operations(setup) / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
@@ -146,6 +146,8 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
     """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
     single = has_single_kernels(setup.model)
     attention = attention_s(machine.attention_kernel, machine.gpu) if setup.model.look.kind == "decoder" else 1.0
+    odd = setup.model.dimensions.get("vocab_size", 0) % 2 and setup.precision != "fp32"
+    head_share = constants.odd_share if odd and not setup.library.one_row_as_two else 1  # Megatron fills the vocabulary
     known: dict[int, Seconds] = {}
 
     def cost(block: Block, one_pass: Work) -> Seconds:
@@ -156,7 +158,8 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
             more = (casts, setup.tokens, machine.tf32, setup.library.fused_adapters)
             kernels = _by_bitsandbytes(one_pass, setup, machine.gpu)
             seconds = work_s(kernels, machine.gpu, setup.precision == "fp32", fused, constants, *more)
-            known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention)
+            products_s = seconds.products / (1 if block.is_layer else head_share)
+            known[id(one_pass)] = replace(seconds, attention=seconds.attention * attention, products=products_s)
         return known[id(one_pass)]
 
     return {block.name: (cost(block, block.forward), cost(block, block.backward)) for block in work}
@@ -164,9 +167,9 @@ def _seconds(work: tuple[Block, ...], setup: Setup, machine: Machine, constants:
 
 def _by_bitsandbytes(work: Work, setup: Setup, gpu: str) -> Work:
     """Return the kernels of a pass by an older release of bitsandbytes."""
-    if setup.quantized and setup.library.slow_dequantization:
+    if setup.quantized and () < setup.library.bitsandbytes < (0, 48):
         more_bytes = (slow_dequantization(gpu) - 1) * work.lasting_bytes
         work = work.and_then(Work(moved_bytes=more_bytes, lasting_bytes=more_bytes))
-    if setup.quantized and setup.library.fp32_products:
+    if setup.quantized and () < setup.library.bitsandbytes < (0, 47):
         work = replace(work, products=tuple(replace(product, element_bytes=None) for product in work.products))
     return work
