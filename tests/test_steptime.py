@@ -423,6 +423,9 @@ def test_quantized_weights_are_made_whole_before_each_product():
         once = after.forward.lasting_bytes - before.forward.lasting_bytes
         assert once == (linear / 2 * (4.5 / 8 + 2) if after.is_layer else 0)
         assert after.backward.lasting_bytes - before.backward.lasting_bytes == 2 * once
+    scales = replace(packed, quantized="nf4_double")
+    more = [a.forward.kernels - b.forward.kernels for a, b in zip(blocks(scales), blocks(packed), strict=True)]
+    assert sorted(set(more)) == [0, 2 * 6], "a layer's six: their values, and an offset"
     with pytest.raises(Stop, match="quantized weights do not train"):
         replace(packed, model=named("bert-tiny"))
 

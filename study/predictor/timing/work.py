@@ -166,7 +166,8 @@ def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:
     """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
     packed = [size for size in map(setup.packed_elements, tensors) if size]
     moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + 2)
-    return Work(moved_bytes=moved, moving_kernels=len(packed), lasting_bytes=moved)
+    kernels = len(packed) * (3 if setup.quantized == "nf4_double" else 1)  # two of the scales (bitsandbytes)
+    return Work(moved_bytes=moved, moving_kernels=kernels, lasting_bytes=moved)
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:
