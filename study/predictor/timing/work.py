@@ -16,6 +16,10 @@ from study.predictor.tracing.transformer import Transformer
 EXPERT = "of_an_expert"
 # Kernels of an expert: its tokens are found, three products, the gate, the weights, the sum. A test counts them.
 LOOP_KERNELS = {"forward": 10, "backward": 20}
+# The host's work for a product with quantized weights, in kernels beside the product's: measured with bitsandbytes 0.50
+# on two CPU cores (study/bench/host_hooks.py); of int8 counted in `autograd/_functions.py` of 0.43.3.
+QUANTIZED_KERNELS = {"nf4_double": {"forward": 9, "backward": 6}, "int8": {"forward": 25, "backward": 10}}
+OTHER_QUANTIZED_KERNELS = {"forward": 7, "backward": 4}
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Work:
     moved_bytes: float = 0  # read and written by all other kernels
     moving_kernels: int = 0
     lasting_bytes: float = 0  # of these, for weights that are quantized: no fusing spares them
+    python_kernels: int = 0  # Python that takes the host as long as launching so many kernels
 
     def and_then(self, other: "Work") -> "Work":
         """Return the kernels of both."""
@@ -55,7 +60,7 @@ class Work:
 
     @property
     def kernels(self) -> int:
-        return len(self.products) + self.attention_kernels + self.moving_kernels
+        return len(self.products) + self.attention_kernels + self.moving_kernels + self.python_kernels
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
         total = _work(kernels.get((phase, name), []))
         again = ["forward"] if phase == "backward" and setup.computes_again(name) else []
         for each in [phase, *again]:
-            total = total.and_then(_dequantization(setup, tensors[name])) if setup.quantized else total
+            total = total.and_then(_dequantization(setup, tensors[name], each)) if setup.quantized else total
             total = total.and_then(_loop(tensors[name], each)) if setup.library.experts_loop else total
         return same.setdefault(total, total)
 
@@ -162,12 +167,14 @@ def _loop(tensors: list[Tensor], phase: str) -> Work:
     return Work(moving_kernels=experts * LOOP_KERNELS[phase])
 
 
-def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:
+def _dequantization(setup: Setup, tensors: list[Tensor], phase: str) -> Work:
     """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
     packed = [size for size in map(setup.packed_elements, tensors) if size]
     moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + 2)
-    kernels = len(packed) * (3 if setup.quantized == "nf4_double" else 1)  # two of the scales (bitsandbytes)
-    return Work(moved_bytes=moved, moving_kernels=kernels, lasting_bytes=moved)
+    kernels = QUANTIZED_KERNELS.get(setup.quantized or "nf4", OTHER_QUANTIZED_KERNELS)[phase]
+    kernels = 3 if setup.library.fused_adapters else kernels  # Unsloth calls the kernels of values and scales alone
+    more = (kernels - 1) * len(packed)
+    return Work(moved_bytes=moved, moving_kernels=len(packed), lasting_bytes=moved, python_kernels=more)
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:
