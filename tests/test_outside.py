@@ -298,6 +298,7 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
         ({"keeps_cache": "with_outputs"}, {"keeps_cache": True, "keeps_logits": True}),
         ({"deepspeed": "{}", "versions": "torch 2.1"}, {"bucket_view": True}),
         ({"versions": "torch 1.12.1"}, {"torch_major": 1}),
+        ({"source": "linskybing/LLM", "versions": "deepspeed 0.19.2"}, {"plain_linear": True, "keeps_logits": True}),
         ({"versions": "bitsandbytes 0.43.1"}, {"bitsandbytes": (0, 43, 1)}),
         ({"attention": "megatron", "recompute": "whole"}, {"one_row_as_two": True, "recomputes_whole_layers": True}),
         ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),

@@ -426,6 +426,9 @@ def test_quantized_weights_are_made_whole_before_each_product():
     scales = replace(packed, quantized="nf4_double")
     more = [a.forward.kernels - b.forward.kernels for a, b in zip(blocks(scales), blocks(packed), strict=True)]
     assert sorted(set(more)) == [0, 2 * 6], "a layer's six: their values, and an offset"
+    layer, plain_layer = (next(each for each in blocks(one) if each.is_layer) for one in (packed, plain))
+    more = [getattr(layer, each).kernels - getattr(plain_layer, each).kernels for each in ("forward", "backward")]
+    assert more == [7 * 6, (4 + 7) * 6 - 6], "beside the product; the last one is not computed again"
     with pytest.raises(Stop, match="quantized weights do not train"):
         replace(packed, model=named("bert-tiny"))
 

@@ -1,10 +1,11 @@
 """Rank 0 of N without the others: byte for byte what a real rank 0 holds and sends."""
 
+import json
 import types
 
 import psutil
 import pytest
-from conftest import DECODERS_ALONE, TRAINED, launch, ranks_of, traceback_of_ours
+from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of, traceback_of_ours
 
 from study.bench.prediction import predicted
 from study.cli import room
@@ -77,6 +78,35 @@ def assert_same_without_values(without: dict, with_memory: dict) -> None:
     assert sum(real_held["at_peak"].values()) > 1e6
     sizes, real_sizes = ({kind: moved["bytes"] for kind, moved in kinds.items()} for kinds in (sent, real_sent))
     assert sizes == real_sizes
+
+
+@pytest.mark.parametrize(
+    ("model", "off"), [("llama3.2-1b", 1e-6), pytest.param("gpt2", 0.003, marks=pytest.mark.slow)]
+)
+def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, off, tmp_path, cache):
+    """DeepSpeed before 0.19.4 leaves them as they are where a model is built outside zero.Init.
+
+    Today `memory_efficient_linear` does so. The graph keeps views of weights that DeepSpeed has released. GPT-2's
+    Conv1D keeps none, but its head does.
+    """
+    config = json.loads((ROOT / "accelerate_configs" / "deepspeed" / "zero3.json").read_text())
+    config["zero_optimization"] |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+    peaks = []
+    for own in (True, False):
+        config["zero_optimization"]["memory_efficient_linear"] = own
+        (tmp_path / "zero3.json").write_text(json.dumps(config))
+        text = (ROOT / "accelerate_configs" / "zero3.yaml").read_text()
+        arm = tmp_path / "zero3.yaml"
+        arm.write_text(text.replace("accelerate_configs/deepspeed/zero3.json", str(tmp_path / "zero3.json")))
+        flags = ("--virtual-ranks", "8", "--init", "none", "--task", "synthetic", "--model", model)
+        shape = ("--precision", "bf16_cast", "--micro-batch", "1", "--sequence", "128")
+        run = launch(arm, tmp_path / f"run {own}", *FLAGS, *flags, *shape, cache=cache)
+        assert run.code == 0, run.output
+        peaks.append(sum(of_rank_0(run.record)[0]["at_peak"].values()))
+        theory = predicted(Record.model_validate(run.record))
+        assert theory is not None
+        assert theory.peak_bytes == pytest.approx(peaks[-1], rel=off)
+    assert peaks[1] > 1.2 * peaks[0]
 
 
 def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):

@@ -7,6 +7,7 @@ times their ratio is `module_s`, `unit_s`, `gradient_s` and `tensor_s`. Run it o
 """
 
 import functools
+import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from study.predictor.tracing.transformer import Transformer
 RANKS = 8
 FEW, MANY = 6, 18  # layers
 WARM_UP, STEPS = 4, 14
+LAYERS = 48  # of quantized products
 TENSORS = 9  # of a layer, each in a module of its own
 Seconds = tuple[float, float, float]  # of the forward pass, the backward pass and the update
 
@@ -110,6 +112,30 @@ def of_a_layer(step: Callable[[int], Seconds]) -> Seconds:
     return forward_s, backward_s, update_s
 
 
+def of_a_quantized_product(doubly: bool) -> tuple[float, float]:
+    """Return the seconds of both passes of a frozen linear layer by bitsandbytes in 4 bits, less those of PyTorch's."""
+    import bitsandbytes
+
+    def both_passes(made: Callable[[], torch.nn.Module]) -> tuple[float, float]:
+        layers = [made().requires_grad_(False) for _ in range(LAYERS)]
+        rows = torch.randn(1, 8, 64, dtype=torch.bfloat16, requires_grad=True)
+        taken = []
+        for _ in range(STEPS):
+            clock = [time.perf_counter()]
+            out = functools.reduce(lambda values, layer: layer(values), layers, rows)
+            clock.append(time.perf_counter())
+            out.sum().backward()
+            clock.append(time.perf_counter())
+            taken.append((clock[1] - clock[0], clock[2] - clock[1]))
+        forward_s, backward_s = (median(part) / LAYERS for part in zip(*taken[WARM_UP:], strict=True))
+        return forward_s, backward_s
+
+    options: dict[str, Any] = {"compute_dtype": torch.bfloat16, "quant_type": "nf4", "compress_statistics": doubly}
+    packed = both_passes(lambda: bitsandbytes.nn.Linear4bit(64, 64, bias=False, **options).to("cpu"))
+    plain = both_passes(lambda: torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16))
+    return packed[0] - plain[0], packed[1] - plain[1]
+
+
 def main() -> None:
     os.environ |= {"RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
     torch.set_num_threads(1)
@@ -134,6 +160,10 @@ def main() -> None:
     kinds = (functools.partial(by_torch, None, torch.bfloat16, reentrant=each) for each in (False, True))
     hooked, reentrant = (sum(of_a_layer(kind)[:2]) for kind in kinds)
     tell("checkpointing of a layer that does not re-enter, over one that does", hooked - reentrant)
+    if importlib.util.find_spec("bitsandbytes"):  # of the extra `bits`
+        for doubly in (False, True):
+            for which, seconds in zip(("forward", "backward"), of_a_quantized_product(doubly), strict=True):
+                tell(f"a product with 4-bit weights{', scales too' * doubly}, {which}", seconds)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,9 @@ def standing(engine: Engine) -> dict[str, int]:
     part = engine.part
     trained = engine.elements
     frozen = engine.frozen_bytes
-    moments_bytes = _moments_bytes(engine)
+    moments_bytes = held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
+    if engine.optimizer == "muon" and engine.stage:
+        moments_bytes = muon.moments_bytes(engine)
     if engine.stage == 0:
         return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
     # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
@@ -188,12 +190,6 @@ def standing(engine: Engine) -> dict[str, int]:
         buffer = ceil(4 * min(part, SUB_GROUP_ELEMENTS) / 1024) * 1024
         states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
     return states
-
-
-def _moments_bytes(engine: Engine) -> int:
-    if engine.optimizer == "muon" and engine.stage:
-        return muon.moments_bytes(engine)
-    return held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
 
 
 def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:

@@ -29,13 +29,14 @@ class Library:
     # Its release; none: today's. Products keep their inputs up to 0.43.1 with 4 bits, and 0.44 with 8. Those of 4-bit
     # weights and values in fp32 are in fp32 up to 0.46. Dequantization is slower up to 0.47.
     bitsandbytes: tuple[int, ...] = ()
+    plain_linear: bool = False  # of stage 3: DeepSpeed before 0.19.4, if the model was built outside zero.Init
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
     fsdp_views: bool = False  # FSDP1's tensors are views of what it gathers and reduces; FSDP2 copies
     fsdp_waits: bool = False  # FSDP2 sums whole gradients in fp32, and reduces them in a step's last pass only
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
     adapter_units: bool = False  # adapters' matrices are units of FSDP1 (PEFT): the GPU waits for the host of each
-    keeps_inputs: bool = False  # FSDP1 keeps those of frozen layers until the pass ends (`memory/kept.py`)
+    keeps_inputs: bool = False  # checkpointed units of FSDP1 keep those of frozen layers (`memory/kept.py`)
 
 
 TODAY = Library()

@@ -84,8 +84,10 @@ class Setup:
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "give a model with adapters")
         self._check_sharing()
-        if self.layout:
-            self._check_layout(self.layout)
+        if self.layout and (self.fsdp or self.stage > 1):
+            raise Stop("with pipeline stages or divided layers, only states are shared here", "give --arm ddp or zero1")
+        if self.layout and (reason := self.layout.refusal(self.model, self.ranks, self.accumulation)):
+            raise Stop(reason, "give other sizes, ranks or passes", "unavailable")
 
     def _check_sharing(self) -> None:
         if self.fsdp and self.deepspeed:
@@ -98,12 +100,6 @@ class Setup:
         if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
             what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
             raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
-
-    def _check_layout(self, layout: Layout) -> None:
-        if self.fsdp or self.stage > 1:
-            raise Stop("with pipeline stages or divided layers, only states are shared here", "give --arm ddp or zero1")
-        if reason := layout.refusal(self.model, self.ranks, self.accumulation):
-            raise Stop(reason, "give other sizes, ranks or passes", "unavailable")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
@@ -168,16 +164,20 @@ class Setup:
         return bool(self.checkpointing) and kind == "layer" and int(place) % self.checkpointing == 0
 
     @property
+    def has_own_linear(self) -> bool:
+        """Return whether stage 3 computes linear layers itself. PyTorch's keep the gathered weights in the graph."""
+        return self.stage == 3 and self._zero.get("memory_efficient_linear", True) and not self.library.plain_linear
+
+    @property
     def trace_options(self) -> TraceOptions:
         """Return all that a trace of the model depends on."""
-        own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
         attention = self.attention if self.model.has_fused_attention else "eager"
         recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
         kept_until = (
             (0, 45) if self.quantized == "int8" else (0, 43, 2)
         )  # inputs of products (`autograd/_functions.py`)
         return TraceOptions(
-            *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, own_linear),
+            *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, self.has_own_linear),
             cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
             logits=self.library.logits,
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",

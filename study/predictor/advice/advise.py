@@ -126,7 +126,9 @@ def advise(question: Question, with_half: bool = True) -> Advice:
     if choice is None:
         return Advice(question, tuple(rows), None, None)
     alternative = _alternative(_usable(rows), choice)
-    shown = {row.arm: _with_driver(question, row) for row in (choice, alternative) if row}
+    two = [row for row in (choice, alternative) if row]
+    kinds = [memory_kinds(setup_of_row(question, row), question.gpu) for row in two]
+    shown = {row.arm: replace(row, driver_bytes=each.driver) for row, each in zip(two, kinds, strict=True)}
     shown_rows = tuple(shown.get(row.arm, row) for row in rows)
     return Advice(question, shown_rows, shown[choice.arm], alternative and shown[alternative.arm])
 
@@ -158,10 +160,6 @@ def _of_half(question: Question, choice: Row) -> Row | None:
         if isinstance(half, Row) and half.step_s and choice.step_s and half.drawbacks <= choice.drawbacks:
             return half if half.step_s < (1 - SEPARABLE / 2) * choice.step_s else None  # one arm errs alike
     return None
-
-
-def _with_driver(question: Question, row: Row) -> Row:
-    return replace(row, driver_bytes=memory_kinds(setup_of_row(question, row), question.gpu).driver)
 
 
 def setup_of_row(question: Question, row: Row) -> Setup:

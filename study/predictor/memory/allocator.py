@@ -85,19 +85,17 @@ class Allocator:
 
     def _segment(self, size: int, small: bool) -> Block:
         segment = segment_bytes(size)
-        if self.reserved + segment > self.capacity_bytes:
-            self._give_back()
+        if self.reserved + segment > self.capacity_bytes:  # what is free is given back
+            every = [each for free in self._free.values() for *_, each in free]
+            for block in (each for each in every if not (each.before or each.after)):
+                self._out(block)
+                self.reserved -= block.size
         if self.reserved + segment > self.capacity_bytes:
             raise MemoryError
         self.reserved += segment
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         self._segments += 1
         return Block(segment, small, self._segments)
-
-    def _give_back(self) -> None:
-        for block in [each for free in self._free.values() for *_, each in free if not (each.before or each.after)]:
-            self._out(block)
-            self.reserved -= block.size
 
     def _in(self, block: Block) -> None:
         block.free = True

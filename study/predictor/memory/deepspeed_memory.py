@@ -10,7 +10,7 @@ from math import ceil
 
 from study.predictor.memory import moments, muon
 from study.predictor.memory.engine import Engine
-from study.predictor.memory.fetches import Visit, Whole, leaf_modules
+from study.predictor.memory.fetches import Visit, Whole, leaf_modules, reads_out_by_embeddings
 from study.predictor.memory.profile import Held, Profile, Tensor
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -162,9 +162,19 @@ class Scattering:
         self.hold(engine.fetches.turn.running)
         self.released = engine.fetches.turn.released
         self.stay = {tensor.name for tensor in engine.persistent}
+        self.in_graph = {} if engine.setup.has_own_linear else dict(self.views(engine))
         self.all_stay = engine.fetches.turn.running.weights == engine.all_elements and engine.refetched == 0
         self.bucket: list[Tensor] = []
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
+
+    def views(self, engine: Engine) -> Iterator[tuple[str, int]]:
+        """Yield the bytes of whole weights that PyTorch's linear layers keep in the graph, as views of them."""
+        keeps = {each.block for each in engine.tensors if not engine.setup.computes_again(each.block)} - {"embeddings"}
+        for tensor in engine.tensors if engine.setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
+            if len(tensor.shape) == 2 and tensor.block in keeps and tensor.name not in self.stay:
+                yield tensor.name, tensor.elements * self.w * engine.gathers
+        if reads_out_by_embeddings(engine.setup.model):
+            yield engine.tensors[-1].name, max(tensor.elements for tensor in engine.tensors) * self.w * engine.gathers
 
     def hold(self, whole: Whole) -> None:
         self.alive = whole.weights * self.w * self.engine.gathers
@@ -195,7 +205,7 @@ class Scattering:
 
     def moment(self, activations: Held, extra: int) -> dict:
         states = {"activations": activations.kept, "gathered_weights": self.alive, "gradients": self.large * self.w}
-        temporaries = activations.in_use + extra + self.flat
+        temporaries = activations.in_use + extra + self.flat + sum(self.in_graph.values())
         return states | {"temporaries": temporaries} | self.engine.second_copy(self.released)
 
     def reduce(self, complete: Held, next_elements: int) -> dict:
@@ -215,6 +225,7 @@ class Scattering:
     def take(self, tensor: Tensor) -> None:
         """Put a complete gradient into the bucket."""
         elements = tensor.elements
+        self.in_graph.pop(tensor.name, None)
         self.bucket.append(tensor)
         self.filled += elements
         self.large += elements if elements > self.engine.bucket_elements else 0

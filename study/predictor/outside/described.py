@@ -130,14 +130,9 @@ def _targets(row: Row, model: Transformer) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _most_tokens(model: Transformer) -> int | None:
-    """Return the most tokens of a row, if positions are learned. Rotary ones have no end."""
-    learned = any(re.search("wpe|position", tensor.name) for tensor in model.tensors)
-    return model.positions if learned else None
-
-
 def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
     sequence = _count(row, "seq")
+    learned = any(re.search("wpe|position", tensor.name) for tensor in model.tensors)  # rotary positions have no end
     given = {name: getattr(row, name) for name in ("fsdp", "group", "quantized", "attention", "optimizer", "loss")}
     given = {name: value for name, value in given.items() if value is not None}
     if name := OPTIMIZERS[row.optimizer_name or "adamw"]:
@@ -147,7 +142,7 @@ def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
     return Setup(
         model=model,
         ranks=_count(row, "n_gpus"),
-        sequence=min(sequence, _most_tokens(model) or sequence),
+        sequence=min(sequence, (learned and model.positions) or sequence),
         micro_batch=_count(row, "micro_batch"),
         accumulation=1 if row.grad_acc is None else _count(row, "grad_acc"),
         checkpointing=_every(row, model),
@@ -217,7 +212,6 @@ def library_of(row: Row) -> Library:
     """Return what a row's libraries do otherwise than today's."""
     transformers = _version(row, "transformers")
     by_peft = "peft" in row.libraries or row.origin.adapter_units
-    around_units = () < transformers < (4, 52)  # checkpointing is then around the units of FSDP1
     return Library(
         litgpt=row.origin.litgpt,
         one_row_as_two=row.attention == "megatron",
@@ -230,13 +224,14 @@ def library_of(row: Row) -> Library:
         experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",
         bitsandbytes=_version(row, "bitsandbytes"),
+        plain_linear=row.origin.outside_zero_init and _version(row, "deepspeed") < (0, 19, 4),
         torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
         fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
         fsdp_waits=row.origin.fsdp_waits,
         fsdp_ends=row.fsdp_units == "layers_and_ends",
         adapter_units=row.adapter is not None and row.fsdp_version == 1 and by_peft,
-        keeps_inputs=around_units and row.fsdp_version == 1 and row.recompute == "whole",
+        keeps_inputs=() < transformers < (4, 52) and row.fsdp_version == 1 and row.recompute == "whole",
     )
 
 

@@ -202,6 +202,7 @@ class Source(BaseModel, extra="forbid", frozen=True):
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
     litgpt: Litgpt | None = None  # its models and loops are those of this script of litgpt
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
+    outside_zero_init: bool = False  # its models are built outside DeepSpeed's zero.Init
     adapter_units: bool = False  # adapters' matrices are units of its FSDP1, as they are with PEFT
     fsdp_waits: bool = False  # its FSDP2 sums whole gradients in fp32, and reduces them in the last pass only
     versions: str = ""  # of libraries, if its rows say none

@@ -88,9 +88,8 @@ class Schedule:
 
     def hooks_s(self, block: Block, phase: str, passes: int) -> float:
         """Return the seconds of Python that keeps and restores activations, gathers weights, or reduces gradients."""
-        seconds = 0.0
-        if passes == 2 and not self.setup.library.recomputes_whole_layers:
-            seconds = self.constants.checkpoint_share * self.constants.kernel_s * block.forward.kernels
+        hooked = block.forward.kernels if passes == 2 and not self.setup.library.recomputes_whole_layers else 0
+        seconds = self.constants.checkpoint_share * self.constants.kernel_s * hooked
         if self.setup.fsdp:
             return seconds + self.constants.unit_s * block.is_layer
         if self.engine.stage == 3:  # tensors that always stay whole need no hook

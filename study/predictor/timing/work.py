@@ -16,10 +16,9 @@ from study.predictor.tracing.transformer import Transformer
 EXPERT = "of_an_expert"
 # Kernels of an expert: its tokens are found, three products, the gate, the weights, the sum. A test counts them.
 LOOP_KERNELS = {"forward": 10, "backward": 20}
-# The host's work for a product with quantized weights, in kernels beside the product's: measured with bitsandbytes 0.50
-# on two CPU cores (study/bench/host_hooks.py); of int8 counted in `autograd/_functions.py` of 0.43.3.
-QUANTIZED_KERNELS = {"nf4_double": {"forward": 9, "backward": 6}, "int8": {"forward": 25, "backward": 10}}
-OTHER_QUANTIZED_KERNELS = {"forward": 7, "backward": 4}
+# The host's work for a product with quantized weights, in kernels beside the product's, in both passes. Other kinds: 7
+# and 4. Measured with bitsandbytes 0.50 on two CPU cores (study/bench/host_hooks.py); of int8 counted in 0.43.3.
+QUANTIZED_KERNELS = {"nf4_double": (9, 6), "int8": (25, 10)}
 
 
 @dataclass(frozen=True)
@@ -171,10 +170,9 @@ def _dequantization(setup: Setup, tensors: list[Tensor], phase: str) -> Work:
     """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
     packed = [size for size in map(setup.packed_elements, tensors) if size]
     moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + 2)
-    kernels = QUANTIZED_KERNELS.get(setup.quantized or "nf4", OTHER_QUANTIZED_KERNELS)[phase]
-    kernels = 3 if setup.library.fused_adapters else kernels  # Unsloth calls the kernels of values and scales alone
-    more = (kernels - 1) * len(packed)
-    return Work(moved_bytes=moved, moving_kernels=len(packed), lasting_bytes=moved, python_kernels=more)
+    kernels = QUANTIZED_KERNELS.get(setup.quantized or "nf4", (7, 4))[phase == "backward"]
+    python = ((3 if setup.library.fused_adapters else kernels) - 1) * len(packed)  # Unsloth calls its kernels alone
+    return Work(moved_bytes=moved, moving_kernels=len(packed), lasting_bytes=moved, python_kernels=python)
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:

@@ -99,12 +99,8 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
     if flops:
         return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
     tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
-    return "other", (sum(_read_bytes(tensor) for tensor in tensors),)
-
-
-def _read_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that a kernel reads or writes of a tensor. An expanded one, such as a bias, is smaller than its shape."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    # An expanded tensor, such as a bias, has fewer bytes than its shape.
+    return "other", (sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors),)
 
 
 def follow(model: torch.nn.Module, watch: Watch) -> None:
