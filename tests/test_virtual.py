@@ -80,9 +80,7 @@ def assert_same_without_values(without: dict, with_memory: dict) -> None:
     assert sizes == real_sizes
 
 
-@pytest.mark.parametrize(
-    ("model", "off"), [("llama3.2-1b", 1e-6), pytest.param("gpt2", 0.003, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("model", "off"), [("llama3.2-1b", 1e-6), pytest.param("gpt2", 0.003, marks=pytest.mark.slow)])
 def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, off, tmp_path, cache):
     """DeepSpeed before 0.19.4 leaves them as they are where a model is built outside zero.Init.
 

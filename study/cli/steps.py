@@ -101,6 +101,10 @@ class Kernels:
     """The model returns its keys and values, which are held until the loss is computed; with --keeps-logits, those of
     two passes. transformers 4 does so if use_cache is not off and layers have PyTorch's own checkpointing. Known for
     models with k_proj and v_proj, and for GPT-2 and GPT-BigCode."""
+    plain_linear: bool = False
+    """With stage 3: linear layers are PyTorch's, whose graph keeps the gathered weights until the backward pass. So they
+    are where the model was not built within deepspeed.zero.Init, and DeepSpeed is older than 0.19.4. Accelerate and
+    transformers' Trainer build it within."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
@@ -110,7 +114,7 @@ class Kernels:
     def values(self) -> dict:
         """Return the fields of a setup, without those that are left to the model."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        held = {name: given.pop(name) for name in ("keeps_logits", "keeps_cache")}
+        held = {name: given.pop(name) for name in ("keeps_logits", "keeps_cache", "plain_linear")}
         return given | {"library": Library(**held)}
 
 
