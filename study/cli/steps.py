@@ -102,9 +102,9 @@ class Kernels:
     two passes. transformers 4 does so if use_cache is not off and layers have PyTorch's own checkpointing. Known for
     models with k_proj and v_proj, and for GPT-2 and GPT-BigCode."""
     plain_linear: bool = False
-    """With stage 3: linear layers are PyTorch's, whose graph keeps the gathered weights until the backward pass. So they
-    are where the model was not built within deepspeed.zero.Init, and DeepSpeed is older than 0.19.4. Accelerate and
-    transformers' Trainer build it within."""
+    """With stage 3: linear layers are PyTorch's, whose graph keeps the gathered weights until the backward pass. So
+    they are where the model was not built within deepspeed.zero.Init, and DeepSpeed is older than 0.19.4. Accelerate
+    and transformers' Trainer build it within."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
