@@ -104,7 +104,7 @@ def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, off, tmp_path, 
         theory = predicted(Record.model_validate(run.record))
         assert theory is not None
         assert theory.peak_bytes == pytest.approx(peaks[-1], rel=off)
-    assert peaks[1] > 1.2 * peaks[0]
+    assert peaks[1] > 1.05 * peaks[0]
 
 
 def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):
