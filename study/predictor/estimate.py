@@ -160,9 +160,8 @@ def standing(engine: Engine) -> dict[str, int]:
     part = engine.part
     trained = engine.elements
     frozen = engine.frozen_bytes
-    moments_bytes = held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
-    if engine.optimizer == "muon" and engine.stage:
-        moments_bytes = muon.moments_bytes(engine)
+    by_muon = engine.optimizer == "muon" and engine.stage
+    moments_bytes = muon.moments_bytes(engine) if by_muon else held_bytes(engine.optimizer, engine.pieces, b)
     if engine.stage == 0:
         return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
     # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With

@@ -26,8 +26,7 @@ class Library:
     # until the backward pass has all it needs, which spares its last product. Times depend on it, and what layers with
     # adapters keep, which is taken to be the reentrant kind's.
     recomputes_whole_layers: bool = False
-    # Its release; none: today's. Products keep their inputs up to 0.43.1 with 4 bits, and 0.44 with 8. Those of 4-bit
-    # weights and values in fp32 are in fp32 up to 0.46. Dequantization is slower up to 0.47.
+    # None: today's. Older releases keep inputs, compute in fp32 where values are in fp32, and dequantize more slowly.
     bitsandbytes: tuple[int, ...] = ()
     plain_linear: bool = False  # of stage 3: DeepSpeed before 0.19.4, if the model was built outside zero.Init
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
@@ -37,6 +36,3 @@ class Library:
     fsdp_ends: bool = False  # embeddings and output are units of FSDP, too: torchtune's `custom_sharded_layers`
     adapter_units: bool = False  # adapters' matrices are units of FSDP1 (PEFT): the GPU waits for the host of each
     keeps_inputs: bool = False  # checkpointed units of FSDP1 keep those of frozen layers (`memory/kept.py`)
-
-
-TODAY = Library()

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Literal
 
 from study.errors import Stop
-from study.predictor.library import TODAY, Library
+from study.predictor.library import Library
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.parallel.layout import Layout
@@ -72,7 +72,7 @@ class Setup:
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
-    library: Library = TODAY
+    library: Library = field(default_factory=Library)
     layout: Layout | None = None  # Megatron-LM's; deepspeed then says only whether replicas share states (stage 1)
 
     def __post_init__(self):

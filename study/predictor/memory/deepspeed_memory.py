@@ -168,13 +168,13 @@ class Scattering:
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
 
     def views(self, engine: Engine) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of whole weights that PyTorch's linear layers keep in the graph, as views of them."""
-        keeps = {each.block for each in engine.tensors if not engine.setup.computes_again(each.block)} - {"embeddings"}
-        for tensor in engine.tensors if engine.setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
-            if len(tensor.shape) == 2 and tensor.block in keeps and tensor.name not in self.stay:
+        """Yield the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them."""
+        released = [each for each in engine.tensors if each.name in engine.fetches.released and len(each.shape) == 2]
+        for tensor in released if engine.setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
+            if tensor.block != "embeddings" and not engine.setup.computes_again(tensor.block):
                 yield tensor.name, tensor.elements * self.w * engine.gathers
-        if reads_out_by_embeddings(engine.setup.model):
-            yield engine.tensors[-1].name, max(tensor.elements for tensor in engine.tensors) * self.w * engine.gathers
+        if reads_out_by_embeddings(engine.setup.model) and engine.tensors[0] in released:
+            yield engine.tensors[-1].name, engine.tensors[0].elements * self.w * engine.gathers
 
     def hold(self, whole: Whole) -> None:
         self.alive = whole.weights * self.w * self.engine.gathers

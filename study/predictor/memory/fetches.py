@@ -43,6 +43,7 @@ class Fetches(NamedTuple):
     turn: Visit  # of the last module of the forward pass
     backward: dict[str, Visit]
     fetched: int  # gathered in both passes, without those that always stay whole
+    released: frozenset[str]  # the tensors that the forward pass has released
 
 
 class Limits(NamedTuple):
@@ -64,13 +65,16 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     without = _without_backward(model)
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
-    visits = [coordinator.visit(step) for step in range(len(coordinator.order))]
+    visits = [coordinator.visit(step) for step in range(len(forward))]
+    released = frozenset(coordinator.released_once)
+    visits += [coordinator.visit(step) for step in range(len(forward), len(coordinator.order))]
     steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
     return Fetches(
         forward={name: visit for visit, names in zip(visits, forward, strict=False) for name in names},
         turn=visits[len(forward) - 1],
         backward={name: visits[step] for name, step in steps.items()},
         fetched=coordinator.fetched,
+        released=released,
     )
 
 

@@ -211,7 +211,6 @@ def _types(row: Row, dtype: str) -> dict:
 def library_of(row: Row) -> Library:
     """Return what a row's libraries do otherwise than today's."""
     transformers = _version(row, "transformers")
-    by_peft = "peft" in row.libraries or row.origin.adapter_units
     return Library(
         litgpt=row.origin.litgpt,
         one_row_as_two=row.attention == "megatron",
@@ -230,7 +229,9 @@ def library_of(row: Row) -> Library:
         fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
         fsdp_waits=row.origin.fsdp_waits,
         fsdp_ends=row.fsdp_units == "layers_and_ends",
-        adapter_units=row.adapter is not None and row.fsdp_version == 1 and by_peft,
+        adapter_units=row.adapter is not None
+        and row.fsdp_version == 1
+        and ("peft" in row.libraries or row.origin.adapter_units),
         keeps_inputs=() < transformers < (4, 52) and row.fsdp_version == 1 and row.recompute == "whole",
     )
 

@@ -63,15 +63,13 @@ def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) ->
     ports of a node carry the data. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
     """
     ranks = links.ranks
-    nodes = links.nodes
     if ranks == 1:
         return 0.0
     rounds = 2 if kind == "all_reduce" else 1
     bandwidth = LINKS[links.link].bytes_per_s * getattr(constants, PCIE_SHARES.get(links.link, "link_share"))
-    if nodes > 1:
+    if outer := links.nodes - 1:
         ports = LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
         bandwidth = min(bandwidth, ports * constants.network_share)
     hop_s = constants.pcie_latency_s if links.link in PCIE_SHARES else constants.link_latency_s
-    outer = nodes - 1
     latency_s = constants.base_latency_s + rounds * ((ranks - 1 - outer) * hop_s + outer * constants.network_latency_s)
     return latency_s + rounds * size_bytes * (ranks - 1) / ranks / bandwidth

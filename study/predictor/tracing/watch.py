@@ -99,8 +99,8 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
     if flops:
         return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
     tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
-    # An expanded tensor, such as a bias, has fewer bytes than its shape.
-    return "other", (sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors),)
+    moved = (min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors)
+    return "other", (sum(moved),)  # an expanded tensor, such as a bias, has fewer bytes than its shape
 
 
 def follow(model: torch.nn.Module, watch: Watch) -> None:
