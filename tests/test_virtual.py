@@ -81,14 +81,14 @@ def assert_same_without_values(without: dict, with_memory: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "most_live", "off"),
+    ("model", "most_live", "in_linear", "off"),
     [
-        ("llama3.2-1b", 0, 1e-6),
-        pytest.param("gpt2", 0, 0.003, marks=pytest.mark.slow),
-        pytest.param("qwen3-8b", 10**9, 1e-6, marks=pytest.mark.slow),
+        ("llama3.2-1b", 0, 16 * 60_817_408 + 128_256 * 2048, 1e-6),
+        pytest.param("gpt2", 0, 50_257 * 768, 0.003, marks=pytest.mark.slow),
+        pytest.param("qwen3-8b", 10**9, 36 * 192_937_984 + 151_936 * 4096, 1e-6, marks=pytest.mark.slow),
     ],
 )
-def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, most_live, off, tmp_path, cache):
+def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, most_live, in_linear, off, tmp_path, cache):
     """DeepSpeed before 0.19.4 leaves them as they are where a model is built outside zero.Init.
 
     Today `memory_efficient_linear` does so. The graph keeps views of weights that DeepSpeed has released. GPT-2's
@@ -97,6 +97,7 @@ def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, most_live, off,
     config = json.loads((ROOT / "accelerate_configs" / "deepspeed" / "zero3.json").read_text())
     config["zero_optimization"] |= {"stage3_max_live_parameters": most_live, "stage3_max_reuse_distance": most_live}
     peaks = []
+    kept = []
     for own in (True, False):
         config["zero_optimization"]["memory_efficient_linear"] = own
         (tmp_path / "zero3.json").write_text(json.dumps(config))
@@ -108,10 +109,12 @@ def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, most_live, off,
         run = launch(arm, tmp_path / f"run {own}", *FLAGS, *flags, *shape, cache=cache)
         assert run.code == 0, run.output
         peaks.append(sum(of_rank_0(run.record)[0]["at_peak"].values()))
+        kept.append(run.record["observed"]["linear_parameters_kept"])
         theory = predicted(Record.model_validate(run.record))
         assert theory is not None
         assert theory.peak_bytes == pytest.approx(peaks[-1], rel=off)
     assert peaks[1] > 1.05 * peaks[0]
+    assert kept == [0, in_linear]
 
 
 def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):

@@ -116,9 +116,22 @@ def _engine(engine, zero) -> dict:
         "second_partition_ranks": max(second) if engine.zero_hpz_partition_size() > 1 else None,
         "sequence_ranks": size if (size := getattr(engine, "sequence_parallel_size", 1)) > 1 else None,
         "tensor_ranks": size if (size := engine.autotp_size()) > 1 else None,
+        "linear_parameters_kept": _linear_parameters_kept(engine) if engine.zero_optimization_stage() == 3 else None,
         "autocast": autocast.get(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "deepspeed": _plain(config),
     }
+
+
+def _linear_parameters_kept(engine) -> int:
+    """Return the elements of gathered weights that the graph of PyTorch's own linear layers keeps.
+
+    DeepSpeed replaces `functional.linear` for good. Before 0.19.4 it did so only within zero.Init (its PR 8189).
+    """
+    if torch.nn.functional.linear is not torch._C._nn.linear:
+        return 0
+    layers = [module for module in engine.modules() if isinstance(module, torch.nn.Linear)]
+    weights: dict = {id(layer.weight): layer.weight for layer in layers}
+    return sum(weight.ds_numel for weight in weights.values() if not weight.ds_persist)
 
 
 def second_partition_parameters(model) -> int | None:

@@ -250,6 +250,7 @@ class Observed(Section):
     sequence_ranks: int | None = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
     tensor_ranks: int | None = None  # ranks that divide each layer among themselves; None without AutoTP
     built_in_parts: bool | None = None  # stage 3: no rank ever held the whole model
+    linear_parameters_kept: int | None = None  # stage 3: gathered, and kept for the backward pass
     dtypes: dict[str, str | None] = {}
     steps: int | None = None
     rows_per_step: Positive | None = None

@@ -223,6 +223,10 @@ def _gathered_weights(facts: Facts) -> Results:
     kept = max((rank.after_step.get("gathered_weights", 0) for rank in per_rank), default=0)
     if kept >= max(large, facts.weights_bytes // 2):
         yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
+    in_graph = (facts.observed.linear_parameters_kept or 0) * facts.element_bytes
+    if in_graph >= large and not facts.observed.checkpointing:  # a checkpointed layer frees its graph
+        yield "linear_keeps_weights", {"memory_bytes": in_graph}
+        return
     gathered = facts.peak.get("gathered_weights", 0)
     if gathered >= max(large, 0.9 * facts.weights_bytes) and facts.ranks > 1:
         yield "all_weights_gathered", {"memory_bytes": gathered}
