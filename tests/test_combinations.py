@@ -1,6 +1,7 @@
 """What people combine: each answer has its number, which the predictor gives, and its threads."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from conftest import ranks_of
@@ -21,6 +22,8 @@ from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 
+L4 = Machine(gpu="L4", gpus_per_node=4)
+
 
 @pytest.fixture(scope="module")
 def lora():
@@ -33,7 +36,7 @@ def setup(lora):
     return lambda arm="zero3", model=lora, **more: Setup.of_arm(model, arm, ranks=4, **values | more)
 
 
-def answer(id: str, *setup) -> combinations.Answer:
+def answer(id: str, *setup: object) -> combinations.Answer:
     (found,) = [each for each in combinations.answers(*setup) if each.id == id]
     assert all(thread.startswith("https://github.com/") for thread in found.threads)
     return found
@@ -123,41 +126,44 @@ def test_fsdp1_keeps_the_inputs_of_frozen_layers(setup, lora):
 
 
 def test_a_second_program_on_the_gpu(setup, lora):
-    sentence = answer("beside", setup(), "L4", 0.55).sentence
+    sentence = answer("beside", setup(), L4, 0.55).sentence
     assert size(0.55 * 24.15e9)[:3] in sentence
     largest = max(tensor.elements for tensor in lora.tensors)
     whole, states = 2 * lora.parameters, sum(estimate(setup()).after_step.values())
     assert f"at once adds {size(whole)} to {size(states)} of states and fits" in sentence
     assert f"tensor by tensor it adds {size(2 * largest)} at most" in sentence
     assert sentence.endswith(f"A reference model adds {size(whole / 4)} to each rank")
-    assert "A sync" not in answer("beside", setup("ddp"), "L4", 0.55).sentence
+    assert "A sync" not in answer("beside", setup("ddp"), L4, 0.55).sentence
 
 
 def test_the_training_fits_beside_the_share_that_is_named(setup):
     whole = asked_for(Wanted(model="llama3.2-1b"), 1024)
     big = setup(model=whole, sequence=1024)
-    share = int(re.search(r"fits beside (\d+)%", answer("beside", big, "L4", 0.9).sentence)[1]) / 100
+    share = int(re.search(r"fits beside (\d+)%", answer("beside", big, L4, 0.9).sentence)[1]) / 100
     for more, fits in ((-0.01, True), (0.01, False)):
         left = GPUS["L4"].memory_bytes - combinations.beside_bytes("L4", share + more)
         assert (estimate(big).peak_bytes + outside_bytes(4) <= left) is fits
-    assert "runs out of memory" in answer("beside", big, "L4", 0.9).sentence
+    assert "runs out of memory" in answer("beside", big, L4, 0.9).sentence
 
 
 def test_offloading_has_a_price(setup):
     whole = asked_for(Wanted(model="llama3.2-1b"), 1024)
     plain, offloaded = (setup(arm, whole, sequence=1024) for arm in ("zero3", "zero3_cpu"))
-    sentence = answer("offloaded", offloaded, "L4").sentence
-    slow, fast = (step_time(each, Machine(gpu="L4", gpus_per_node=4)) for each in (offloaded, plain))
+    sentence = answer("offloaded", offloaded, L4).sentence
+    slow, fast = (step_time(each, L4) for each in (offloaded, plain))
     assert f"{slow.seconds:.3g} s instead of {fast.seconds:.3g} s" in sentence
     saved = estimate(plain).peak_bytes - estimate(offloaded).peak_bytes
     assert f"saves {size(saved)} of {size(estimate(plain).peak_bytes)}" in sentence
     assert f"at most {slow.parts['update on host']:.3g} s" in sentence
     assert "disk" not in sentence
     assert (
-        "the disk's time is not counted"
-        in answer("offloaded", setup("zero3_nvme", whole, sequence=1024), "L4").sentence
+        "the disk's time is not counted" in answer("offloaded", setup("zero3_nvme", whole, sequence=1024), L4).sentence
     )
-    assert not [each for each in combinations.answers(plain, "L4") if each.id == "offloaded"]
+    with_disk = replace(L4, disk_bytes_per_s=1e9)
+    of_disk = answer("offloaded", setup("zero3_nvme", whole, sequence=1024), with_disk).sentence
+    assert "not counted" not in of_disk
+    assert f"the disk {step_time(setup('zero3_nvme', whole, sequence=1024), with_disk).parts['disk']:.3g} s" in of_disk
+    assert not [each for each in combinations.answers(plain, L4) if each.id == "offloaded"]
 
 
 def test_nothing_is_said_of_what_is_not_combined(setup):

@@ -1,5 +1,8 @@
 """Compares formulas with the papers' tables, and predicted peaks with the peaks that DeepSpeed was seen to hold."""
 
+from dataclasses import replace
+from math import ceil
+
 import pytest
 from conftest import DECODERS_ALONE
 
@@ -8,7 +11,9 @@ from study.ledger.step_checks import published_traffic_bytes
 from study.predictor import papers
 from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate, memory, profile
+from study.predictor.memory.deepspeed_memory import Scattering
 from study.predictor.memory.engine import Engine, padded
+from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 from study.spec import arms
@@ -234,3 +239,62 @@ def test_stage_3_releases_all_weights_before_its_update():
     updates = [now for when, now in memory(setup, profile(setup))[1] if when == "update"]
     assert updates
     assert all("gathered_weights" not in now for now in updates)
+
+
+# --- groups of ranks -----------------------------------------------------------------------------------------------
+
+
+def shared(arm: str, tensor_ranks: int = 1, **values) -> Setup:
+    model = values.pop("model", named("llama-micro"))
+    usual = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 128, "device": "cuda"}
+    return replace(Setup.of_arm(model, arm, ranks=8), **usual | values, tensor_ranks=tensor_ranks)
+
+
+def test_fsdp_shards_once_beside_ranks_that_divide_layers():
+    divided = replace(shared("ddp", 2), fsdp="full_shard")
+    by_hand = 2 * sum(ceil(tensor.elements / 4) for tensor in tensors_of_a_rank(divided.model, 2))
+    assert estimate(divided).at_peak["weights"] == by_hand
+
+
+def test_what_trains_is_the_same_for_ranks_that_divide_layers():
+    head = replace(named("llama-micro"), train_only="lm_head")
+    plain, divided = (estimate(shared("zero1", ranks, model=head)).at_peak["moments"] for ranks in (1, 2))
+    assert divided == pytest.approx(plain, rel=0.01)
+
+
+def test_graphs_of_linear_layers_keep_frozen_weights_as_well():
+    """PyTorch saves a weight for the gradient of the inputs, which adapters before it need."""
+    zero = {"stage": 3, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+    known = shared("zero3", deepspeed={"zero_optimization": zero | {"stage3_param_persistence_threshold": 0}})
+    adapters = replace(known, model=named("llama-micro", lora_rank=4))
+    more = []
+    for setup in (known, adapters):
+        plain = replace(setup, library=replace(setup.library, plain_linear=True))
+        kept = sum(Scattering(Engine(plain)).in_graph.values())
+        more.append(kept)
+        assert sum(Scattering(Engine(setup)).in_graph.values()) == 0
+    assert more[1] >= more[0] > 0
+    assert (
+        estimate(replace(adapters, library=replace(adapters.library, plain_linear=True))).peak_bytes
+        > estimate(adapters).peak_bytes
+    )
+
+
+def test_ranks_that_do_not_make_whole_groups_are_refused():
+    for ranks, tensor_ranks in ((1, 2), (3, 2)):
+        with pytest.raises(Stop, match=f"{ranks} ranks do not divide layers in groups of {tensor_ranks}"):
+            replace(shared("zero1"), ranks=ranks, tensor_ranks=tensor_ranks)
+
+
+def test_stage_3_updates_groups_of_whole_tensors():
+    """A group ends with the tensor that fills it."""
+    config = {"zero_optimization": {"stage": 3, "sub_group_size": 100_000}}
+    engine = Engine(shared("zero3", deepspeed=config))
+    sizes = [ceil(tensor.elements / 8) for tensor in engine.tensors]
+    assert sum(engine.sub_groups) == sum(sizes)
+    filled = 0
+    for group in engine.sub_groups[:-1]:
+        end = next(end for end in range(len(sizes)) if sum(sizes[: end + 1]) == filled + group)
+        assert group - sizes[end] < 100_000 <= group
+        filled += group
+    assert len(engine.sub_groups) > 1

@@ -1,5 +1,6 @@
 """Rank 0 of N without the others: byte for byte what a real rank 0 holds and sends."""
 
+import copy
 import json
 import types
 
@@ -25,10 +26,19 @@ def of_rank_0(record: dict) -> tuple[dict, dict]:
     return record["memory"]["components"]["per_rank"][0], record["traffic"]["per_rank"][0]
 
 
+def config_of(record: dict) -> dict | None:
+    """Return the config that the engine resolved, without the folder of a run's own on a disk."""
+    config = copy.deepcopy(record["observed"]["deepspeed"])
+    for section in (config or {}).get("zero_optimization", {}).values():
+        if isinstance(section, dict):
+            section.pop("nvme_path", None)
+    return config
+
+
 def assert_equal(virtual: dict, real: dict) -> None:
     assert virtual["observed"]["ranks"] == real["observed"]["ranks"] >= 2
     assert (virtual["observed"]["backend"], real["observed"]["backend"]) == ("fake", "gloo"), "nothing was really sent"
-    assert virtual["observed"]["deepspeed"] == real["observed"]["deepspeed"]
+    assert config_of(virtual) == config_of(real)
     assert virtual["observed"]["fsdp"] == real["observed"]["fsdp"]
     (held, sent), (real_held, real_sent) = of_rank_0(virtual), of_rank_0(real)
     assert sum(kind["bytes"] for kind in real_sent.values()) > 1e6
@@ -73,8 +83,12 @@ def test_without_values_it_holds_the_same(arm, tmp_path, cache):
 
 def assert_same_without_values(without: dict, with_memory: dict) -> None:
     (held, sent), (real_held, real_sent) = of_rank_0(without), of_rank_0(with_memory)
-    assert held["at_peak"] == real_held["at_peak"]
-    assert held["after_step"] == real_held["after_step"]
+    for moment in ("at_peak", "after_step"):
+        other, real_other = held[moment].pop("other"), real_held[moment].pop("other")
+        assert held[moment] == real_held[moment]
+        # FSDP's meshes hold the numbers of all ranks. Without values they are made before the count begins.
+        most = 12 * with_memory["observed"]["ranks"] if with_memory["observed"]["fsdp"] else 0
+        assert abs(real_other - other) <= most
     assert sum(real_held["at_peak"].values()) > 1e6
     sizes, real_sizes = ({kind: moved["bytes"] for kind, moved in kinds.items()} for kinds in (sent, real_sent))
     assert sizes == real_sizes

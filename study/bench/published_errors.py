@@ -99,7 +99,7 @@ class Kind(NamedTuple):
     def of_setup(cls, setup: Setup, local: int) -> "Kind":
         engine = Engine(setup)
         offloads = setup.fsdp_offload or engine.offloads or engine.weights_home != "none"
-        division = _division(setup.fsdp, setup.stage, offloads, setup.layout is not None)
+        division = _division(setup.fsdp, setup.stage, offloads, setup.layout is not None or setup.tensor_ranks > 1)
         return cls(division, _place(setup.ranks, local), _scale(setup.model.parameters))
 
 

@@ -74,7 +74,8 @@ def advise(
     say_wrapped(*lines, *([why] if why else []), "")
     show(answer.table(advice))
     if detail:
-        say_wrapped("", f"In detail: {detail}, or study timeline with the same words.", indent="  ")
+        without = " but without --beside" if "--beside" in detail else ""
+        say_wrapped("", f"In detail: {detail}, or study timeline with the same words{without}.", indent="  ")
     say("", "Assumed:")
     say_wrapped(*assumed, indent="  ", first="- ")
     say_wrapped("", accuracy(), *_of_kind(advice), *model.remarks())

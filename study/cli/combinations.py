@@ -13,7 +13,6 @@ from study.io.numbers import size
 from study.machine.gpus import GPUS
 from study.predictor.advice.question import beside_bytes
 from study.predictor.estimate import checkpoints_bytes, estimate
-from study.predictor.library import Library
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing.steptime import Machine, StepTime, step_time
@@ -45,15 +44,15 @@ class Answer:
     threads: tuple[str, ...]
 
 
-def answers(setup: Setup, gpu: str | None = None, other_share: float = 0.0) -> list[Answer]:
+def answers(setup: Setup, machine: Machine | None = None, other_share: float = 0.0) -> list[Answer]:
     """Return what a setup's combinations cost. `other_share` is the share of the GPU that another program takes."""
     rows = [
         *_frozen_gathered(setup),
         *_quantized(setup),
         *_recomputed(setup),
         *_long_rows(setup),
-        *_other_program(setup, gpu, other_share),
-        *_offloaded(setup, gpu),
+        *_other_program(setup, machine, other_share),
+        *_offloaded(setup, machine),
         *_compiled(setup),
     ]
     return [Answer(id, sentence, tuple(PREFIX + thread for thread in threads)) for id, sentence, threads in rows]
@@ -122,7 +121,7 @@ def _recomputed(setup: Setup) -> Found:
         ("deepspeedai/DeepSpeed/pull/7780", "deepspeedai/DeepSpeed/pull/8214", "verl-project/verl/issues/3380"),
     )
     if setup.fsdp and setup.checkpointing is True:
-        older = replace(setup, library=Library(keeps_inputs=True))
+        older = replace(setup, library=replace(setup.library, keeps_inputs=True))
         more = estimate(older).peak_bytes - estimate(setup).peak_bytes
         yield (
             "kept_by_fsdp1",
@@ -160,10 +159,11 @@ def _engine(setup: Setup) -> str:
     return "DDP" if setup.ranks > 1 else "one process"
 
 
-def _other_program(setup: Setup, gpu: str | None, other_share: float) -> Found:
+def _other_program(setup: Setup, machine: Machine | None, other_share: float) -> Found:
     """A reference model or an inference engine has a part of the GPU, and gets the weights after each update."""
-    if not (gpu and other_share):
+    if not (machine and other_share):
         return
+    gpu = machine.gpu
     total = GPUS[gpu].memory_bytes
     taken = beside_bytes(gpu, other_share)
     whole = estimate(setup)
@@ -189,12 +189,12 @@ def _other_program(setup: Setup, gpu: str | None, other_share: float) -> Found:
     yield "beside", text, threads
 
 
-def _offloaded(setup: Setup, gpu: str | None) -> Found:
+def _offloaded(setup: Setup, machine: Machine | None) -> Found:
     """Offloading trades memory of the GPU for seconds on the host and on the link to it."""
     kept = _without_offload(setup)
-    if not (setup.on_gpu and gpu and kept != setup):
+    if not (setup.on_gpu and machine and kept != setup):
         return
-    machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))
+    gpu = machine.gpu
     passes = SEVERAL * setup.accumulation
     offloaded = step_time(setup, machine)
     on_gpu = step_time(kept, machine)
@@ -206,7 +206,7 @@ def _offloaded(setup: Setup, gpu: str | None) -> Found:
     yield (
         "offloaded",
         f"Offloading makes a step {longer:.1f} times as long, predicted: {offloaded.seconds:.3g} s instead of "
-        f"{on_gpu.seconds:.3g} s ({_parts(offloaded, setup)}); with {SEVERAL} times the passes in a step "
+        f"{on_gpu.seconds:.3g} s ({_parts(offloaded, setup, machine)}); with {SEVERAL} times the passes in a step "
         f"{ours / theirs:.1f} times. It saves {size(saved)} of {size(whole)}: without it the training {fits} on {gpu}. "
         "SuperOffload and ZenFlow are not predicted. They run the host's update beside the passes, and so save at most "
         f"{offloaded.parts.get(HOST, 0.0):.3g} s of a step; ZenFlow is wrong in stages 1 and 2 of DeepSpeed 0.19.8",
@@ -224,12 +224,13 @@ def _zero(setup: Setup) -> dict:
     return (setup.deepspeed or {}).get("zero_optimization", {})
 
 
-def _parts(step: StepTime, setup: Setup) -> str:
-    """Return the parts of a step that offloading makes longer. That of a disk is unknown."""
-    names = {HOST: "the host's update", "link": "links"}
+def _parts(step: StepTime, setup: Setup, machine: Machine) -> str:
+    """Return the parts of a step that offloading makes longer. That of a disk is unknown without its speed."""
+    names = {HOST: "the host's update", "disk": "the disk", "link": "links"}
     parts = [f"{name} {step.parts[part]:.3g} s" for part, name in names.items() if part in step.parts]
     on_disk = any((_zero(setup).get(part) or {}).get("device") == "nvme" for part in OFFLOADS)
-    return ", ".join([*parts, *["the disk's time is not counted"] * (on_disk and setup.stage == 3)])
+    is_left_out = on_disk and setup.stage == 3 and machine.disk_bytes_per_s is None
+    return ", ".join([*parts, *["the disk's time is not counted"] * is_left_out])
 
 
 def _compiled(setup: Setup) -> Found:

@@ -47,7 +47,12 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
     missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
     say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
     show([row | {"file": row["file"].name, "here": row["here"].partition(":")[0]} for row in rows])
-    say_wrapped("", "Files: accelerate_configs/ and accelerate_configs/variants/.", *missing, indent="    ")
+    say_wrapped(
+        "",
+        "Files: accelerate_configs/ (the arms of the README) and accelerate_configs/variants/.",
+        *missing,
+        indent="    ",
+    )
     return None
 
 

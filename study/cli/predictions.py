@@ -19,7 +19,7 @@ from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
 from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.setup import Fsdp, Setup, trainers_name
+from study.predictor.setup import OF_4_BITS, Fsdp, Setup, distribution, trainers_name
 from study.predictor.timing.machine import Machine
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
@@ -114,10 +114,11 @@ def estimate(
     if loading:
         return _loading(prediction, as_json)
     parameters = prediction.whole.parameters if prediction else count_of(wanted.params or 0)
-    stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", arms.load_arm(arm).stage or 0)
-    parts = divided.tp * divided.pp
     used = recipe or recipe_of(training.precision, kernels.optimizer)
-    states = states_bytes(parameters / parts, stage, ranks // parts, used)
+    spread: dict = {"fsdp": fsdp} if fsdp else distribution(arms.load_arm(arm), ranks)
+    stage = {"full_shard": 3, "shard_grad_op": 2}.get(spread.get("fsdp", ""), arms.load_arm(arm).stage or 0)
+    parts = divided.tp * divided.pp * spread.get("tensor_ranks", 1)
+    states = states_bytes(parameters / parts, stage, spread.get("group", ranks) // parts, used)
     if as_json:
         answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": parameters, "published_states_bytes": states}
         return answer | _as_dict(prediction)
@@ -181,7 +182,7 @@ def _as_dict(prediction: Prediction | None) -> dict:
 
 
 def _answers(prediction: Prediction) -> list[combinations.Answer]:
-    return combinations.answers(prediction.setup, prediction.gpu, prediction.other_share)
+    return combinations.answers(prediction.setup, prediction.machine, prediction.other_share)
 
 
 def _show(prediction: Prediction) -> None:
@@ -211,7 +212,7 @@ def _of_tf32(prediction: Prediction) -> list[str]:
 
 def _of_4_bits(prediction: Prediction) -> list[str]:
     """Say which releases of bitsandbytes are slower, without autocast: seen with 0.46.1 and 0.47.0 on a CPU."""
-    if prediction.setup.precision != "fp32" or prediction.setup.quantized not in ("nf4", "nf4_double", "fp4"):
+    if prediction.setup.precision != "fp32" or prediction.setup.quantized not in OF_4_BITS:
         return []
     return [
         "Products of 4-bit weights are counted in 16 bits. Where values are in fp32, bitsandbytes up to 0.46 computes "

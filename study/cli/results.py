@@ -42,7 +42,7 @@ class Filters:
     """Which claims are shown."""
 
     document: str | None = None
-    """Only claims of this document: 000 to 003, P1 to P5, O, pages or libraries."""
+    """Only claims of this document: 000 to 003, P1 to P5, O, U, checkpoints, pages or libraries."""
     verdict: str | None = None
     """Only claims with this verdict: supported, refuted, understated, inconclusive, "not tested here", consistent or
     "contradicts itself"."""

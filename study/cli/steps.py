@@ -210,6 +210,8 @@ def full_setup(
     """Return the setup under an arm with the sizes that are given, and the machine."""
     name = training.arm or divided.arm
     arm = arms.load_arm(name)
+    if ranks < 1:
+        raise Stop(f"--gpus must be at least 1 (got {ranks})", "give 1 or more")
     ranks = 1 if arm.distributed_type == "NO" else ranks
     machine = links.machine(ranks)
     local = machine.gpus_per_node if machine else ranks
@@ -252,8 +254,6 @@ def timeline(
     if svg is not None and svg.suffix != ".svg":
         raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
     model = asked_for(wanted, training.sequence or 1)
-    if gpus < 1:
-        raise Stop(f"--gpus must be at least 1 (got {gpus})", "give 1 or more")
     arm = training.arm or divided.arm
     if gpus != 1 and arms.load_arm(arm).distributed_type == "NO":
         raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")

@@ -33,8 +33,8 @@ def conform(
     Args:
         names: The adapters of this study to run, or all.
         adapter: Run the adapter in this file instead. It is Python code, and runs with your rights: run only code that
-            you trust. It defines build, forward_backward, step, whole_weights, and if it can gradient_norm, save and
-            load. examples/toy_adapter.py is one.
+            you trust. It defines build, forward_backward, step, whole_weights, and if it can gradient_norm, save,
+            load and schedule. examples/toy_adapter.py is one.
         only: Run only properties whose name contains this text.
         out: Write JSON, JUnit XML, a badge, and a script for each failure into this folder.
         shrink: Make failures smaller.

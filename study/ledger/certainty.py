@@ -49,6 +49,8 @@ def _doubts(verdict: "Verdict") -> Iterator[str]:
     claim = verdict.claim
     if others := [words for words in verdict.differs if not _is_known(words, verdict.basis)]:
         yield f"other conditions: {others[0]}"
+    if verdict.basis == TRIED and claim.kind == "time":
+        yield "a time of another machine"
     if any(_disagrees(verdict, other) for other in verdict.also):
         yield "other evidence disagrees"
     if _is_wide(verdict.interval):

@@ -17,6 +17,7 @@ from study.ledger.verdict import (
     BASES,
     FAILS,
     INCONCLUSIVE,
+    NO_BASIS,
     NOT_TESTED,
     OWN,
     PREDICTED,
@@ -106,8 +107,10 @@ def by_document(rows: list[dict]) -> list[dict]:
 
 
 def by_basis(rows: list[dict]) -> list[dict]:
-    """Return how many claims of each basis have each verdict."""
-    groups = {basis: [row for row in counted(rows) if row["basis"] == basis] for basis in BASES}
+    """Return how many claims of each basis have each verdict. What was not tested has none."""
+    groups: dict[str, list[dict]] = {basis: [] for basis in (*BASES, NO_BASIS)}
+    for row in counted(rows):
+        groups[NO_BASIS if row["verdict"] == NOT_TESTED else row["basis"]].append(row)
     return [{"basis": basis} | totals(group) for basis, group in groups.items() if group]
 
 

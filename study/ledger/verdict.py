@@ -8,6 +8,7 @@ from study.io.numbers import is_number
 # What a verdict may rest on.
 MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"
 PREDICTED, OWN, READ = "predicted", "own numbers", "read"
+NO_BASIS = "none"  # of what was not tested
 BASES = (MEASURED, VIRTUAL, TRIED, PREDICTED, OWN, READ)
 
 SUPPORTED, REFUTED, UNDERSTATED = "supported", "refuted", "understated"

@@ -20,6 +20,7 @@ from study.ledger.verdict import (
     FAILS,
     INCONCLUSIVE,
     MEASURED,
+    NO_BASIS,
     NOT_TESTED,
     OWN,
     PREDICTED,
@@ -47,6 +48,7 @@ WHAT_A_BASIS_IS = {
     PREDICTED: "a formula; nothing was run",
     OWN: "the document against itself, which says nothing about the world",
     READ: "a source says so; nothing was run",
+    NO_BASIS: "not tested here",
 }
 BRIEFLY = {TRIED: "tried with the libraries"}
 # The arguments of checks and the quantities of records as a reader calls them. Others are words already.
@@ -181,7 +183,8 @@ def _rests_on(verdict: Verdict) -> str:
         unreal = "{} virtual {}" if len(names) == 1 else "{} {}, not all real"
         real = "{} real {}" if verdict.basis == MEASURED else unreal
         runs = f"{'CPU ' * on_cpu}run{'s' * (len(names) > 1)}"
-        return f"measured in {real.format(len(names), runs)}"
+        verb = "measured" if verdict.basis == MEASURED else "counted"
+        return f"{verb} in {real.format(len(names), runs)}"
     if verdict.basis == READ and names:
         titles = list(dict.fromkeys(map(source_title, names)))
         return f"read in {joined(titles) if len(titles) <= MOST_NAMED else number_of(len(titles), 'sources')}"

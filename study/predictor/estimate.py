@@ -17,7 +17,6 @@ from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
-SUB_GROUP_ELEMENTS = 10**9  # stage 3 updates so many at a time (zero/config.py, sub_group_size)
 SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
 LAYERS = r"\.\d+\."  # in the names of all tensors of layers
 OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
@@ -186,7 +185,7 @@ def standing(engine: Engine) -> dict[str, int]:
     if engine.optimizer_home == "cpu":
         states["host_gradients"] += b * part
     if engine.optimizer_home == "nvme" and 4 * part >= SWAPPED_FROM_BYTES:
-        buffer = ceil(4 * min(part, SUB_GROUP_ELEMENTS) / 1024) * 1024
+        buffer = ceil(4 * max(engine.sub_groups) / 1024) * 1024
         states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
     return states
 
@@ -214,7 +213,7 @@ def _update(engine: Engine) -> Iterator[dict]:
         yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
         stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
-        group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
+        group = max(engine.sub_groups)  # gradients are flattened, then copied to fp32, one group at a time
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
         created_bytes = engine.made_bytes * group // part
         yield stay | {"temporaries": b * group + created_bytes}  # _release_sub_group frees them
@@ -250,8 +249,7 @@ def pinned_padding(engine: Engine) -> int:
     if engine.weights_home != "none":
         pieces.append(part * w)
     if engine.optimizer_home == "cpu":
-        whole, rest = divmod(part, SUB_GROUP_ELEMENTS)
-        pieces += [4 * SUB_GROUP_ELEMENTS] * whole + [4 * rest]
+        pieces += [4 * size for size in engine.sub_groups]
     if engine.pins_parts:
         parts = [ceil(tensor.elements / engine.ranks) * w for tensor in engine.tensors]
         copied = sum(part + _rounding(part) for part in parts)

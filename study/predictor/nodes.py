@@ -14,8 +14,12 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
     if setup.fsdp:
         sharing = setup.sharing_ranks
         groups = {"all_reduce": everyone[::sharing]}
+        alike = everyone[: sharing : setup.tensor_ranks]
         sent = fsdp_memory.traffic(Sharding(setup))
-        return {kind: {groups.get(kind, everyone[:sharing]): size} for kind, size in sent.items()}
+        sums: Groups = {kind: {groups.get(kind, alike): size} for kind, size in sent.items()}
+        for kind, size in exchanged(setup).items():
+            _add(sums, kind, everyone[: setup.tensor_ranks], size)
+        return sums
     engine = Engine(setup)
     alike = everyone[:: setup.tensor_ranks]  # the ranks that have the same part of each layer
     moved: Groups = {kind: {alike: size} for kind, size in traffic(engine, quantized=False).items()}
@@ -27,7 +31,7 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
         _add(moved, "all_gather", everyone[: setup.second_partition], again)
     for kind, size in exchanged(setup).items():
         _add(moved, kind, everyone[: setup.sequence_ranks * setup.tensor_ranks], size)
-    if engine.stage == 3 and engine.quantizes_weights:
+    if engine.stage == 3 and engine.quantizes_weights and engine.ranks > 1:
         moved["all_gather"] = _in_8_bits(engine, moved["all_gather"])
     if engine.stage == 3 and engine.quantizes_gradients and node_ranks:
         moved |= _in_4_bits(engine, moved["reduce_scatter"][everyone], node_ranks)

@@ -30,6 +30,7 @@ PACKED_BYTES = dict.fromkeys(("nf4", "nf4_double", "fp4", "mxfp4", "nvfp4"), 0.5
 )
 SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0, "fp8": 0.0}
 SCALES_BYTES |= {"mxfp4": 1 / 32, "mxfp8": 1 / 32, "nvfp4": 1 / 16}
+OF_4_BITS = ("nf4", "nf4_double", "fp4")  # of bitsandbytes
 QUANTIZED_BITS = {kind: 8 if kind == "int8" else 4 for kind in PACKED_BYTES}
 QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
@@ -92,6 +93,9 @@ class Setup:
     def _check_sharing(self) -> None:
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
+        if self.sharing_ranks % self.tensor_ranks:
+            what = f"{self.sharing_ranks} ranks do not divide layers in groups of {self.tensor_ranks}"
+            raise Stop(what, f"give a multiple of {self.tensor_ranks}")
         if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
@@ -133,6 +137,11 @@ class Setup:
     def sharing_ranks(self) -> int:
         """The ranks over which states are sharded, if they are."""
         return self.group or self.ranks
+
+    @property
+    def state_ranks(self) -> int:
+        """Of these, the ranks with the same part of each layer, over which its states are sharded."""
+        return self.sharing_ranks // self.tensor_ranks
 
     @property
     def second_partition(self) -> int | None:

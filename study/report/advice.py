@@ -253,6 +253,7 @@ def assumptions(question: Question) -> list[str]:
     gpu = GPUS[question.gpu]
     half = "bf16" if gpu.has_bf16 else "fp16"
     constants = pace()
+    is_known = has_measured_ceilings(question.gpu) and not question.model.is_partly_frozen
     reached = ceilings(question.gpu)["products"][0] * constants.product_share
     return [
         f"the model is {question.model.in_words()}",
@@ -266,7 +267,7 @@ def assumptions(question: Question) -> list[str]:
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "
-        f"{interval_factor(question.model.parameters, has_measured_ceilings(question.gpu)):.2f}, and by more where an "
+        f"{interval_factor(question.model.parameters, is_known):.2f}, and by more where an "
         f"unknown host decides or states are offloaded",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",

@@ -88,7 +88,7 @@ def first_score() -> str:
     inside = first_scores.latest("time").inside
     if inside is not None:
         parts.append(f"the interval held {percent(inside)} of the times, each source with the same weight")
-    return f"Of the newest sources, predicted once before any error was seen: {'; '.join(parts)}."
+    return f"Of the newest sources, scored once: {'; '.join(parts)}."
 
 
 def accuracy_of(setup: Setup, local: int) -> str:

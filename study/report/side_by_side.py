@@ -5,6 +5,7 @@ The predictions are kept in a file, because tracing the model needs torch and ta
 
 import json
 
+from study.ledger import ratios
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
@@ -20,7 +21,8 @@ FILE = FOLDER / "side_by_side.json"
 MODEL = "llama3-8b"
 RANKS = 8
 GPU = "H100-80GB"
-ARMS = ("ddp", "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
+BASELINE = "ddp"
+ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
 OURS = {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": True}  # as protocol at_scale has it
 ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion parameters?"
 
@@ -61,9 +63,12 @@ def predicted() -> dict:
     model = named(MODEL)
     steps = []
     for setting in settings():
-        for arm in ARMS:
-            setup = Setup.of_arm(model, arm, ranks=RANKS, precision="bf16_cast", device="cuda", **setting)
-            step = step_time(setup, Machine(gpu=GPU))
-            steps.append({"arm": arm} | setting | {"seconds": step.seconds, "low": step.low_s, "high": step.high_s})
+        usual = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
+        known = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
+        for arm, step in known.items():
+            low, high, _ = ratios.interval(step, known[BASELINE])
+            over_ddp = {"over_ddp_low": low, "over_ddp_high": high}
+            seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
+            steps.append({"arm": arm} | setting | seconds | over_ddp)
     chosen = advise(Question.of(named(ADVISED), RANKS, GPU, Given()))
     return {"steps": steps, "advice": {"model": ADVISED, "in_words": answer.in_words(chosen)}}

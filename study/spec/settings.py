@@ -108,7 +108,8 @@ class Flags:
     """The folder of an interrupted run: resume from its last good checkpoint, in a new run folder. The settings must be
     those of that run. Give only checkpoints of your own: they are unpickled, which can run code."""
     sequence: Tokens | None = None
-    """Tokens per row. Default: 128, or 1024 for wikitext on real text."""
+    """Tokens per row. Default: 128, or 1024 for wikitext on real text; for `study virtual --model` 2048, or as many as
+    the model reads."""
     train_rows: Count | None = None
     """Rows to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
     eval_rows: Count | None = None

@@ -73,6 +73,7 @@ def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
 
 if __name__ == "__main__":
     with exit_on_stop():
-        if len(sys.argv) != 2:
-            raise Stop(f"give one folder for the runs (got {len(sys.argv) - 1})", "type: study.sweeps.moves runs/moves")
+        if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+            what = f"one folder for the runs is needed (got {' '.join(sys.argv[1:]) or 'none'})"
+            raise Stop(what, "type: python -m study.sweeps.moves runs/moves")
         move_all(Path(sys.argv[1]))

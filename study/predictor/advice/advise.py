@@ -70,7 +70,6 @@ class Row:
     driver_bytes: int | None = None  # what nvidia-smi will show; of the choice and the alternative, if that is known
     components: dict[str, int] = field(default_factory=dict)  # at the peak
     host_bytes: float  # of a node, for all its ranks
-    sent_bytes: float  # by a rank on the link, in a step
     step_s: float | None = None  # None if it does not fit
     step_interval_s: tuple[float, float] | None = None
     tokens_per_s: float | None = None
@@ -363,7 +362,6 @@ def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
         headroom_bytes=headroom,
         components=prediction.at_peak,
         host_bytes=host_bytes,
-        sent_bytes=papers.wire_bytes(dict(prediction.traffic), question.gpus),
     )
 
 

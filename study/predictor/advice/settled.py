@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from study.errors import Stop
 from study.predictor.advice.question import Question
 from study.predictor.parallel.layout import Layout
 from study.predictor.setup import Setup, distribution
@@ -26,6 +27,10 @@ def settled_arm(
     arm: Arm, gpus: int, local: int, row_ranks: int | None = None, bucket_elements: int | None = None
 ) -> Arm:
     """Return an arm with groups of `row_ranks` ranks, groups as large as nodes, and such buckets. None: its own."""
+    if row_ranks not in (None, 1) and arm.row_ranks == 1:
+        raise Stop(f"ranks of {arm.name} share no rows, so they have no groups", "leave out --group")
+    if bucket_elements is not None and bucket_elements < 1:
+        raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
     if arm.sequence_ranks > 1:
         arm = replace(arm, sequence_ranks=row_ranks or arm.sequence_ranks)
     elif arm.row_ranks > 1:

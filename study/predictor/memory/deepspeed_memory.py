@@ -4,6 +4,7 @@ The pass is followed tensor by tensor, last first. Each moment is a dict from co
 those of a record. Comments name the DeepSpeed file that a step follows; sizes were seen in runs.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 from math import ceil
@@ -162,19 +163,28 @@ class Scattering:
         self.hold(engine.fetches.turn.running)
         self.released = engine.fetches.turn.released
         self.stay = {tensor.name for tensor in engine.persistent}
-        self.in_graph = {} if engine.setup.has_own_linear else dict(self.views(engine))
+        self.in_graph: Counter[str] = Counter()  # bytes of weights, by the tensor whose gradient comes when they go
+        for name, size in () if engine.setup.has_own_linear else self.views(engine):
+            self.in_graph[name] += size
         self.all_stay = engine.fetches.turn.running.weights == engine.all_elements and engine.refetched == 0
         self.bucket: list[Tensor] = []
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
 
     def views(self, engine: Engine) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them."""
-        released = [each for each in engine.tensors if each.name in engine.fetches.released and len(each.shape) == 2]
-        for tensor in released if engine.setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
-            if tensor.block != "embeddings" and not engine.setup.computes_again(tensor.block):
-                yield tensor.name, tensor.elements * self.w * engine.gathers
-        if reads_out_by_embeddings(engine.setup.model) and engine.tensors[0] in released:
-            yield engine.tensors[-1].name, engine.tensors[0].elements * self.w * engine.gathers
+        """Yield the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
+
+        Frozen ones are there, too. They are gone when the gradient of the trained tensor before them is complete.
+        """
+        setup = engine.setup
+        trained = ""
+        for tensor in setup.tensors if setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
+            trained = tensor.name if tensor.trains else trained
+            is_kept = tensor.name in engine.fetches.released and len(tensor.shape) == 2 and not tensor.packed
+            if is_kept and tensor.block != "embeddings" and not setup.computes_again(tensor.block):
+                yield trained, tensor.elements * self.w * engine.gathers
+        first = setup.tensors[0]
+        if reads_out_by_embeddings(setup.model) and first.name in engine.fetches.released:
+            yield engine.tensors[-1].name, first.elements * self.w * engine.gathers
 
     def hold(self, whole: Whole) -> None:
         self.alive = whole.weights * self.w * self.engine.gathers
@@ -225,7 +235,7 @@ class Scattering:
     def take(self, tensor: Tensor) -> None:
         """Put a complete gradient into the bucket."""
         elements = tensor.elements
-        self.in_graph.pop(tensor.name, None)
+        del self.in_graph[tensor.name]
         self.bucket.append(tensor)
         self.filled += elements
         self.large += elements if elements > self.engine.bucket_elements else 0

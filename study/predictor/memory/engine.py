@@ -22,8 +22,7 @@ class Engine:
         zero = library_defaults.zero_optimization(setup.deepspeed)
         self.setup = setup
         self.stage = setup.stage
-        # If ranks divide layers, those with the same part of the layers share its states.
-        self.ranks = setup.sharing_ranks // setup.tensor_ranks
+        self.ranks = setup.state_ranks
         self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
         self.part = self.part_of(self.tensors)  # a rank's part of the flat weights; in stage 3, of each tensor
@@ -44,6 +43,7 @@ class Engine:
         # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
         self.quantizes_weights = bool(zero["zero_quantized_weights"])
         self.quantizes_gradients = bool(zero["zero_quantized_gradients"])
+        self.sub_group_elements = int(zero["sub_group_size"])
         self.persistent_elements = int(zero["stage3_param_persistence_threshold"])
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.persistent_elements]
         self.stay_elements = sum(tensor.elements for tensor in self.persistent)
@@ -80,6 +80,16 @@ class Engine:
         if self.stage == 3:
             return sum(ceil(tensor.elements / self.ranks) for tensor in group)
         return padded(sum(tensor.elements for tensor in group), self.ranks) // self.ranks
+
+    @functools.cached_property
+    def sub_groups(self) -> list[int]:
+        """Elements that stage 3 updates at a time: of whole tensors (stage3.py, _create_fp16_sub_groups)."""
+        sizes = [0]
+        for tensor in self.tensors:
+            if sizes[-1] >= self.sub_group_elements:
+                sizes.append(0)
+            sizes[-1] += ceil(tensor.elements / self.ranks)
+        return sizes
 
     @property
     def made_bytes(self) -> int:

@@ -39,7 +39,7 @@ class Sharding:
     def __init__(self, setup: Setup):
         self.setup = setup
         self.by_accelerate = setup.fsdp_by == "accelerate"
-        self.ranks = setup.sharing_ranks  # with HYBRID_SHARD there are several such groups
+        self.ranks = setup.state_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it. litgpt's loop has `no_backward_sync`.
         waits = self.by_accelerate or setup.library.litgpt is not None or setup.library.fsdp_waits
@@ -253,5 +253,6 @@ def traffic(sharding: Sharding) -> dict[str, int]:
     passes = sharding.setup.accumulation
     gathered = sum(sharding.whole[unit] * (1 if unit in sharding.stay else 2) for unit in sharding.units)
     reduced = sum(sharding.gradient.values()) * (1 if sharding.keeps_whole_gradients else passes)
-    between = {"all_reduce": reduced // sharding.ranks} if sharding.setup.ranks > sharding.ranks else {}
+    has_groups = sharding.setup.ranks > sharding.setup.sharing_ranks
+    between = {"all_reduce": reduced // sharding.ranks} if has_groups else {}
     return between | {"reduce_scatter": reduced, "all_gather": gathered * passes}

@@ -174,7 +174,7 @@ def _of_tensors(setup: Setup) -> _Sizes:
         in_pass += kept.outputs(setup)
     if setup.fsdp_offload:
         return _Sizes([], [], in_pass, [])
-    share = setup.sharing_ranks if setup.fsdp else 1
+    share = setup.state_ranks if setup.fsdp else 1
     parts = {tensor: ceil(tensor.elements / share) for tensor in setup.tensors}
     trained = {tensor: part for tensor, part in parts.items() if tensor.trains}
     standing = [part * setup.kept_bytes(tensor) for tensor, part in parts.items()] + [setup.scales_bytes]

@@ -40,8 +40,7 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts = {name: config[name] // ranks for name in DIVIDED}
     part = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
-    adapters = ("lora_rank", "lora_targets", "dora", "adapter_dropout")  # one side of each is divided as its layer
-    return replace(part, **{name: getattr(model, name) for name in adapters})
+    return replace(model, name=part.name, config=part.config)  # one side of each adapter is divided as its layer
 
 
 @functools.cache

@@ -140,7 +140,8 @@ def _time(training: Training) -> list[Compared]:
         raise NotPredicted("how much slower deterministic algorithms are is not known")
     step = step_time(setup, training.machine)
     peak = GPUS[training.machine.gpu].flops_per_s(not setup.has_half_products)
-    together = setup.layout.ranks if setup.layout else setup.sequence_ranks  # GPUs that have the same rows
+    sharing = setup.sequence_ranks * setup.tensor_ranks
+    together = setup.layout.ranks if setup.layout else sharing  # GPUs that have the same rows
     flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / together
     others = {FLAT: _short(flops / (FLAT_MFU * peak))}
     interval = (_short(step.low_s), _short(step.high_s))

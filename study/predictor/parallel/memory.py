@@ -133,7 +133,8 @@ def exchanges(setup: Setup, layout: Layout, phase: str) -> list[Exchange]:
     if layout.tensor > 1:
         kinds += [Exchange(kind, "tensor", 2 * again, between) for kind in ("all_gather", "reduce_scatter")]
     if layout.context > 1:  # keys and values go around, and their gradients
-        share = config.get("num_key_value_heads", 1) / config.get("num_attention_heads", 1)
+        heads = config.get("num_attention_heads", 1)
+        share = config.get("num_key_value_heads", heads) / heads  # silent: as many, transformers' default
         rounds = (layout.context - 1) * (1 if phase == "forward" else again + 1)
         kinds.append(Exchange("send", "context", rounds, 2 * share * between / layout.tensor))
     if layout.expert > 1:  # tokens go to their experts and back

@@ -49,13 +49,13 @@ class Schedule:
             self.reduce_kind = "reduce_scatter"
             self.bucket_bytes = inf
         if engine.stage == 3:
-            self.gathers_again = min(1.0, engine.refetched / max(1, engine.part * engine.ranks))
+            self.gathers_again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
             self.reduce_kind = "reduce_scatter"
         # Size of the groups of ranks that gather weights, in the forward and in the backward pass; and of the groups
         # that reduce gradients, before they are reduced between groups. None: all ranks.
         self.gathers_within = (setup.group, setup.group if setup.fsdp else setup.second_partition)
         self.reduces_within = setup.group if setup.fsdp else None
-        self.parts = setup.ranks if self.stage else 1  # into which ranks divide what their hosts hold
+        self.parts = setup.state_ranks if self.stage else 1  # into which ranks divide what their hosts hold
         self.updates_on_host = engine.offloads or setup.fsdp_offload
         self.weights_on_host = engine.weights_home != "none" or setup.fsdp_offload
         self.tasks: list[Task] = []
@@ -144,7 +144,7 @@ class Schedule:
                 return
             before = ends.get(order[place - 2].name) if place >= 2 else last
             size = order[place].elements * self.setup.weight_bytes
-            up = self.offloaded("weights", order[place], size, before) if self.weights_on_host else None
+            up = self.offloaded("weights", order[place], size * share, before) if self.weights_on_host else None
             waits[order[place].name] = self.collective("all_gather", order[place], size * share, links, before, up)
 
         fetch(0)
@@ -212,11 +212,12 @@ class Schedule:
         done = self.add("update", "host", owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION, *after)
         moved = disk_bytes(self.engine)
         moved_bytes = local * (moved["read_per_step"] + moved["written_per_step"])
+        read = None
         if moved_bytes and self.machine.disk_bytes_per_s:
-            done = self.add("optimizer states", "disk", moved_bytes / self.machine.disk_bytes_per_s, *after)
+            read = self.add("optimizer states", "disk", moved_bytes / self.machine.disk_bytes_per_s, *after)
         if self.weights_on_host:
             return done
-        return self.add("weights", "host link", self.host_link_s(owned * self.setup.weight_bytes), done)
+        return self.add("weights", "host link", self.host_link_s(owned * self.setup.weight_bytes), done, read)
 
 
 def update_s(setup: Setup, elements: float, gpu: str, constants: Pace) -> float:
