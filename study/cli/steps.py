@@ -211,7 +211,7 @@ def full_setup(
     name = training.arm or divided.arm
     arm = arms.load_arm(name)
     if ranks < 1:
-        raise Stop(f"--gpus must be at least 1 (got {ranks})", "give 1 or more")
+        raise Stop(f"ranks must be at least 1 (got {ranks})", "give 1 or more")
     ranks = 1 if arm.distributed_type == "NO" else ranks
     machine = links.machine(ranks)
     local = machine.gpus_per_node if machine else ranks

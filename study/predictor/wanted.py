@@ -59,7 +59,8 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value is not None and value is not False}
     if wrong := [name for name, value in given.items() if isinstance(value, int) and value < 1]:
-        raise Stop(f"{_flags(wrong)} must be at least 1 (got {given[wrong[0]]})", "give 1 or more")
+        what = f"{_flags(wrong[:1])} must be a finite number above 0 (got {given[wrong[0]]})"
+        raise Stop(what, "give a number above 0")
     options = {name: given.pop(name) for name in WITH_MODEL if name in given}
     if wanted.adapter_dropout and wanted.lora_rank is None:
         raise Stop("--adapter-dropout needs adapters", "give --lora-rank")
