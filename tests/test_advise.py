@@ -302,3 +302,13 @@ def test_how_many_are_needed():
     assert not enough.choice.offloads
     assert fewer.choice is None or fewer.choice.offloads
     assert fewest(model, (1,), "T4", Given()) == []
+
+
+def test_adapters_are_advised_on_several_gpus():
+    """How AutoTP divides adapters is not known: those arms are left out, and the others are advised."""
+    asked = Question.of(named("llama-micro", lora_rank=4), 8, "H100", Given(sequence=128))
+    advice = advise(asked)
+    assert advice.choice is not None
+    assert {row.arm: row.limit for row in advice.rows if row.arm.endswith("_tp")} == dict.fromkeys(
+        ("zero1_tp", "zero2_tp"), "its adapters"
+    )

@@ -226,6 +226,21 @@ CONFIGS = {
 ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
 NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
 WRONG = {
+    "virtual --model gpt2 --arm ddp --ranks 2 --sequence 4096": "more than the model's 1024 positions",
+    "virtual --model gpt2 --arm zero3_hpz --ranks 5": "groups of 2 ranks (got 5)",
+    "virtual --model gpt2 --precision fp8": "fp8 needs a GPU",
+    "virtual --model llama-micro --arm zero1_tp --ranks 4": "AutoTP cannot divide layers without values",
+    "oom /no/such/train.log": "there is no file /no/such/train.log",
+    "versions --from 0.19.8 --to 0.16.4": "0.16.4 does not come after 0.19.8",
+    "versions --from 0.16.4 --to 0.17.0 --only nosuch": "--only is for releases that are run",
+    "versions --from 0.16.4 --to 0.17.0 --out /no": "/no has no results",
+    "versions zero2": "no release is named",
+    "bisect zero2 accumulation-4": "two releases are needed (got 0)",
+    "gauntlet --only nosuch --out out": "no thread or sentence contains 'nosuch'",
+    "estimate --model gpt2 --lora-rank 0": "--lora-rank must be a finite number above 0 (got 0)",
+    "estimate --model bert-tiny --train-only [": "is no regular expression",
+    "estimate --model gpt2 --arm zero3 --group 2": "share no rows",
+    "estimate --model gpt2 --arm zero3 --buckets 0": "at least 1 element (got 0)",
     ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
     ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
     ADVISE + "--model bert-base --sequence 513": "--sequence 513 is more than the model's 512 positions",

@@ -84,6 +84,8 @@ def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
     arm = arms.read(tmp_path / "mine.yaml")
     assert arm.row_ranks == row.row_ranks
     assert (arm.sequence_ranks > 1) == (name == "zero3_ulysses")
+    groups = 8 // arm.sequence_ranks if name == "zero3_ulysses" else 1
+    assert arm.shards == (groups if groups > 1 else "auto")
     why = "attention" if name == "zero3_ulysses" else "its layers"
     assert best_of_arm(QUESTION, arms.read(arms.all_paths()[name])).limit == why
     odd = replace(advice.question, gpus=3, batch=48)

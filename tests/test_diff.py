@@ -121,6 +121,15 @@ ON_PARAM = {"stage": 2, "offload_param": {"device": "cpu"}}
 YAML_ALONE = ZERO | {"mixed_precision": None}
 
 
+REFUSED = [  # by DeepSpeed, wherever such a value stands
+    PLAIN | {"zero_optimization": {"stage": 4}},
+    PLAIN | {"zero_optimization": {"stage": None}},
+    PLAIN | {"zero_optimization": None},
+    PLAIN | {"zero_optimization": [3]},
+    PLAIN | {"bf16": True},
+    PLAIN | {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}},
+    PLAIN | {"zero_optimization": {"stage": 2, "reduce_bucket_size": -5}},
+]
 CONTRADICTIONS = [  # a config, and the DeepSpeed json that it names
     (PLAIN | HALF | {"fp16": {"enabled": True}}, None),
     (BATCH | {"train_batch_size": 8}, None),
@@ -142,6 +151,7 @@ CONTRADICTIONS = [  # a config, and the DeepSpeed json that it names
     (YAML_ALONE, PLAIN | {"zero_optimization": {"stage": 2, "overlap_com": True}}),
     ({"distributed_type": "MULTI_GPU", "num_proceses": 2}, None),
     (TRAINER | {"learning_rte": 1e-05}, None),
+    *((each, None) for each in REFUSED),
 ]  # fmt: skip
 CONSISTENT = [
     (TRAINER, PLAIN | AUTO),
@@ -149,6 +159,17 @@ CONSISTENT = [
     (DDP | {"deepspeed_config": {}}, None),
     (YAML_ALONE, BATCH | {"train_batch_size": 128}),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", REFUSED)
+def test_deepspeed_refuses_what_we_say_it_refuses(config, monkeypatch):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    taken = {"zero_optimization": {"stage": 2, "offload_optimizer": None}, "bf16": None}
+    DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1} | taken)
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1} | config)
 
 
 def contradicted(file, content: dict, deepspeed: dict | None) -> list[str]:

@@ -88,9 +88,20 @@ def test_a_virtual_rank_is_a_real_one(arm, trained):
     assert_equal(virtual.record, trained(arm, *SHORT, *TOGETHER).record)
 
 
+def test_several_groups_share_rows(trained):
+    """Accelerate 1.15 takes the number of groups for 1 unless it is told: four ranks did not start."""
+    seen = trained("zero3_ulysses", *SHORT, *TOGETHER, "--virtual-ranks", "4").record["observed"]
+    assert (seen["ranks"], seen["sequence_ranks"]) == (4, 2)
+
+
 @pytest.mark.parametrize(
     ("arm", "flags", "words"),
     [
+        (
+            "zero1_tp",
+            (*SHORT[:4], "--virtual-ranks", "2", "--init", "none"),
+            "AutoTP cannot divide layers without values",
+        ),
         ("zero3_ulysses", (), "DeepSpeed refuses: 'BertConfig' object has no attribute 'num_key_value_heads'"),
         ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
         ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from study.cli.commands import main
+from study.cli.predictions import fits_on
 from study.errors import Stop
 from study.oom import reading
 from study.oom.explain import explain
@@ -122,6 +123,7 @@ def test_what_fits_is_smaller_and_in_order():
     assert not now.fits
     assert changes
     assert all(each.fits and each.peak_bytes < now.peak_bytes for each in changes)
+    assert all(fits_on("A100-40GB", each.peak_bytes) != "no" for each in changes), "as study estimate says"
     assert [each.step_s for each in changes] == sorted(each.step_s for each in changes)
 
 

@@ -101,6 +101,8 @@ def _accelerate(arm: Arm, question: Question) -> dict:
         config["parallelism_config"] = {arms.REPLICAS: arm.replicas, arms.SHARDS: question.gpus // arm.replicas}
     if arm.sequence_ranks > 1:
         config["parallelism_config"] |= {arms.SEQUENCE: arm.sequence_ranks}
+        if (groups := question.gpus // arm.sequence_ranks) > 1:  # Accelerate 1.15 takes it for 1 otherwise
+            config["parallelism_config"] |= {arms.SHARDS: groups}
     return config
 
 

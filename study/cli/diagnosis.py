@@ -189,7 +189,6 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     say_wrapped(_in_short(compared, problems), "")
     for name, source in sides.items():
         say(*wrapped(f"{name.upper()}: {source.path} ({source.words})", "   "))
-        say(*(_indented(f"{source.unread}.", 3) if source.unread else []))
         say(*(line for text in problems[name] for line in wrapped(f"- {text}.", "     ", "   ")))
     for letter, findings in (("A", only_a), ("B", only_b)):
         for finding in findings:

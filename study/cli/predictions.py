@@ -196,7 +196,7 @@ def _show(prediction: Prediction) -> None:
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if prediction.step:
         say(f"time, predicted: {steps.in_words(prediction.step)}")
-        say_wrapped(*_of_tf32(prediction), *_of_4_bits(prediction))
+        say_wrapped(*steps.of_bf16(prediction.setup, prediction.gpu), *_of_tf32(prediction), *_of_4_bits(prediction))
     say("")
 
 

@@ -123,7 +123,7 @@ def claims(
     if claim and verdicts:
         _say_chosen(verdicts, claim)
         return None
-    _say_answer(verdicts, known, filters)
+    _say_answer(verdicts, _named(claim, known) if filters.given else known, filters)
     if verdicts:
         _say_plainly(verdicts if filters.given or verbose else [])
         _summary(verdicts)

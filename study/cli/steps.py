@@ -9,7 +9,7 @@ import tyro
 from study.errors import Stop
 from study.io import chrome
 from study.io.numbers import short
-from study.io.tables import say, show
+from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice.advise import LAYOUT_ARM
 from study.predictor.advice.question import Precision, bytes_of, default_sequence, link_named, node_size
@@ -157,7 +157,7 @@ class Links:
     link: str | None = None
     """The slowest link between the GPUs, such as nvlink, pcie4 or ib-hdr. Default: as such machines have."""
     gpus_per_node: int | None = None
-    """GPUs in one node. Default: as many as such machines have, mostly 8."""
+    """GPUs in one node. Default: as many as such machines have, mostly 8, or the next lower number that divides all."""
     tf32: bool = True
     """Products of fp32 run in TF32, if the GPU has it. PyTorch needs to be told; our trainer does so."""
     fused_kernels: bool = False
@@ -260,7 +260,9 @@ def timeline(
     known = full_setup(model, training, kernels, divided, replace(links, gpu=links.gpu or GPU), gpus)
     machine = known.machine or Machine(gpu=GPU)
     step = step_time(known.setup, machine)
-    title = f"{known.arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
+    nodes = machine.links(gpus).nodes
+    places = f" in {nodes} nodes" if nodes > 1 else ""
+    title = f"{known.arm} on {gpus} x {machine.gpu}{places}, predicted: {in_words(step)}"
     if svg is not None:
         from study.report.topics import timeline as drawing
 
@@ -270,6 +272,7 @@ def timeline(
     if as_json:
         return as_dict(step)
     _show(step, title, training.accumulation)
+    say_wrapped(*of_bf16(known.setup, machine.gpu))
     return None
 
 
@@ -278,6 +281,13 @@ def _show(step: StepTime, title: str, passes: int) -> None:
     legend = f"f forward, b backward, g gather, r reduce, u update or states; {shown}"
     say(title, "", *lanes(step.timeline), f"{'':14}{legend}", "")
     show([{**row, "of the step": f"{step.parts[row['busy']] / step.seconds:.0%}"} for row in parts(step)])
+
+
+def of_bf16(setup: Setup, gpu: str | None) -> list[str]:
+    """Say that a GPU has no bf16, if that is the precision of a prediction."""
+    if gpu is None or GPUS[gpu].has_bf16 or not setup.precision.startswith("bf16"):
+        return []
+    return [f"{gpu} has no bf16, which this takes for granted: give --precision fp16."]
 
 
 def in_words(step: StepTime) -> str:

@@ -80,6 +80,9 @@ def _with_model(settings: Flags) -> Flags:
         return settings
     name = settings.model
     model = named(name, trust_remote_code=settings.trust_remote_code)
+    if model.positions and (settings.sequence or 0) > model.positions:
+        what = f"--sequence {settings.sequence} is more than the model's {model.positions} positions"
+        raise Stop(what, f"give {model.positions} or fewer")
     if settings.sequence is None:
         settings = replace(settings, sequence=default_sequence(model))
     if name in SHAPES or not is_local(name):
@@ -94,6 +97,9 @@ def _refuse(settings: Flags, arm: str) -> None:
     check(settings)
     optimizers.check(settings, chosen)
     arms.check_virtual(chosen, settings.init)
+    chosen.sharing_ranks(settings.virtual_ranks or 1)
+    if settings.precision == "fp8":
+        raise Stop("fp8 needs a GPU", "give --precision bf16")
     room.check(resolve(settings, gpu), chosen, gpu)
 
 

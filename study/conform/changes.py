@@ -34,6 +34,8 @@ Span = tuple[str, str, Any]  # the first and the last of releases with the same 
 def tell(package: str, since: str, until: str, folder: Path) -> None:
     """Say what changes from one release to another."""
     rows, unusable = answers(folder)
+    if rows.empty:
+        raise Stop(f"{folder} has no results", "run study versions all, or leave out --out")
     inside = _between(since, until, package, in_order(rows.loc[rows["package"] == package, "release"]))
     say(f"{package} {inside[0]} to {inside[-1]}, from the results of {len(inside)} releases: {', '.join(inside)}.")
     chosen = (rows["package"] == package) & rows["release"].isin(inside)
@@ -56,7 +58,10 @@ def _between(since: str, until: str, package: str, tried: list[str]) -> list[str
     for release in filter(None, (since, until)):
         if release not in tried:
             raise Stop(f"{package} {release} was not tried", f"choose from {', '.join(tried)}")
-    return tried[tried.index(since or tried[0]) : tried.index(until or tried[-1]) + 1]
+    inside = tried[tried.index(since or tried[0]) : tried.index(until or tried[-1]) + 1]
+    if len(inside) < 2:
+        raise Stop(f"{until} does not come after {since}", "give an older release with --from than with --to")
+    return inside
 
 
 def in_order(releases: Iterable[str]) -> list[str]:

@@ -88,7 +88,10 @@ def gauntlet(
     if planted:
         _plant_all(only, out)
         return
-    rows = [_caught(each, overlays, out) for each in bugs() if only in each.thread + each.sentence]
+    chosen = [each for each in bugs() if only in each.thread + each.sentence]
+    if not chosen:
+        raise Stop(f"no thread or sentence contains {only!r}", "leave out --only to see all")
+    rows = [_caught(each, overlays, out) for each in chosen]
     (out / "bugs.json").write_text(json.dumps(rows, indent=1) + "\n")
     shown = ("thread", "before", "then", "after", "now", "property")
     show([{name: row.get(name) for name in shown} for row in rows])

@@ -38,7 +38,8 @@ from study.conform.suite import LIBRARIES, PROPERTIES
 from study.machine.linux import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed
-FUNCTIONS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm", "save", "load", "schedule")
+REQUIRED = ("build", "forward_backward", "step", "whole_weights")  # of an adapter
+FUNCTIONS = (*REQUIRED, "gradient_norm", "save", "load", "schedule")
 EARLY = ("build", "save", "load")
 CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, UnboundLocalError)
 
@@ -65,9 +66,11 @@ def _imported(path: str) -> ModuleType:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module
     except Exception as error:
         raise ImportError(f"{path} cannot be imported ({type(error).__name__}: {error})") from error
+    if lacking := [name for name in REQUIRED if not hasattr(module, name)]:
+        raise ImportError(f"{path} defines no {', '.join(lacking)}")
+    return module
 
 
 def _answer(module: ModuleType, request: dict) -> dict:

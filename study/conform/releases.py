@@ -135,12 +135,17 @@ def versions(
             --from the results of this study.
     """
     if since or until:
+        if only:
+            raise Stop("--only is for releases that are run", "leave it out with --from and --to")
         changes.tell(package, since, until, out or changes.RELEASES)
     elif name == "all":
         _matrix(overlays, out or RESULTS)
     elif name:
         (adapter,) = chosen_adapters((name,))
         properties = [each for each in PROPERTIES.values() if only in each.name]
+        if not properties or not releases:
+            what = f"no property has {only!r} in its name" if releases else "no release is named"
+            raise Stop(what, "see study conform for their names; name releases such as 0.18.1")
         statuses: dict[str, dict] = {each.name: {"property": each.name} for each in properties}
         for version in changes.in_order(releases):
             for result in cell(adapter, properties, installed(package, version, overlays), overlays, out or RESULTS):
@@ -194,8 +199,10 @@ def bisect(
         say(f"{package} {version}: {words}")
         return words
 
+    if len(ordered) < 2:
+        raise Stop(f"two releases are needed (got {len(ordered)})", "name the first and the last to look among")
     low, high = 0, len(ordered) - 1
-    if len(ordered) < 2 or answer(ordered[low]) == answer(ordered[high]):
+    if answer(ordered[low]) == answer(ordered[high]):
         raise Stop(f"{wanted} is the same in {ordered[0]} and {ordered[-1]}", "name releases that differ")
     while high - low > 1:
         middle = (low + high) // 2

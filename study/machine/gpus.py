@@ -96,6 +96,7 @@ GPUS = {name: Gpu(**gpu) for name, gpu in json.loads(Path(__file__).with_suffix(
 def gpu_named(text: str) -> str:
     """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
     lower = text.lower()
+    lower = re.sub(r"(\d+) gi?b", r"\1gb", lower)
     for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
         meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
         if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU

@@ -59,8 +59,12 @@ def freeze(
         tensor.requires_grad_(lora_rank is not None and name.split(".")[0] in CLASSIFIERS)
     if lora_rank is not None:
         _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
+    try:
+        trained = re.compile(train_only) if train_only is not None else None
+    except re.error as error:
+        raise Stop(f"--train-only {train_only!r} is no regular expression ({error})", "correct it") from None
     for name, tensor in model.named_parameters():
-        if train_only is not None and re.search(train_only, name):
+        if trained and trained.search(name):
             tensor.requires_grad_(True)
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")

@@ -9,7 +9,7 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.oom.training import Training
 from study.predictor.estimate import estimate
-from study.predictor.memory.memory_kinds import outside_bytes
+from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.setup import Setup, distribution
 from study.predictor.timing.steptime import Machine, step_time
 from study.spec import arms
@@ -43,7 +43,7 @@ def proposals(training: Training, gpu: str) -> list[Proposal]:
 
 def _proposal(change: str, setup: Setup, gpu: str) -> Proposal:
     peak = estimate(setup).peak_bytes
-    fits = peak + outside_bytes(setup.ranks) <= GPUS[gpu].memory_bytes
+    fits = peak + reserve_bytes(GPUS[gpu]) <= GPUS[gpu].memory_bytes  # as an advice has it
     machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))
     return Proposal(change, peak, fits, step_time(setup, machine).seconds if fits else None)
 

@@ -145,6 +145,8 @@ def find(text: str) -> OomError:
             begins = [begin for begin in begins if _is_pinned(text, begin)]
         if begins:
             return _error(kind.where, text, begins)
+    if re.fullmatch(r"\S*[/.]\S+", text.strip()):
+        raise Stop(f"there is no file {text.strip():.200}", "name a log, or give the error in quotes")
     what = "no error about memory is in this text"
     raise Stop(what, "paste the lines around `out of memory`, `Killed` or `exit code 137`")
 

@@ -64,14 +64,15 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     options = {name: given.pop(name) for name in WITH_MODEL if name in given}
     if wanted.adapter_dropout and wanted.lora_rank is None:
         raise Stop("--adapter-dropout needs adapters", "give --lora-rank")
-    if wanted.model is None:
+    if wanted.model is None and [*given] != ["params"]:
         if options:
             raise Stop(f"{_flags([*options])} need a model whose tensors are known", "give --model")
         return _of_numbers(given)
     if len(given) > 1:
         raise Stop(f"{_flags([*given])} cannot be combined", f"give --model, or {NUMBERS}")
-    of_size = NUMBER_OF_PARAMETERS.fullmatch(wanted.model) and not is_local(wanted.model)
-    name = _of_size(wanted.model) if of_size else wanted.model
+    name = wanted.model or f"{count_of(given['params']) / 1e9:g}B"
+    if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
+        name = _of_size(name)
     model = named(name, **options)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
@@ -96,8 +97,6 @@ def _of_size(size: str) -> str:
 def _of_numbers(given: dict) -> Transformer:
     if not given:
         raise Stop("no model is given", f"give --model, or {NUMBERS}")
-    if list(given) == ["params"]:
-        return named(_of_size(f"{count_of(given['params']) / 1e9:g}B"))
     if missing := [name for name in ("params", "layers", "hidden") if name not in given]:
         raise Stop(f"{_flags([*given])} do not describe a model", f"give {_flags(missing)} as well")
     if "kv_heads" in given and "ffn" not in given:

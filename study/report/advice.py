@@ -213,7 +213,7 @@ def remedies_in_words(helps: list[Remedy]) -> list[str]:
         elif remedy.what == "more host memory":
             change = f"{size(question.host_memory_bytes)} of host memory"
         lines.append(f"With {change}: {use(remedy.choice, question)}.")
-    if not any(remedy.what.endswith("adapters") for remedy in helps):
+    if not any(remedy.what.endswith("adapters") or remedy.what == "more host memory" for remedy in helps):
         lines.append("Training fewer weights (LoRA) needs far less memory: give --lora-rank.")
     return lines
 

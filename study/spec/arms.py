@@ -73,6 +73,7 @@ class SequenceGroups(Section, extra="forbid"):
 
     parallelism_config_sp_size: PositiveInt = 1
     parallelism_config_sp_backend: Literal["deepspeed"] = "deepspeed"
+    parallelism_config_dp_shard_size: Literal["auto"] | Annotated[int, Field(ge=2)] = "auto"  # such groups
 
 
 class Offload(Section):
@@ -237,6 +238,7 @@ def _with_deepspeed(arm: Arm, config: dict) -> Arm:
         offload_param=read_back.zero_optimization.offload_param.device,
         clipping=clipping,
         sequence_ranks=groups.parallelism_config_sp_size,
+        shards=groups.parallelism_config_dp_shard_size,
     )
 
 
@@ -323,9 +325,11 @@ def load_arm(name: str) -> Arm:
 
 
 def check_virtual(arm: Arm, init: str | None) -> None:
-    """Refuse virtual ranks of an arm without a group, and of an arm that writes tensors without values to a disk."""
+    """Refuse virtual ranks of an arm without a group, and tensors without values where an arm needs values."""
     if arm.distributed_type == "NO":
         what = f"virtual ranks need an arm for several ranks, and {arm.name} is for one"
         raise Stop(what, "give another arm, such as ddp")
+    if init == "none" and arm.tensor_ranks > 1:
+        raise Stop("AutoTP cannot divide layers without values", "give --init random", "unavailable")
     if init == "none" and arm.uses_nvme:
         raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")

@@ -126,7 +126,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
     plugin = DeepSpeedPlugin()
     _fill_in(plugin.deepspeed_config, settings, arm, disk)
-    return Accelerator(deepspeed_plugin=plugin, parallelism_config=_sequence(settings, arm), **common)
+    return Accelerator(deepspeed_plugin=plugin, parallelism_config=_sequence(settings, arm, ranks), **common)
 
 
 def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, common: dict) -> Accelerator:
@@ -165,7 +165,7 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
             section["nvme_path"] = str(disk)
 
 
-def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig | None:
+def _sequence(settings: Settings, arm: Arm, ranks: int) -> ParallelismConfig | None:
     """Accelerate's config of sequence parallelism, for rows of equal length. None without it."""
     if arm.sequence_ranks == 1:
         return None
@@ -175,4 +175,6 @@ def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig | None:
     rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)
     if settings.attention != "eager":  # the same attention as in the other arms
         rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
-    return ParallelismConfig(sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
+    # Accelerate 1.15 counts a step's rows by the number of groups, and takes it for 1 if it is not given.
+    groups = ranks // arm.sequence_ranks
+    return ParallelismConfig(dp_shard_size=groups, sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)

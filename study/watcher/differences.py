@@ -18,6 +18,7 @@ from study.spec.arms import DEVICES, NOT_BESIDE_JSON, OFFLOADS
 from study.spec.library_defaults import Library, sections
 from study.watcher.diagnosis import diagnose
 from study.watcher.effective import (
+    AUTO,
     DEFAULTS,
     Description,
     EffectiveSettings,
@@ -192,9 +193,10 @@ def contradictions(source: Source) -> list[str]:
         return ignored_keys(source.record)
     if source.kind == DEEPSPEED:
         return list(_in_deepspeed(source.content))
+    missing = [f"{source.unread}: correct the path"] if source.unread else []
     if source.kind == ACCELERATE:
-        return list(_in_accelerate(source.content, deepspeed))
-    return list(_in_arguments(source.content, deepspeed, source.kind == TRAINER))
+        return [*missing, *_in_accelerate(source.content, deepspeed)]
+    return [*missing, *_in_arguments(source.content, deepspeed, source.kind == TRAINER)]
 
 
 def ignored_keys(record: Record) -> list[str]:
@@ -267,6 +269,7 @@ def _in_deepspeed(config: dict, ranks: int | None = None) -> Iterator[str]:
     yield from _mistyped_keys("deepspeed", config)
     if value_at(config, "bf16.enabled") is True and value_at(config, "fp16.enabled") is True:
         yield "bf16 and fp16 are both enabled, which DeepSpeed refuses: switch one of them off"
+    yield from _wrong_values(config)
     zero = zero_section(config)
     for part in OFFLOADS:
         device = value_at(zero, f"{part}.device")
@@ -277,6 +280,27 @@ def _in_deepspeed(config: dict, ranks: int | None = None) -> Iterator[str]:
     if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage", 0) != 3:
         yield "offload_param works in stage 3 only: use stage 3, or remove it"
     yield from _batch(config, ranks)
+
+
+def _wrong_values(config: dict) -> Iterator[str]:
+    """Values that DeepSpeed refuses wherever they stand: no section where one is needed, no stage, negative sizes.
+
+    It takes true and false for zero_optimization, and null for any other section.
+    """
+    for path in filter(None, sections("deepspeed")):
+        parent, _, name = path.rpartition(".")
+        around = value_at(config, parent)
+        value = around.get(name, {}) if isinstance(around, dict) else {}
+        may_be = (bool, dict) if path == "zero_optimization" else (dict, type(None))
+        if not isinstance(value, may_be):
+            yield f"{path} is {json.dumps(value):.40}, which DeepSpeed refuses: write a section in braces"
+    section = config.get("zero_optimization")
+    zero = section if isinstance(section, dict) else {}
+    if zero.get("stage", 0) not in (0, 1, 2, 3, *"0123", AUTO):
+        yield f"stage is {json.dumps(zero['stage']):.40}, which DeepSpeed refuses: write 0, 1, 2 or 3"
+    for name, value in zero.items():
+        if isinstance(value, int | float) and value < 0:
+            yield f"{name} is {value}, which DeepSpeed refuses: write 0 or more"
 
 
 def _batch(config: dict, ranks: int | None) -> Iterator[str]:

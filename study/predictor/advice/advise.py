@@ -266,6 +266,8 @@ def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str:
     """Return why so many GPUs cannot share rows or layers. They are in one node, as each layer waits for the others."""
     if question.local % ranks:
         return "one GPU" if question.gpus == 1 else "GPUs in a node"
+    if arm.tensor_ranks > 1 and question.model.lora_rank:
+        return "its adapters"  # how AutoTP divides them is not known
     if arm.tensor_ranks > 1:
         return "its layers" if tensor.refusal(question.model, ranks) else ""
     return "attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else ""

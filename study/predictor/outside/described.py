@@ -179,7 +179,10 @@ def _every(row: Row, model: Transformer) -> int:
 
 def _division(row: Row) -> dict:
     """Return how ranks share states, layers and rows."""
-    zero = {"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None
+    try:
+        zero = {"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None
+    except ValueError:
+        raise NotPredicted(f"the column deepspeed is no JSON: {row.deepspeed:.60}") from None
     division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
     if row.parallel is None:
         return division
