@@ -17,8 +17,8 @@ from study.cli.predictions import fits_on
 from study.io.numbers import size
 from study.machine.gpus import GPUS
 from study.predictor.advice.settled import BUCKET_ELEMENTS
-from study.predictor.estimate import estimate
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.estimate import estimate, operations
+from study.predictor.timing.pace import peak_flops_per_s
 from study.predictor.tracing.transformer import Transformer
 from study.report import calculator
 from study.report.calculator_tables import ARMS, FILE, GPUS_TRIED, setup_of
@@ -79,7 +79,8 @@ def answer(question: dict) -> dict | None:
     values |= {"checkpointing": question["recomputes"]}
     values |= {"optimizer": question["optimizer"]} if question["optimizer"] != "adamw" else {}
     model = Transformer.of(config_of(question["model"]), question["model"])
-    setup = setup_of(model, question["precision"], question["arm"], question["gpus"], **values)
+    precision = question["precision"]
+    setup = setup_of(model, precision, question["arm"], question["gpus"], **values)
     whole = estimate(setup)
     return {
         "parts": [*calculator.parts_of(whole.at_peak).values()],
@@ -87,7 +88,7 @@ def answer(question: dict) -> dict | None:
         "hostBytes": whole.host_bytes,
         "diskBytes": whole.nvme_bytes["held"],
         "traffic": whole.traffic,
-        "leastS": pytest.approx(step_time(setup, Machine(gpu=question["gpu"])).peak_s, rel=1e-9),
+        "leastS": pytest.approx(operations(setup) / peak_flops_per_s(question["gpu"], precision == "fp32"), rel=1e-9),
     }
 
 

@@ -135,21 +135,13 @@ def events(tape: Tape) -> list[Event]:
     return event_list
 
 
-def least_flops(model: Transformer, entry: tuple) -> float:
-    """Return the operations that a kernel cannot leave out: of a decoder's fused attention, half is masked."""
-    if entry[0] != "kernel":
-        return 0
-    is_masked = model.look.kind == "decoder" and entry[1] is not None and entry[1][0] == "attention"
-    return entry[2] / 2 if is_masked else entry[2]
-
-
 class Pass:
     """A pass over a microbatch in all samples."""
 
     def __init__(self, model: Transformer, setup: Setup):
         every_option = [(replace(setup, sequence=tokens).trace_options, rows) for rows, tokens in SAMPLES]
         tapes = [model.tape(options, rows) for options, rows in every_option]
-        self.flops = numpy.array([sum(least_flops(model, entry) for entry in tape) for tape in tapes])
+        self.flops = numpy.array([sum(entry[2] for entry in tape if entry[0] == "kernel") for tape in tapes])
         self.inputs = numpy.array([sum(entry[1] for entry in tape if entry[0] == "inputs") for tape in tapes])
         by_name = {tensor.name: tensor for tensor in model.tensors}
         gradients: list[Gradient] = []
