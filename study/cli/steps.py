@@ -287,7 +287,7 @@ def of_bf16(setup: Setup, gpu: str | None) -> list[str]:
     """Say that a GPU has no bf16, if that is the precision of a prediction."""
     if gpu is None or GPUS[gpu].has_bf16 or not setup.precision.startswith("bf16"):
         return []
-    return [f"{gpu} has no bf16, which this takes for granted: give --precision fp16."]
+    return [f"{gpu} has no bf16, and this is a prediction for bf16: give --precision fp16."]
 
 
 def in_words(step: StepTime) -> str:

@@ -17,6 +17,7 @@ from study.io.tables import say, show
 from study.machine.gpus import num_gpus
 from study.predictor.advice.question import default_sequence
 from study.predictor.architecture import named
+from study.predictor.wanted import refuse_long_rows
 from study.records import store
 from study.records.schema import Record
 from study.spec import arms, optimizers
@@ -80,9 +81,7 @@ def _with_model(settings: Flags) -> Flags:
         return settings
     name = settings.model
     model = named(name, trust_remote_code=settings.trust_remote_code)
-    if model.positions and (settings.sequence or 0) > model.positions:
-        what = f"--sequence {settings.sequence} is more than the model's {model.positions} positions"
-        raise Stop(what, f"give {model.positions} or fewer")
+    refuse_long_rows(model, settings.sequence or 0)
     if settings.sequence is None:
         settings = replace(settings, sequence=default_sequence(model))
     if name in SHAPES or not is_local(name):
@@ -98,7 +97,7 @@ def _refuse(settings: Flags, arm: str) -> None:
     optimizers.check(settings, chosen)
     arms.check_virtual(chosen, settings.init)
     chosen.sharing_ranks(settings.virtual_ranks or 1)
-    if settings.precision == "fp8":
+    if settings.precision == "fp8" and not gpu:
         raise Stop("fp8 needs a GPU", "give --precision bf16")
     room.check(resolve(settings, gpu), chosen, gpu)
 

@@ -58,9 +58,10 @@ def _between(since: str, until: str, package: str, tried: list[str]) -> list[str
     for release in filter(None, (since, until)):
         if release not in tried:
             raise Stop(f"{package} {release} was not tried", f"choose from {', '.join(tried)}")
-    inside = tried[tried.index(since or tried[0]) : tried.index(until or tried[-1]) + 1]
+    first, last = since or tried[0], until or tried[-1]
+    inside = tried[tried.index(first) : tried.index(last) + 1]
     if len(inside) < 2:
-        raise Stop(f"{until} does not come after {since}", "give an older release with --from than with --to")
+        raise Stop(f"{last} does not come after {first}", "give an older release with --from than with --to")
     return inside
 
 

@@ -143,9 +143,10 @@ def versions(
     elif name:
         (adapter,) = chosen_adapters((name,))
         properties = [each for each in PROPERTIES.values() if only in each.name]
-        if not properties or not releases:
-            what = f"no property has {only!r} in its name" if releases else "no release is named"
-            raise Stop(what, "see study conform for their names; name releases such as 0.18.1")
+        if not releases:
+            raise Stop("no release is named", "name some, such as 0.18.1")
+        if not properties:
+            raise Stop(f"no property has {only!r} in its name", "see study conform for their names")
         statuses: dict[str, dict] = {each.name: {"property": each.name} for each in properties}
         for version in changes.in_order(releases):
             for result in cell(adapter, properties, installed(package, version, overlays), overlays, out or RESULTS):

@@ -140,7 +140,7 @@ class Setup:
 
     @property
     def state_ranks(self) -> int:
-        """Of these, the ranks with the same part of each layer, over which its states are sharded."""
+        """Return the number of ranks that shard the same states: those that have the same part of each layer."""
         return self.sharing_ranks // self.tensor_ranks
 
     @property

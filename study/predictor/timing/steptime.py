@@ -92,16 +92,15 @@ def _peak_s(setup: Setup, machine: Machine) -> float:
 
     Fused attention need not compute what a causal mask hides: half of the scores.
     """
-    layout = setup.layout or Layout()
-    of_blocks = [
-        each
-        for block in _blocks(parallel.whole_pass(setup) if setup.layout else setup, machine)
-        for each in (block.forward, block.backward)
-    ]
-    hidden = sum(work.attention_flops for work in of_blocks) / 2 if setup.model.look.kind == "decoder" else 0
-    needed = operations(setup) - hidden * setup.accumulation / (layout.tensor * layout.pipeline)
+    whole = parallel.whole_pass(setup) if setup.layout else setup
+    masked = 0.0
+    if setup.model.look.kind == "decoder":
+        masked = (
+            sum(each.forward.attention_flops + each.backward.attention_flops for each in _blocks(whole, machine)) / 2
+        )
+    needed_share = 1 - masked / operations(replace(whole, accumulation=1))
     peak = peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
-    return needed / peak / (2 if machine.casts else 1)
+    return needed_share * operations(setup) / peak / (2 if machine.casts else 1)
 
 
 def _is_known(setup: Setup, machine: Machine) -> bool:

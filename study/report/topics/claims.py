@@ -144,7 +144,7 @@ def sentence(verdicts: pd.DataFrame) -> str:
     }
     texts += [f"{name} ({sum(counts.values())}): {_counts(counts)}." for name, counts in apart.items() if counts]
     if certain := int(verdicts["by_construction"].sum()):
-        texts.append(f"{certain} more are not counted: our check of them could not have failed.")
+        texts.append(f"Not counted, because our check of them cannot fail: {certain}.")
     return " ".join(texts)
 
 
