@@ -337,8 +337,7 @@ def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     history = '"does not run" until 0.17.5, "accepted" in 0.18.3, "DeepSpeedConfigError" since 0.19.8'
     assert (
-        f"mics_is_removed: {history} Shown by: study/reproductions/mics_is_removed.py Does not run: KeyError: 'x'"
-        in printed
+        f"mics_is_removed: {history} Shown by: reproductions/mics_is_removed.py Does not run: KeyError: 'x'" in printed
     )
     (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == trials.REPRODUCTION]
     assert table["title"] == "deepspeed: what scripts find"

@@ -274,7 +274,7 @@ def script(tmp_path, monkeypatch, cache):
 def test_a_reproduction_says_what_it_found(script):
     finding = script('import json\nprint("on the way")\nprint(json.dumps({"found": False, "by": 3}))\nprint("bye")\n')
     assert finding.value is False
-    assert finding.working == "study/reproductions/mine.py: found False (by 3)"
+    assert finding.working == "reproductions/mine.py: found False (by 3)"
     assert any(words.startswith("deepspeed ") for words in finding.evidence)
 
 

@@ -17,13 +17,13 @@ from study.records.collectives import RankLog
 from study.records.hangs import Finding
 from study.records.schema import Record
 from study.spec import arms
-from study.spec.arms import PACKAGE
+from study.spec.arms import ROOT
 from study.spec.options import AsJson
 from study.watcher import diagnosis, differences, evidence, hang_causes, sources, trends
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 from study.watcher.findings import ordered
 
-REPRODUCTIONS = PACKAGE / "reproductions"
+REPRODUCTIONS = ROOT / "reproductions"
 MOST = 24  # names that a line lists
 
 
@@ -158,7 +158,7 @@ def _shown_by(evidence: str) -> str:
     if evidence.startswith("https://"):
         return evidence
     is_script = safe_join(REPRODUCTIONS, f"{evidence}.py").exists()
-    return f"study/reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
+    return f"reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
 
 
 def _indented(text: str, spaces: int) -> list[str]:

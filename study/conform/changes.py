@@ -227,7 +227,7 @@ def _of_configurations(spans: list[Span], rows: pd.DataFrame, right: dict[str, s
     claims = dict.fromkeys(claim for claim, name, _, _ in trials.claims() if name in questions_of_claims)
     details = [f"Claim {claim}: {right[claim]}." for claim in claims]
     scripts = [trial["name"] for trial in questions_of_claims.values() if trial["what"] == trials.REPRODUCTION]
-    details += [f"Shown by: study/reproductions/{name}.py" for name in scripts]
+    details += [f"Shown by: reproductions/{name}.py" for name in scripts]
     details += [f"Does not run: {each}" for each in sorted(set(rows["words"]) - {""})]
     known = {answer for _, _, answer in spans} - {json.dumps(NO_ANSWER)}
     # A key that is rejected says more than a default that changed.

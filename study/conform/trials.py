@@ -16,7 +16,7 @@ from study.spec.arms import PACKAGE, ROOT
 KEPT = "trials.json"
 ANSWERS = "configurations.json"  # beside the results of the properties
 REPRODUCTION = "reproduction"
-REPRODUCTIONS = PACKAGE / "reproductions"
+REPRODUCTIONS = ROOT / "reproductions"
 WORKER = [sys.executable, "-P", "-m", "study.probes.worker"]
 LIMIT_S = 3600
 SCRIPT_LIMIT_S = 120  # a busy machine takes so long for 20 s

@@ -29,7 +29,7 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
     adapter/property@deepspeed-0.18.1.
 
     Args:
-        names: A failure, a script of study/reproductions/ without its ending, or all: one text for each failure that
+        names: A failure, a script of reproductions/ without its ending, or all: one text for each failure that
             has an explanation of its own.
         out: The folder for the texts.
     """

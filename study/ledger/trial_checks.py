@@ -32,7 +32,7 @@ def _check(function: Callable) -> Check:
         if isinstance(answer, str):
             words = f"the trial itself failed: {answer}"
             return Finding(None, words, evidence=versions, missing="a trial that runs to its end")
-        script = f"study/reproductions/{trial['name']}.py: " if trial["what"] == REPRODUCTION else ""
+        script = f"reproductions/{trial['name']}.py: " if trial["what"] == REPRODUCTION else ""
         return Finding(answer.found, f"{script}{answer.told}", evidence=versions)
 
     return check
@@ -53,7 +53,7 @@ def trials_of(function: Check, calls: Iterable[dict]) -> list[dict]:
 
 @_check
 def reproduction(*, name: str) -> Finding:
-    """Return what a script of `study/reproductions/` finds."""
+    """Return what a script of `reproductions/` finds."""
     raise NotImplementedError  # its signature is all that is used
 
 

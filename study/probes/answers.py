@@ -28,7 +28,7 @@ from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import cache_home
 
-REPRODUCTIONS = arms.PACKAGE / "reproductions"
+REPRODUCTIONS = arms.ROOT / "reproductions"
 REPORTS = arms.ROOT / "reports"
 KEPT = "trials.json"  # beside the records of a machine
 REPRODUCTION = "reproduction"

@@ -17,7 +17,7 @@ from study.ledger.model import Check
 from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
 from study.records.runs import Run
 from study.report.templating import write_page
-from study.spec.arms import PACKAGE, ROOT
+from study.spec.arms import ROOT
 
 DOCUMENTS = Path(__file__).with_name("documents.toml")
 GUIDE = ROOT / "CONTRIBUTING.md"  # no part of an installed package
@@ -158,7 +158,7 @@ def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
     of_runs = [runs[name] for name in verdict.evidence if name in runs and verdict.basis in (MEASURED, VIRTUAL)]
     of_sources = [known[name] for name in verdict.evidence if name in known]
     shown = {run.name for run, _ in of_runs} | known.keys()
-    scripts = {path.stem for path in (PACKAGE / "reproductions").glob("*.py")}
+    scripts = {path.stem for path in (ROOT / "reproductions").glob("*.py")}
     others = [{"name": name, "is_script": name in scripts} for name in verdict.evidence if name not in shown]
     return {"runs": of_runs, "sources": of_sources, "others": others, "quote": verdict.sentence}
 
