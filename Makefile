@@ -15,7 +15,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style check bench parity virtual scoreboard gpu faults paper
+.PHONY: help setup study report test style size check bench parity virtual scoreboard gpu faults paper
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -50,7 +50,10 @@ test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the 
 	pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
 style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
-	ruff check && ruff format --check && lint-imports && mypy
+	ruff check && ruff format --check && lint-imports && mypy && python .ci/size.py
+
+size:  ## tokens of code by room, against the numbers in pyproject.toml
+	@$(PYTHON) .ci/size.py
 
 check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
 	pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
