@@ -207,7 +207,7 @@ def test_a_file_that_no_rank_wrote_is_refused(tmp_path):
 
 
 def test_each_way_to_hang_is_named():
-    """Real ranks that hung (study/bench/hangs.py): `study diagnose` names the cause by the functions they were in."""
+    """Real ranks that hung (reproductions/laboratories/hangs.py): `study diagnose` names the cause."""
     rows = killed.hangs()
     assert rows["arm"].value_counts().to_dict() == dict.fromkeys(("ddp", "zero2", "zero3", "fsdp2"), 12)
     hung = rows[rows["outcome"] == "hangs"]

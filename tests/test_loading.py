@@ -1,11 +1,7 @@
 """Host memory while a model is loaded: the cells and their halves, the prediction, and what is said about it."""
 
-import json
-
 import pytest
 
-from study.bench import loading as bench
-from study.bench.loading import Cell, cells, held_out, measure
 from study.cli.commands import start
 from study.predictor.advice.advise import best_of_arm
 from study.predictor.advice.question import Given, Question
@@ -15,20 +11,11 @@ from study.report.advice import to_load
 from study.report.topics import killed
 from study.spec.arms import ROOT, load_arm
 
-HALVES = ROOT / "reports" / "cpu-2core" / "loading_halves.json"
 WEIGHTS = 4 * 124_439_808  # of gpt2
 
 
 def load(way: str, **values) -> Load:
     return Load(named("gpt2"), way, **({"ranks": 8, "saved_bytes": 4, "weight_bytes": 4} | values))
-
-
-def test_the_held_out_half_is_the_one_that_was_committed_before_it_was_measured():
-    halves = json.loads(HALVES.read_text())
-    names = [cell.name for cell in cells()]
-    assert halves["seed"] == bench.SEED
-    assert [name for name in names if name in held_out(names)] == halves["held_out"]
-    assert [name for name in names if name not in held_out(names)] == halves["tuned"]
 
 
 def test_a_copy_of_each_rank_is_made_only_if_the_type_changes_or_the_file_cannot_be_mapped():
@@ -84,13 +71,3 @@ def test_releases_of_2026_make_a_copy_on_each_rank_though_rank_0_alone_should_lo
     assert copies["5.0.0"] > 1.2
     assert copies["5.6.0"] > 1.2
     assert copies["4.57.6"] < 0.2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_two_real_ranks_load_train_and_say_their_memory(way, tmp_path):
-    row = measure(Cell(way, "llama-micro", "safetensors_shards", "float32", "float32", 2, "step"), tmp_path)
-    assert row["outcome"] == "loads", row["message"]
-    assert list(row["phases"]) == list(bench.PHASES)
-    for phase in row["phases"].values():
-        assert phase["peak_bytes"] >= sum(phase["private_bytes"]) > 0

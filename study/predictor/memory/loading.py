@@ -36,7 +36,7 @@ PROCESS_BYTES: dict[Way, tuple[float, float]] = {
 BROADCAST_BYTES = 2 * 250 * 2**20  # DDP sends the weights of rank 0 in pieces, of which two are on their way
 # Stage 3 before its first step, on a CPU: parts of the weights and their gradients, before and after they move, over
 # all ranks; and what malloc keeps on each rank of freed tensors below 32 MiB, as shares of the weights. Both shares
-# are fitted to the tuned half of the cells of `study.bench.loading`.
+# are fitted to the tuned half of the cells of `reproductions/laboratories/loading.py`.
 STATES: dict[str, int] = {"zero3": 4, "zero3_late": 3}
 MASTER = 3  # parts more, of 2 bytes an element: 16-bit weights get a copy and a gradient in fp32
 KEPT: dict[str, float] = {"zero3": 0.7, "zero3_late": 0.64}

@@ -17,7 +17,8 @@ EXPERT = "of_an_expert"
 # Kernels of an expert: its tokens are found, three products, the gate, the weights, the sum. A test counts them.
 LOOP_KERNELS = {"forward": 10, "backward": 20}
 # The host's work for a product with quantized weights, in kernels beside the product's, in both passes. Other kinds: 7
-# and 4. Measured with bitsandbytes 0.50 on two CPU cores (study/bench/host_hooks.py); of int8 counted in 0.43.3.
+# and 4. Measured with bitsandbytes 0.50 on two CPU cores (reproductions/laboratories/host_hooks.py); int8: counted in
+# 0.43.3.
 QUANTIZED_KERNELS = {"nf4_double": (9, 6), "int8": (25, 10)}
 
 

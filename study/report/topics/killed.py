@@ -29,8 +29,8 @@ FIRST_SCORE = "Of the held-out half 16 were close at first. Then a mistake was m
 RELEASES = LOADING.with_name("loading_releases.jsonl")
 WATCH_COST = LOADING.with_name("watch_cost.json")
 CLOSE = 0.05  # of what was measured
-COMMAND = "python -m study.bench.hangs reports/cpu-2core/hangs.jsonl"
-LOADING_COMMAND = "python -m study.bench.loading reports/cpu-2core/loading.jsonl"
+COMMAND = "python reproductions/laboratories/hangs.py reports/cpu-2core/hangs.jsonl"
+LOADING_COMMAND = "python reproductions/laboratories/loading.py reports/cpu-2core/loading.jsonl"
 
 
 def _lines(path: Path) -> list[dict]:

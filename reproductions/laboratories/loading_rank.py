@@ -1,4 +1,4 @@
-"""One rank of a loading cell: a process of its own, whose memory `study.bench.loading` reads from outside.
+"""One rank of a loading cell: a process of its own, whose memory `loading.py` reads from outside.
 
 At the end of each phase it waits, so that the memory of all ranks can be read at one moment.
 """

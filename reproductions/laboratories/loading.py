@@ -1,6 +1,6 @@
 """The load observatory: host memory of real ranks while a model is loaded, by phase, in several ways.
 
-python -m study.bench.loading reports/cpu-2core/loading.jsonl [CELL ...]
+python reproductions/laboratories/loading.py reports/cpu-2core/loading.jsonl [CELL ...]
 
 A cell is a way to load a model, in files of some form, on some ranks. Each rank is a fresh process. Its memory is read
 from outside, by the kernel's counts: private memory every few milliseconds, and at the end of each phase the share of
@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from study.machine.linux import fields, free_port
 from study.machine.software import operators_folder, put_programs_on_path
 
+HERE = Path(__file__).parent
 SEED = 32
 WAYS = ("plain", "zero3", "zero3_late", "fsdp2", "fsdp2_efficient", "meta")
 ALONE = ("safetensors", "safetensors_shards", "pickled", "legacy")  # on a single rank
@@ -80,7 +81,7 @@ def written_model(cell: Cell, folder: Path) -> dict:
     if not note.exists():
         folder.mkdir(parents=True, exist_ok=True)
         arguments = [cell.model, cell.files, cell.saved, str(folder)]
-        subprocess.run([sys.executable, "-m", "study.bench.loading_models", *arguments], check=True)
+        subprocess.run([sys.executable, str(HERE / "loading_models.py"), *arguments], check=True)
     return json.loads(note.read_text())
 
 
@@ -97,7 +98,7 @@ class Watched:
         base = os.environ | {"WORLD_SIZE": str(cell.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         base |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "LOCAL_WORLD_SIZE": str(cell.ranks)}
         base |= {"TORCH_EXTENSIONS_DIR": str(operators_folder()), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "study.bench.loading_rank", json.dumps(settings)]
+        command = [sys.executable, str(HERE / "loading_rank.py"), json.dumps(settings)]
         self.output = [(folder / f"output-{rank}").open("w+") for rank in range(cell.ranks)]
         self.processes = [
             subprocess.Popen(command, env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=out, stderr=out)

@@ -1,4 +1,4 @@
-"""Measures the host's seconds for what sharding adds to a pass: `python -m study.bench.host_hooks`, on a CPU.
+"""Measures the host's seconds for what sharding adds to a pass, on a CPU.
 
 Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
 time of a layer is the difference between two models. Modules of stage 3, FSDP's units, the gradients of stages 1 and 2
