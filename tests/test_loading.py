@@ -9,7 +9,7 @@ from study.predictor.architecture import named
 from study.predictor.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
 from study.report.advice import to_load
 from study.report.topics import killed
-from study.spec.arms import ROOT, load_arm
+from study.spec.arms import load_arm
 
 WEIGHTS = 4 * 124_439_808  # of gpt2
 
