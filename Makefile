@@ -15,14 +15,14 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style size check bench parity virtual scoreboard gpu faults paper
+.PHONY: help setup study report test style size check peaks bench parity virtual scoreboard gpu faults paper
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
 # Operators are checked each time: what was missing for them (libaio, a compiler) may have been installed since.
 setup: $(VENV)/.ready  ## install into .venv and compile DeepSpeed's operators; the second time: only what is missing
-	@$(BIN)/study operators
+	@$(BIN)/study doctor --fix
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once. Step 1 of 3: PyTorch."
@@ -65,7 +65,7 @@ virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every
 	pytest -v -m slow -k every_arm tests/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
-	study sweep scoreboard --runs runs/scoreboard && study scoreboard runs/scoreboard
+	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python -m study.bench.scoreboard runs/scoreboard
 
 paper: $(VENV)/.ready-for-paper  ## the paper, with every number from the records: paper/paper.pdf
 	$(BIN)/python -m study.publishing.paper
@@ -80,5 +80,8 @@ gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="-
 faults: setup $(VENV)/.ready-to-test  ## every fault of tests/faults.py strikes a sweep, once (twenty minutes; root, for full disks and killed ranks)
 	$(BIN)/python tests/fault_runner.py
 
+peaks: setup  ## what this machine reaches: matrix products, copies, disk
+	$(BIN)/python -m study.bench.peaks --json runs/peaks.json
+
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
-	study bench
+	$(BIN)/python -m study.bench.bench $(BENCH)

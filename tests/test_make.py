@@ -39,7 +39,7 @@ def make(tmp_path):
 
 def test_make_sets_up_each_time_and_passes_on_no_other_environment(make):
     """Operators are looked at also when the packages are installed."""
-    assert make('echo "study $@"') == "study operators\n"
+    assert make('echo "study $@"') == "study doctor --fix\n"
     lines = make("env", **HOSTILE).splitlines()
     assert not [line for line in lines if line.partition("=")[0] in HOSTILE]
 

@@ -43,11 +43,10 @@ LIGHT = {
 WHOLE = {  # the rest is called in this process by other tests
     "sweep smoke --dry-run": "arms-zero3_nvme-",
     "explain runs/good runs/other": "all that is tracked",
-    "operators": "operators are compiled",
+    "doctor --fix": "operators are compiled",
 }
 HEAVY = {  # what needs more says so in one sentence
     "report --runs runs": "nbformat",
-    "bench": "torch",
 }
 
 

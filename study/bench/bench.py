@@ -1,8 +1,8 @@
 """Compares our trainer's step time with a hand-written loop's and transformers.Trainer's. Repeats are interleaved.
 
-study bench
-study bench --model bert-base --precision bf16 --json bench.json
-study bench --task wikitext --model gpt2-xl --sequence 1024 --precision bf16 --peaks peaks.json
+python -m study.bench.bench
+python -m study.bench.bench --model bert-base --precision bf16 --json bench.json
+python -m study.bench.bench --task wikitext --model gpt2-xl --sequence 1024 --precision bf16 --peaks peaks.json
 
 Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (study/bench/rivals.py) as fresh processes,
 in a different order each time. It gives a ratio of median step times for each rival. The result is the median of these
@@ -55,13 +55,13 @@ class Bench:
     threads: int | None = None  # CPU threads. Default: as in our trainer.
     seed: int = 42  # Decides the weights, the order of the rows, the dropout masks and the bootstrap.
     peaks: Path | None = None
-    """A file that `study peaks` wrote on this machine: also show the speed as a share of the measured matrix peak."""
+    """A file that `make peaks` wrote on this machine: also show the speed as a share of the measured matrix peak."""
     json: Path | None = None  # Write every number into this file, with a description of the machine.
 
 
 def main() -> None:
     with exit_on_stop():
-        bench = parsed(Bench, prog="study bench", description=__doc__.partition("\n")[0])
+        bench = parsed(Bench, prog="python -m study.bench.bench", description=__doc__.partition("\n")[0])
         run(bench)
 
 
@@ -71,7 +71,7 @@ def run(bench: Bench) -> None:
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.peaks and not bench.peaks.is_file():
-        raise Stop(f"--peaks {bench.peaks} does not exist", "write it with study peaks --json")
+        raise Stop(f"--peaks {bench.peaks} does not exist", "write it with python -m study.bench.peaks --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
     runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)

@@ -1,8 +1,9 @@
 """Compares predictions of peak memory with measured peaks: ours, DeepSpeed's, Accelerate's and PyTorch's.
 
-study scoreboard runs/scoreboard runs/smoke
+python -m study.bench.scoreboard runs/scoreboard runs/smoke
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, cast
@@ -13,12 +14,13 @@ import tyro
 from study.bench import fsdp_tracker, gpu_scores
 from study.bench.estimators import accelerate_bytes, deepspeed_bytes
 from study.bench.prediction import architecture, predicted
-from study.errors import Stop
+from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
 from study.predictor.estimate import Estimate
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
+from study.spec.options import parsed
 from study.spec.shapes import SHAPES, shape_of
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
@@ -50,7 +52,7 @@ def main(
         as_json: Print the rows as JSON instead.
     """
     if not folders:
-        raise Stop("no folder is given", "name folders with runs, as in: study scoreboard runs/scoreboard")
+        raise Stop("no folder is given", "name folders with runs, such as runs/scoreboard")
     if folders == (Path("-"),):
         folders = tuple(map(Path, sys.stdin.read().splitlines()))
     loaded = runs.load(folders, every_folder_has_runs=True)
@@ -157,3 +159,10 @@ def library_estimates(run: Run) -> dict:
     on_host = states[1] / (run.ranks or 1) if states and homes[0] != "none" else 0  # on a CPU both are one memory
     usage = accelerate_bytes(sum(sizes), run.precision)
     return {"deepspeed": states and states[0] + on_host, "accelerate": usage}
+
+
+if __name__ == "__main__":
+    with exit_on_stop():
+        answer = parsed(main, prog="python -m study.bench.scoreboard")
+    if answer is not None:
+        say(json.dumps(answer, indent=1, default=str))

@@ -25,7 +25,6 @@ from study.spec.arms import PACKAGE
 COMMANDS = {
     "arms": ("study.cli.machine:arms", "list the ways to distribute a training (arms), and which can run here"),
     "doctor": ("study.cli.machine:doctor", "what this machine has and lacks, and what to do about it"),
-    "operators": ("study.cli.machine:operators", "compile the DeepSpeed operators that are missing"),
     "advise": ("study.cli.advice:advise", "which arm to use on your GPUs, or how many GPUs you need"),
     "estimate": ("study.cli.predictions:estimate", "predict the memory and the traffic of one rank"),
     "timeline": ("study.cli.steps:timeline", "predict the time of a step, and what overlaps in it"),
@@ -60,9 +59,6 @@ COMMANDS = {
     "pages": ("study.publishing.pages:pages", "a report as a static site, to publish"),
     "changelog": ("study.publishing.registration:changelog", "write which verdicts changed, from the history"),
     "registration": ("study.publishing.registration:registration", "hashes of what was fixed before measuring"),
-    "bench": ("study.bench.bench", "compare our trainer's speed with a bare loop and the Hugging Face Trainer"),
-    "peaks": ("study.bench.peaks", "measure what this machine reaches: matrix products, copies, disk"),
-    "scoreboard": ("study.bench.scoreboard:main", "who predicts memory best, against measured peaks"),
     "pack": ("study.extras.offline.pack", "collect what a GPU machine without a network lacks"),
     "offline": ("study.extras.offline.run", "run on such a machine, and bring the results back"),
 }
@@ -107,8 +103,6 @@ def start(words: list[str]) -> None:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     module, _, function = COMMANDS[name][0].partition(":")
     if not function:
-        if module.startswith("study.bench") and importlib.util.find_spec("torch") is None:
-            raise _lacking("torch")
         sys.stdout.flush()
         # The program must import this package, even from a checkout that is not installed, and not what lies in the
         # current folder (-P).

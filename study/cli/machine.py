@@ -1,9 +1,7 @@
-"""`study arms`, `study doctor` and `study operators`: what this machine can run and what it lacks."""
+"""`study arms` and `study doctor`: what this machine can run and what it lacks."""
 
 import sys
 from pathlib import Path
-
-import tyro
 
 from study.errors import Stop
 from study.extras.hosts import hosts
@@ -72,6 +70,7 @@ def doctor(
     cluster: Path | None = None,
     reach: str = hosts.SSH,
     python: str = sys.executable,
+    fix: tuple[str, ...] | None = None,
     as_json: AsJson = False,
 ) -> dict | None:
     """List what this machine has and lacks, and what to do about it. The exit code is 1 if anything is missing.
@@ -83,8 +82,14 @@ def doctor(
             by another address, that follows the name.
         reach: With --cluster: the command that runs a command on {host}, such as 'srun --nodelist {host} --nodes 1'.
         python: With --cluster: the Python on the hosts, in whose environment this study is installed.
+        fix: Only compile the DeepSpeed operators that are missing: those that these arms need, or all. The exit code is
+            1 if a compilation fails.
         as_json: Print the findings as JSON instead of a table.
     """
+    if fix is not None:
+        if unknown := [name for name in fix if name not in all_paths()]:
+            raise Stop(f"{unknown[0]!r} is not an arm", nearest(unknown[0], all_paths()))
+        sys.exit(compilation.compile_missing(fix))
     if cluster is not None:
         comparison = hosts.compare(hosts.read(cluster), nvme_dir, reach, python)
         if as_json:
@@ -129,15 +134,3 @@ def _compare(comparison: hosts.Comparison) -> None:
         show([{"from": a} | {f"to {b}": speeds.get((a, b)) for b in names} for a in names])
     say("", *(comparison.problems or ["The hosts are alike, and reach each other."]))
     sys.exit(1 if comparison.problems else 0)
-
-
-def operators(arms: tyro.conf.Positional[tuple[str, ...]] = (), /) -> None:
-    """Compile the DeepSpeed operators that are missing. The exit code is 1 if a compilation fails.
-
-    Args:
-        arms: Compile only what these arms need. Default: what any arm needs on this machine.
-    """
-    for name in arms:
-        if name not in all_paths():
-            raise Stop(f"{name!r} is not an arm", nearest(name, all_paths()))
-    sys.exit(compilation.compile_missing(arms))

@@ -163,7 +163,7 @@ class Links:
     fused_kernels: bool = False
     """Assume that norms, activation functions and rotations are single kernels, as with torch.compile."""
     host_pace: float | None = None
-    """Seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs. Default: unknown."""
+    """Seconds of the host for a kernel, over 51 us; make peaks measures it. 0: CUDA graphs. Default: unknown."""
     disk: str | None = None
     """Read and write speed of a node's disk, such as 6GB/s. Default: its time is not counted."""
 

@@ -96,7 +96,7 @@ def _operators(gpus: int) -> Finding:
     if not lacking:
         return Finding("operators", "compiled")
     stops = filter(None, (operators.why_not(name, gpus) for name in lacking))
-    steps = [*dict.fromkeys(stop.remedy for stop in stops), "study operators"]
+    steps = [*dict.fromkeys(stop.remedy for stop in stops), "study doctor --fix"]
     purposes = ", ".join(OPERATORS[name].purpose for name in lacking)
     return Finding("operators", f"not compiled: {purposes}", "; then ".join(steps))
 

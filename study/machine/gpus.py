@@ -123,7 +123,7 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
 
 
 def measured_flops(record: dict, folder: Path) -> float | None:
-    """Return FLOP/s of matrix products, as `study peaks` measured them on a run's machine and in its precision.
+    """Return FLOP/s of matrix products, as `make peaks` measured them on a run's machine and in its precision.
 
     They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
     """

@@ -1,8 +1,8 @@
 """DeepSpeed's operators: C++ code that is compiled once, in some minutes, on the machine where it runs.
 
 DeepSpeed compiles an operator when it first needs it, without a message. PyTorch guards that with a file named `lock`.
-If its owner is killed, the file stays, and everybody else waits forever. So `study operators` compiles them beforehand,
-and the trainer loads them through `study/training/loading.py` before DeepSpeed does.
+If its owner is killed, the file stays, and everybody else waits forever. So `study doctor --fix` compiles them
+beforehand, and the trainer loads them through `study/training/loading.py` before DeepSpeed does.
 """
 
 import importlib.util
@@ -116,7 +116,7 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=path)
 
 
-# --- study operators -----------------------------------------------------------------------------------------------
+# --- study doctor --fix --------------------------------------------------------------------------------------------
 
 
 def compile_missing(arms: tuple[str, ...] = ()) -> int:

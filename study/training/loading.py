@@ -1,6 +1,6 @@
 """Loads DeepSpeed's operators into a process. One process compiles a missing operator while the others wait.
 
-python -m study.training.loading cpu_adam       # compile one; `study operators` starts this for each that is missing
+python -m study.training.loading cpu_adam       # compile one; `study doctor --fix` starts this for each that is missing
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def _load(name: str) -> None:
         lines = str(error).splitlines() or [""]
         reason = next((line for line in lines if "error:" in line), lines[0]).strip()
         what = f"DeepSpeed's {name} operator cannot be compiled or loaded ({reason})"
-        remedy = f"read {log}; if that does not help, remove its folder and run study operators"
+        remedy = f"read {log}; if that does not help, remove its folder and run study doctor --fix"
         raise Stop(what, remedy, "unavailable") from error
 
 

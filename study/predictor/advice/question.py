@@ -49,7 +49,7 @@ class Given:
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: as many as such machines have, mostly 8."""
     host_pace: float | None = None
-    """Seconds of the host for a kernel, over 51 us; study peaks measures it. 0: CUDA graphs. Default: unknown."""
+    """Seconds of the host for a kernel, over 51 us; make peaks measures it. 0: CUDA graphs. Default: unknown."""
     quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     price: float | None = None

@@ -49,7 +49,7 @@ class Machine:
 
     def __post_init__(self):
         if self.host_pace is not None and not 0 <= self.host_pace < 100:
-            raise Stop(f"{self.host_pace:g} is no host's pace", "give what study peaks prints, or 0 for CUDA graphs")
+            raise Stop(f"{self.host_pace:g} is no host's pace", "give what make peaks prints, or 0 for CUDA graphs")
 
     def links(self, ranks: int) -> Links:
         gpu = GPUS[self.gpu]

@@ -130,7 +130,7 @@ def on_gpu(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def scores(cells: list[dict]) -> pd.DataFrame:
-    """Return how far each predictor is off the measured peaks, from the cells of `study scoreboard`."""
+    """Return how far each predictor is off the measured peaks, from the cells of `make scoreboard`."""
     rows = []
     for name in PREDICTORS if cells else ():
         off = pd.Series([abs(cell[name]) for cell in cells if cell[name] is not None])
