@@ -151,14 +151,22 @@ def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
             yield "gradients", [getattr(whole, "grad", None), parameter.unsharded_accumulated_grad]
         gathering = [group._all_gather_result, getattr(group.comm_ctx.all_gather_state, "all_gather_result", None)]
         yield "gathered_weights", [result.all_gather_output for result in gathering if result is not None]
-        yield "buckets", [state.reduce_scatter_input for state in group.comm_ctx.reduce_scatter_states]
+        yield "buckets", [state.reduce_scatter_input for state in _listed(group.comm_ctx, "reduce_scatter_state")]
 
 
 def fsdp_units(model) -> Iterator:
     """FSDP2's units: groups of parameters that are gathered together."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state") and (state := module._get_fsdp_state())._modules[0] is module:
-            yield from state._fsdp_param_groups
+            yield from _listed(state, "_fsdp_param_group")
+
+
+def _listed(holder, name: str) -> list:
+    """Return what FSDP2 keeps under a name: since torch 2.12 a list, in 2.10 and 2.11 one object or None."""
+    if hasattr(holder, f"{name}s"):
+        return getattr(holder, f"{name}s")
+    one = getattr(holder, name)
+    return [] if one is None else [one]
 
 
 def fsdp_sizes(model) -> dict[str, int]:
@@ -174,7 +182,7 @@ def describe_fsdp(model) -> dict:
     units = list(fsdp_units(model))
     root = model._get_fsdp_state() if hasattr(model, "_get_fsdp_state") else None
     # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
-    stay = root._fsdp_param_groups if root is not None and root._auto_reshard_after_forward else ()
+    stay = _listed(root, "_fsdp_param_group") if root is not None and root._auto_reshard_after_forward else ()
     reshards = [unit for unit in units if unit.post_forward_mesh_info is not None and unit not in stay]
     policies = {unit.mp_policy for unit in units}
     return {
