@@ -59,7 +59,7 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
         assert f"{measured[arm] / 1e9:.3g} GB under {name}" in index["memory"].sentence
     published = rows[rows["basis"] == answers.PUBLISHED].set_index("arm")["bytes"].to_dict()
     assert published == {"zero1": 50.065e9, "zero2": 36.455e9, "zero3": 25.121e9}, "tohtana/ds_verify_loss"
-    assert "**On a tiny model it costs memory,**" in index["memory"].sentence
+    assert "**On a tiny model it costs memory,**" in index["memory"].more
 
 
 def test_offloading_takes_less_gpu_memory_than_the_same_stage_without_it(index):
@@ -80,12 +80,12 @@ def test_a_sentence_turns_with_its_rows(index, kept):
     assert memory.sentence.startswith("**On a tiny model it costs memory,** because")
     assert memory.command == answers.AT_SCALE, "sizes that people train are missing, and that is said"
     factors = memory.rows["arm"].map(lambda arm: 1 if arm == "ddp" else 0.1)
-    assert answers.memory_in_words(memory.rows.assign(bytes=memory.rows["bytes"] * factors)).startswith("**Yes")
+    assert answers.memory_in_words(memory.rows.assign(bytes=memory.rows["bytes"] * factors))[0].startswith("**Yes")
     rows = index["traffic"].rows
     less = rows.assign(times=rows["arm"].map(lambda arm: 1.0 if arm == "ddp" else 0.2))
     assert answers.traffic_in_words(less).startswith("**No.**")
-    assert "expects as much" in index["traffic"].sentence
-    assert "expects as much" not in answers.traffic_in_words(less)
+    assert "paper expects 1 for stages 1 and 2" in index["traffic"].sentence
+    assert "paper expects" not in answers.traffic_in_words(less)
     alike = index["time"].rows.assign(seconds=1.0, over_ddp_low=0.9, over_ddp_high=1.5)
     assert answers.time_in_words(alike).startswith("**No.**")
     unsure = alike.assign(seconds=alike["arm"].map(lambda arm: 1.2 if arm == "zero3" else 1.0))
@@ -103,6 +103,17 @@ def test_losses_are_those_of_a_training_that_learns(index):
     assert curve.iloc[-1] < curve.iloc[0] - 1, "nats"
     assert answer.rows["arm"].nunique() == 12
     assert (nats(0.0), nats(3.6e-7), nats(0.012)) == ("0 nats", "4e-7 nats", "0.01 nats")
+
+
+def test_traffic_and_time_say_for_how_many_passes(index, kept):
+    """Stage 2 all-reduces in each pass and gathers once, DDP all-reduces once: (8 x 2 + 1) / 2 times its bytes."""
+    sent = index["traffic"].sentence
+    assert "1.5 with stage 2" in sent.partition("With 8 passes")[0]
+    assert "1.5 with stage 1, 8.5 with stage 2 and 12 with stage 3" in sent.partition("With 8 passes")[2]
+    assert "With 4 passes of 512 tokens: 1.04 with stage 1, 1.78 with stage 2" in index["time"].sentence
+    findings = readme.findings("runs", Judged(kept, []))
+    assert sent in findings
+    assert "passes in a step: 1" in " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", readme.picture(kept)))
 
 
 def test_traffic_has_no_paper_for_what_the_paper_does_not_know(index):

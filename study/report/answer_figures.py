@@ -159,7 +159,7 @@ def picture(losses: pd.DataFrame, memory_rows: pd.DataFrame, sent: pd.DataFrame)
     middle.set_xlabel("a rank at its peak")
     middle.legend(handles=style.patches(PARTS), **BELOW)
     right.legend(handles=draw_traffic(right, sent), **BELOW)
-    right.set_title("More traffic\nthe same runs")
+    right.set_title(f"More traffic\nthe same runs, passes in a step: {sent['passes'].iloc[0]}")
     right.set_xlabel("bytes sent (1 = one all-reduce)", loc="center")
     drawing.supxlabel(OFFLOADED, x=0.01, ha="left", fontsize=8.5, color=FAINT)
     return drawing

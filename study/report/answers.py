@@ -15,6 +15,7 @@ from study.bench.prediction import setup_of
 from study.io.numbers import count, nats, size
 from study.io.words import joined
 from study.ledger.verdict import REFUTED
+from study.predictor import papers
 from study.predictor.estimate import estimate
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
@@ -36,6 +37,7 @@ FP32_NOISE = 1e-5  # nats: differences that come from the order of additions in 
 IN_WORDS = {"zero1": "stage 1", "zero2": "stage 2", "zero3": "stage 3", "zero3_cpu": "offloading", "fsdp2": "FSDP2"}
 LIKE = 0.05  # share of a peak: what differs by less is called as much
 OVER_DDP = ["over_ddp_low", "over_ddp_high"]  # the interval of a ratio of predicted seconds
+PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
 COSTS = 1.1  # from this multiple of DDP's time or bytes on, a sentence says that an arm costs more
 
 
@@ -46,18 +48,13 @@ class Answer:
     name: str  # of its files
     question: str
     sentence: str
+    more: str = ""  # what only the index says
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     figure: Figure | None = None
     bases: tuple[str, ...] = ()  # that of the first sentence comes first
     where: tuple[str, ...] = ()  # the machines of the runs
     links: tuple[tuple[str, str], ...] = ()  # where there is more: a page and its name
     command: str = ""  # what makes runs that are missing here
-
-    @property
-    def first_sentence(self) -> str:
-        """Return the first sentence after the bold answer: it has the number."""
-        end = self.sentence.find(". ", self.sentence.find("** ") + 3)
-        return self.sentence if end < 0 else self.sentence[: end + 1]
 
 
 def name_of(run: Run) -> str:
@@ -109,7 +106,8 @@ def of_losses(runs: Runs) -> Answer:
         f" (furthest: {worst['arm']}), while the loss goes from {curve.iloc[0]:.2f} to {curve.iloc[-1]:.2f}."
     )
     links = (("compare.html#Losses", "all tasks and precisions"),)
-    return Answer("losses", question, sentence, rows, losses.figure(rows), (MEASURED,), machines(mine), links)
+    figure = losses.figure(rows)
+    return Answer("losses", question, sentence, "", rows, figure, (MEASURED,), machines(mine), links)
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -125,10 +123,12 @@ def of_memory(runs: Runs) -> Answer:
     if rows.empty:
         return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
     members = [run for mine in (*at_scale.values(), tiny) for run in mine]
+    first, *others = memory_in_words(rows)
     return Answer(
         name="memory",
         question=question,
-        sentence=memory_in_words(rows),
+        sentence=first,
+        more=" ".join(others),
         rows=rows,
         figure=answer_figures.memory(rows),
         bases=tuple(basis for basis in (VIRTUAL, MEASURED, PREDICTED, PUBLISHED) if (rows["basis"] == basis).any()),
@@ -227,8 +227,8 @@ def totals(rows: pd.DataFrame, basis: str) -> dict[str, float]:
     return sums(rows[(rows["basis"] == basis) & (rows["memory"] == GPU)], "arm", "bytes")
 
 
-def memory_in_words(rows: pd.DataFrame) -> str:
-    """Return which stages save memory on which model."""
+def memory_in_words(rows: pd.DataFrame) -> list[str]:
+    """Return which stages save memory, a sentence for each model."""
     saving: dict[bool, list[str]] = {True: [], False: []}
     for model, mine in parts(rows, "model").items():
         peaks = totals(mine, mine["basis"].iloc[0])
@@ -243,7 +243,7 @@ def memory_in_words(rows: pd.DataFrame) -> str:
     texts += [f"At the small end, {text}" for text in yes[1:]]
     costs = "**On a tiny model it costs memory,** because buckets are larger than the states that are divided:"
     texts += [f"{costs} {text}" for text in no[-1:]]
-    return " ".join(texts) or "DDP or the stages of ZeRO are missing, so nothing is compared."
+    return texts or ["DDP or the stages of ZeRO are missing, so nothing is compared."]
 
 
 def by_stage(peaks: dict[str, float]) -> str:
@@ -259,8 +259,8 @@ def of_time() -> Answer:
     rows = steps()
     where = (f"predictions: {side_by_side.RANKS} x {side_by_side.GPU}; nothing was measured on a GPU here",)
     links, bases = (("predictions.html", "how good such predictions are"),), (PREDICTED, PUBLISHED)
-    sentence = time_in_words(rows)
-    return Answer("time", "Does it cost time?", sentence, rows, answer_figures.steps(rows), bases, where, links)
+    sentence, more, figure = time_in_words(rows), published_in_words(rows), answer_figures.steps(rows)
+    return Answer("time", "Does it cost time?", sentence, more, rows, figure, bases, where, links)
 
 
 def steps() -> pd.DataFrame:
@@ -284,16 +284,31 @@ def steps() -> pd.DataFrame:
 
 def time_in_words(rows: pd.DataFrame) -> str:
     """Return which arms take longer than DDP."""
-    predicted = rows[(rows["setting"] == rows["setting"].iloc[0]) & (rows["basis"] == PREDICTED)]
-    ours = sums(predicted, "arm", "seconds")
-    times = {arm: ours[arm] / ours[BASELINE] for arm in IN_WORDS if arm != "fsdp2"}
-    low, high = (sums(predicted, "arm", name) for name in OVER_DDP)
+    predicted = rows[rows["basis"] == PREDICTED]
+    first = predicted[predicted["setting"] == predicted["setting"].iloc[0]]
+    times, (low, high) = over_ddp(first), (sums(first, "arm", name) for name in OVER_DDP)
     surely = [IN_WORDS[arm] for arm in times if low[arm] > COSTS]
     probably = [IN_WORDS[arm] for arm in times if times[arm] > COSTS >= low[arm]]
     words = joined([f"{times[arm]:.2f} ({low[arm]:.2g} to {high[arm]:.2g}) with {IN_WORDS[arm]}" for arm in times])
     answers = [f"{answer} with {joined(arms)}" for answer, arms in (("yes", surely), ("probably", probably)) if arms]
-    text = f"**{(', '.join(answers) or 'no').capitalize()}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100,"
-    text += f" as multiples of DDP's seconds per step: {words}. More than {COSTS} counts as a cost."
+    text = f"**{(', '.join(answers) or 'no').capitalize()}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100"
+    text += f" with one pass in a step, as multiples of DDP's seconds: {words}."
+    for (passes, tokens), mine in predicted.groupby(["accumulation", "sequence"]):
+        if passes > 1:
+            longer = [f"{times:.2f} with {IN_WORDS[arm]}" for arm, times in over_ddp(mine).items()]
+            text += f" With {passes} passes of {tokens} tokens: {joined(longer)}."
+    return text
+
+
+def over_ddp(rows: pd.DataFrame) -> dict[str, float]:
+    """Return the predicted seconds of arms as multiples of DDP's."""
+    seconds = sums(rows, "arm", "seconds")
+    return {arm: seconds[arm] / seconds[BASELINE] for arm in IN_WORDS if arm != "fsdp2"}
+
+
+def published_in_words(rows: pd.DataFrame) -> str:
+    """Return what counts as a cost, and what others measured."""
+    text = f"More than {COSTS} counts as a cost."
     published = rows[rows["basis"] == PUBLISHED]
     theirs = sums(published, "arm", "seconds")
     if set(STAGES) <= theirs.keys():
@@ -316,7 +331,7 @@ def of_traffic(runs: Runs) -> Answer:
     return Answer(
         name="traffic",
         question=question,
-        sentence=traffic_in_words(rows),
+        sentence=f"{traffic_in_words(rows)} {many_passes(mine)}",
         rows=rows,
         figure=answer_figures.traffic(rows),
         bases=(VIRTUAL if mine[0].virtual else MEASURED,),
@@ -347,14 +362,27 @@ def traffic_in_words(rows: pd.DataFrame) -> str:
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
     words = joined([f"{times[arm]:.2g} with {IN_WORDS[arm]}" for arm in times])
     model = rows["model"].iloc[0]
-    text = f"**{answer}** Training {model}, a rank sends these multiples of what it sends under DDP: {words}."
+    passes = "one pass" if (rows["passes"] == 1).all() else "these passes"
+    text = f"**{answer}** With {passes} in a step, a rank that trains {model} sends these multiples of what it sends"
+    text += f" under DDP: {words}."
     more = [arm[-1] for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]
     if more:
-        text += (
-            f" For stages {joined(more)}, the ZeRO paper expects as much as DDP sends. DeepSpeed sends more, because"
-        )
-        text += " it all-reduces the gradients, as DDP does, and then gathers the weights."
+        text += f" The ZeRO paper expects 1 for stages {joined(more)}: it reduce-scatters the gradients. DeepSpeed"
+        text += " all-reduces them, as DDP does, and then gathers the weights."
     return text
+
+
+def many_passes(members: list[Run]) -> str:
+    """Return what stages send if a step has several passes, as multiples of DDP's bytes. Predicted."""
+    sent = {}
+    for run in members:
+        if setup := setup_of(run.record):
+            prediction = estimate(replace(setup, accumulation=PASSES))
+            sent[run.arm] = papers.wire_bytes(prediction.traffic, setup.ranks)
+    if BASELINE not in sent:
+        return ""
+    words = [f"{sent[arm] / sent[BASELINE]:.2g} with {IN_WORDS[arm]}" for arm in STAGES if arm in sent]
+    return f"With {PASSES} passes: {joined(words)} (predicted), because stages 2 and 3 send in each pass."
 
 
 def advice() -> list[str]:

@@ -86,11 +86,11 @@ def verdicts_figure(judged: Judged) -> str:
 
 
 def findings(folder: str, judged: Judged) -> str:
-    """Return the picture, the answers and the findings as Markdown. An answer is its first sentence, with its basis."""
+    """Return the picture, the answers, each with its basis, and the findings as Markdown."""
     answered = answers.answers(judged.runs)
     lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if _has_picture(answered) else []
     shown = [each for each in answered if each.figure]
-    lines += [f"- {each.question} {each.first_sentence} ({each.bases[0]})" for each in shown]
+    lines += [f"- {each.question} {each.sentence} ({each.bases[0]})" for each in shown]
     sentences = answers.beyond_papers(judged.rows)
     lines += [f"- {text} (`study claims {claim}`)" for claim, text in sentences.items() if claim != "L-32"]
     lines += ["", claims.in_one_sentence(judged.table), "", f"**Which arm for my model?** `{ADVISE}` (predicted)", ""]

@@ -136,7 +136,7 @@ def _draw(answer: Answer, out: Path) -> str:
     """Return the figure of an answer as SVG. Write its rows as a file."""
     if answer.figure is None:
         return ""
-    image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
+    image = style.svg(answer.figure, f"index-{answer.name}", f"{answer.sentence} {answer.more}".replace("**", ""))
     write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
     return image
 
