@@ -12,11 +12,7 @@ from conftest import ROOT
 from test_cli import in_this_process
 
 from study.machine.gpus import GPUS
-from study.predictor.architecture import named
-from study.predictor.outside import stored
-from study.predictor.setup import Setup
 from study.report import answers, readme, side_by_side
-from study.report.outside import accuracy_of
 from study.report.templating import TEMPLATES
 
 README = "--model mistral-7b --gpus 8 --gpu H100"
@@ -80,21 +76,3 @@ def test_readme_and_the_index_give_the_same_answer(monkeypatch, capsys):
     index = (TEMPLATES / "index.html").read_text()
     assert "{{ advice }}" in index
     assert side_by_side.ADVISED in README
-
-
-def test_the_accuracy_of_a_kind_counts_its_rows():
-    """By hand from the stored rows; where there is no row, the sentence says so."""
-    model = named("llama3-8b")
-    sharded = accuracy_of(Setup.of_arm(model, "fsdp2", ranks=8, device="cuda"), 8)
-    alike = [
-        each
-        for each in stored.predictions()
-        if each.row.fsdp == "full_shard"
-        and not (each.row.offload or each.row.parallel)
-        and 1 < each.row.n_gpus <= (each.row.gpus_per_node or 8)
-        and (each.row.params or 0) >= 1e9
-    ]
-    rows = [each.row for each in alike for one in each.quantities if one.quantity == "memory"]
-    assert f"(rows: {len(rows)}, sources: {len({row.source for row in rows})}, " in sharded
-    offloaded = accuracy_of(Setup.of_arm(model, "zero3_cpu", ranks=8, device="cuda"), 8)
-    assert offloaded.count("no published row of this kind") == 2

@@ -30,8 +30,12 @@ class FirstScore(NamedTuple):
     high: float | None = None
 
     @property
+    def error(self) -> float | None:
+        return self.predicted / self.measured - 1 if self.predicted and self.measured else None
+
+    @property
     def off(self) -> float | None:
-        return abs(self.predicted / self.measured - 1) if self.predicted and self.measured else None
+        return None if self.error is None else abs(self.error)
 
     @property
     def inside(self) -> bool | None:

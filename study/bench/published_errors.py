@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
 from typing import NamedTuple, TypeVar, get_args
 
-from study.io.numbers import count, percent, signed
-from study.predictor.memory.engine import Engine
+from study.io.numbers import percent, signed
 from study.predictor.outside import published, stored
 from study.predictor.outside.published import Quantity, Row
 from study.predictor.outside.trainings import Compared, ComparedRow, compare_all
-from study.predictor.setup import Setup
-from study.predictor.timing.pace import LARGE
 
 TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
 Key = TypeVar("Key")
@@ -79,48 +76,6 @@ def _accuracy(errors: list[Error]) -> dict:
         "too_low": mean(mean(each.compared.error < -TOO_LOW for each in mine) for mine in by_source),
         "inside": mean(mean(bool(each.compared.inside) for each in mine) for mine in inside) if inside else None,
     }
-
-
-class Kind(NamedTuple):
-    """Trainings that are alike: how states are divided, on how many machines, and how large the model is."""
-
-    division: str
-    place: str
-    scale: str
-
-    @classmethod
-    def of_row(cls, row: Row) -> "Kind":
-        zero = json.loads(row.deepspeed) if row.deepspeed else {}
-        offloads = bool(row.offload or any(name.startswith("offload") for name in zero))
-        division = _division(row.fsdp, zero.get("stage", 0), offloads, bool(row.parallel))
-        return cls(division, _place(row.n_gpus, row.gpus_per_node or 8), _scale(row.params or 0))
-
-    @classmethod
-    def of_setup(cls, setup: Setup, local: int) -> "Kind":
-        engine = Engine(setup)
-        offloads = setup.fsdp_offload or engine.offloads or engine.weights_home != "none"
-        division = _division(setup.fsdp, setup.stage, offloads, setup.layout is not None or setup.tensor_ranks > 1)
-        return cls(division, _place(setup.ranks, local), _scale(setup.model.parameters))
-
-
-def _division(fsdp: str | None, stage: int, offloads: bool, is_divided: bool) -> str:
-    """Return in words who holds which states."""
-    words = f"ZeRO stage {stage}" if stage else "nothing sharded"
-    if fsdp:
-        words = f"FSDP {fsdp}"
-    return words + " with offloading" * offloads + " of a divided model" * is_divided
-
-
-def _place(gpus: int | str | None, local: int) -> str:
-    if not isinstance(gpus, int):
-        return "an unknown number of GPUs"
-    if gpus == 1:
-        return "one GPU"
-    return "one node" if gpus <= local else "several nodes"
-
-
-def _scale(parameters: float) -> str:
-    return f"{'from' if parameters >= LARGE else 'below'} {count(LARGE)} parameters"
 
 
 def write() -> None:

@@ -13,14 +13,14 @@ from study.cli import configs
 from study.errors import Stop
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
-from study.predictor.advice.advise import Advice, setup_of_row
+from study.predictor.advice.advise import Advice
 from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.report import advice as answer
-from study.report.outside import accuracy, accuracy_of
+from study.report.outside import accuracy
 from study.spec.options import AsJson
 
 
@@ -68,7 +68,7 @@ def advise(
             "why": why,
             "detail": detail,
             "assumed": assumed,
-            "accuracy": [accuracy(), *_of_kind(advice)],
+            "accuracy": accuracy(),
         }
         return dataclasses.asdict(advice) | more
     say_wrapped(*lines, *([why] if why else []), "")
@@ -78,7 +78,7 @@ def advise(
         say_wrapped("", f"In detail: {detail}, or study timeline with the same words{without}.", indent="  ")
     say("", "Assumed:")
     say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", accuracy(), *_of_kind(advice), *model.remarks())
+    say_wrapped("", accuracy(), *model.remarks())
     return None
 
 
@@ -88,13 +88,6 @@ def _write(path: Path, advice: Advice, nvme_dir: Path | None) -> None:
         raise Stop("nothing is predicted to fit", "give more GPUs, or a shorter sequence")
     for written in configs.write(path, advice.choice, advice.question, nvme_dir):
         sys.stderr.write(f"written: {written}\n")
-
-
-def _of_kind(advice: Advice) -> list[str]:
-    """Return how far off predictions of the choice's kind are."""
-    if advice.choice is None:
-        return []
-    return [accuracy_of(setup_of_row(advice.question, advice.choice), advice.question.local)]
 
 
 def _in_detail(wanted: Wanted, advice: Advice) -> str:

@@ -23,7 +23,7 @@ from study.predictor.setup import OF_4_BITS, Fsdp, Setup, distribution, trainers
 from study.predictor.timing.machine import Machine
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
-from study.report.outside import accuracy, accuracy_of
+from study.report.outside import accuracy
 from study.spec import arms
 from study.spec.optimizers import refusal
 from study.spec.options import AsJson
@@ -222,8 +222,7 @@ def _of_4_bits(prediction: Prediction) -> list[str]:
 
 def _show_basis(prediction: Prediction, explain: bool) -> None:
     """Show how far off such predictions are, and with `explain` every constant behind the time."""
-    local = GPUS[prediction.gpu].per_node if prediction.gpu else loads.LOCAL
-    say_wrapped("", accuracy(), accuracy_of(prediction.setup, local), *prediction.setup.model.remarks())
+    say_wrapped("", accuracy(), *prediction.setup.model.remarks())
     if explain and prediction.step and prediction.gpu:
         say("")
         show(steps.parts(prediction.step))

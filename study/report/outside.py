@@ -1,16 +1,14 @@
 """How far predictions are from published measurements, as tables and sentences."""
 
 from collections.abc import Iterable
-from statistics import median
+from statistics import mean, median
 from typing import get_args
 
 from study.bench import first_scores
-from study.bench.published_errors import Error, Kind, accuracies, grouped, summary, table
+from study.bench.published_errors import TOO_LOW, Error, grouped, summary, table
 from study.io.numbers import percent, signed
-from study.predictor.outside import stored
 from study.predictor.outside.published import Quantity, Role, sources
 from study.predictor.outside.trainings import FLAT, ComparedRow
-from study.predictor.setup import Setup
 
 
 def lines(members: Iterable[ComparedRow]) -> list[dict]:
@@ -64,42 +62,21 @@ def misses(members: Iterable[ComparedRow]) -> list[dict]:
 
 
 def accuracy() -> str:
-    """Return in a sentence how accurate the predictions of others' measurements are."""
-    parts = [
-        f"{quantity} is {percent(each['median_error'])} off over {each['rows']} rows of {each['sources']} sources "
-        f"({percent(each['too_low'])} of rows over 10% too low)"
-        for quantity, each in stored.read()["accuracy"].items()
-    ]
-    inside = percent(stored.read()["accuracy"]["time"]["inside"])
-    text = f"Compared with what others measured, each source with the same weight: {'; '.join(parts)}"
-    text += f"; the interval of the time holds {inside} of the rows that did not decide it"
-    return f"{text} (study outside --against ours). {first_score()}"
+    """Return in a sentence how accurate predictions were of trainings that the predictor had not met.
 
-
-def first_score() -> str:
-    """Return in a sentence how far off the predictions were of the newest sources, before anybody had seen an error."""
-    parts = []
-    for quantity in get_args(Quantity):
-        each = first_scores.latest(quantity)
-        parts.append(
-            f"{quantity} was {percent(each.median_error)} off over {each.rows} rows, {percent(each.near)} within "
-            f"{percent(first_scores.NEAR[quantity])}, and {percent(each.refused)} were refused"
-        )
-    inside = first_scores.latest("time").inside
-    if inside is not None:
-        parts.append(f"the interval held {percent(inside)} of the times, each source with the same weight")
-    return f"Of the newest sources, scored once: {'; '.join(parts)}."
-
-
-def accuracy_of(setup: Setup, local: int) -> str:
-    """Return in a sentence how far off predictions of this kind of training are, each source with the same weight."""
-    kind = Kind.of_setup(setup, local)
-    known = accuracies(each for each in stored.predictions() if Kind.of_row(each.row) == kind)
-    parts = [
-        f"{name} is {percent(each['median_error'])} off (rows: {each['rows']}, sources: {each['sources']}, "
-        f"over 10% too low: {each['too_low']:.0%})"
-        if (each := known.get(name))
-        else f"{name}: no published row of this kind"
-        for name in get_args(Quantity)
-    ]
-    return f"Of this kind alone ({', '.join(kind)}): {'; '.join(parts)}."
+    Over all frozen rows, each as it was predicted at first; refused rows have no error. All rows weigh the same.
+    """
+    errors: dict[str, list[float]] = {"time": [], "memory": []}
+    for each in first_scores.read():
+        if each.error is not None:
+            errors[each.quantity].append(each.error)
+    times, peaks = errors["time"], errors["memory"]
+    near = percent(mean(abs(each) <= 1 / 3 for each in times))
+    off, peaks_off = list(map(abs, times)), list(map(abs, peaks))
+    return (
+        f"On trainings that it had never seen, half of {len(times)} predicted step times were within "
+        f"{percent(median(off))} of the measured one, and {near} within a third; "
+        f"half of {len(peaks)} memory peaks were within {percent(median(peaks_off))}, but "
+        f"{percent(mean(each < -TOO_LOW for each in peaks))} were more than {TOO_LOW:.0%} too low: leave room, and run "
+        "ten steps before you rely on a time."
+    )
