@@ -8,7 +8,7 @@ from study.cli.configs import write
 from study.cli.predictions import estimate
 from study.cli.steps import Divided, Kernels, Links, Training
 from study.errors import Stop
-from study.predictor.advice.advise import advise, best_layout
+from study.predictor.advice.advise import Advice, advise, best_layout
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import decoder, named
 from study.predictor.estimate import estimate as predict
@@ -148,14 +148,14 @@ def test_the_command(capsys):
         estimate(wanted, training, Kernels(), Divided(tp=0), links, ranks=16)
 
 
-def test_an_advice_divides_a_model_that_nothing_else_fits_well(tmp_path):
+def test_a_model_is_divided_only_if_no_arm_fits(tmp_path):
     model = decoder(70e9, 80, 8192, 28672, kv_heads=8)
     question = Question.of(model, 32, "H100", Given(link="eth-25", price=2.0))
-    advice = advise(question)
-    choice, other = advice.choice, advice.alternative
+    assert advise(question).choice.arm == "zero3"
+    choice = best_layout(question)
     assert (choice.arm, choice.fits) == ("megatron", True)
+    advice = Advice(question, (choice,), choice, None)
     assert choice.micro_batch * choice.accumulation * 32 == question.batch * choice.row_ranks
-    assert choice.step_s < other.step_s
     assert f"{choice.step_s * 2 * 32 / 3600:.2g} at 2 for an hour of a GPU" in in_words(advice)[0]
     (path,) = write(tmp_path / "train.sh", choice, question)
     text = path.read_text()

@@ -13,7 +13,7 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import MISS
+from study.predictor.advice.advise import MISS, fills
 from study.predictor.advice.question import beside_bytes, check_share
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
@@ -62,7 +62,9 @@ class Prediction:
         """Return whether it fits on the GPU, by the rule of an advice. None: no GPU."""
         if self.gpu is None:
             return None
-        return fits_on(self.gpu, self.whole.peak_bytes, beside_bytes(self.gpu, self.other_share))
+        answer = fits_on(self.gpu, self.whole.peak_bytes, beside_bytes(self.gpu, self.other_share))
+        is_full = fills(self.gpu, self.kinds.driver, self.other_share)
+        return "only just" if answer == "yes" and is_full else answer
 
 
 def estimate(

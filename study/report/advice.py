@@ -1,13 +1,12 @@
 """An advice in words and as a table: the answer first, then every arm, then the assumptions."""
 
-import math
 from collections import defaultdict
 from dataclasses import replace
 
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import LAYOUT_ARM, MISS, SEPARABLE, Advice, Row, Untried
+from study.predictor.advice.advise import LAYOUT_ARM, MISS, OFFLOADING_PAYS, SEPARABLE, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import HALF, Question, beside_bytes
 from study.predictor.advice.settled import USUAL
@@ -21,6 +20,12 @@ from study.spec.settings import HALF_WEIGHTS
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 PUBLISHED_BYTES = 2  # of a weight in the files of most models
 LARGEST = 120  # of a unit; hours are always hours
+FIT_IN_WORDS = {  # only just, and with offloading
+    (False, False): "fit without offloading",
+    (False, True): "fit only with offloading",
+    (True, False): "fit only just",
+    (True, True): "fit only just, with offloading",
+}
 IN_WORDS = {
     "fp32": "fp32",
     "bf16": "bf16 autocast over fp32 weights",
@@ -124,13 +129,13 @@ def reason(advice: Advice) -> str:
     choice = advice.choice
     if choice is None:
         return ""
+    kept = [row for row in advice.tried if row.fits and row.step_s and not row.offloads and not row.is_tight]
+    if choice.offloads and kept:
+        fastest = min(kept, key=lambda row: row.step_s or 0)
+        return f"Why: without offloading, {fastest.arm} is the fastest, and takes {seconds(fastest)}."
     rivals = [row for row in advice.tried if row.fits and row.drawbacks == choice.drawbacks and row.step_s]
     fastest = min(rivals, key=lambda row: row.step_s or 0)
-    offloading = [row for row in advice.tried if row.fits and row.offloads]
-    is_slower = any((row.step_s or math.inf) < (choice.step_s or 0) for row in offloading)
-    plain = "fit without offloading" if is_slower else "fit"
-    words = {0: plain, 1: "fit only with offloading" if choice.offloads else "fit only just"}
-    fit = words.get(choice.drawbacks, "fit only just, with offloading")
+    fit = FIT_IN_WORDS[choice.drawbacks]
     if fastest is choice:
         return f"Why: of the arms that {fit}, it is the fastest, and no simpler one comes within {SEPARABLE:.0%}."
     simplest = f"{choice.arm} the simplest within {SEPARABLE:.0%}"
@@ -263,7 +268,8 @@ def assumptions(question: Question) -> list[str]:
         *_of_values(question),
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions have errors",
-        f"step times within {SEPARABLE:.0%} count as equal, and the simpler arm wins; states stay on GPUs if they fit",
+        f"step times within {SEPARABLE:.0%} count as equal, and the simpler arm wins; states stay on GPUs "
+        f"if they fit, unless offloading takes less than {OFFLOADING_PAYS:.0%} of the time",
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "

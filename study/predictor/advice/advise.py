@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.question import HALF, Question, check
+from study.predictor.advice.question import HALF, Question, beside_bytes, check
 from study.predictor.advice.settled import machine_of, settled_arm, setup_of, usual_precision, with_buckets, zero_of
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
@@ -31,6 +31,8 @@ from study.spec.optimizers import refusal
 
 SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE_S, count as equal
 SEPARABLE_S = 0.005
+OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
+FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
 MEGATRON = "megatron"
 LAYOUT_ARM = "zero1"  # as Megatron-LM's distributed optimizer, which shares the optimizer states
 IN_MEGATRON = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # families that it trains
@@ -68,6 +70,7 @@ class Row:
     peak_bytes: int
     headroom_bytes: float  # after the reserve; negative if it does not fit
     driver_bytes: int | None = None  # what nvidia-smi will show; of the choice and the alternative, if that is known
+    fills_card: bool = False  # if `driver_bytes` are known
     components: dict[str, int] = field(default_factory=dict)  # at the peak
     host_bytes: float  # of a node, for all its ranks
     step_s: float | None = None  # None if it does not fit
@@ -81,7 +84,7 @@ class Row:
     @property
     def is_tight(self) -> bool:
         """Return whether it fits only if the prediction is accurate."""
-        return not self.leaves(MISS)
+        return self.fills_card or not self.leaves(MISS)
 
     @property
     def simplicity(self) -> tuple[int, int]:
@@ -93,8 +96,9 @@ class Row:
         return self.layout is None and arms.load_arm(self.arm).offload_optimizer != "none"
 
     @property
-    def drawbacks(self) -> int:
-        return self.offloads + self.is_tight
+    def drawbacks(self) -> tuple[bool, bool]:
+        """More is worse: fitting only just ends in a lack of memory, offloading only takes longer."""
+        return self.is_tight, self.offloads
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def advise(question: Question, with_half: bool = True) -> Advice:
     check(question)
     rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES]
     choice = best_of(_usable(rows))
-    if _may_need_layout(question, choice):
+    if choice is None and question.gpus > 1 and not question.disk_bytes_per_s:  # no blind row has tested such a time
         rows.append(best_layout(question))
         choice = best_of(_usable(rows))
     if with_half and choice and question.checkpointing is None and (half := _of_half(question, choice)):
@@ -127,9 +131,21 @@ def advise(question: Question, with_half: bool = True) -> Advice:
     alternative = _alternative(_usable(rows), choice)
     two = [row for row in (choice, alternative) if row]
     kinds = [memory_kinds(setup_of_row(question, row), question.gpu) for row in two]
-    shown = {row.arm: replace(row, driver_bytes=each.driver) for row, each in zip(two, kinds, strict=True)}
+    shown = {row.arm: _with_driver(question, row, each.driver) for row, each in zip(two, kinds, strict=True)}
     shown_rows = tuple(shown.get(row.arm, row) for row in rows)
     return Advice(question, shown_rows, shown[choice.arm], alternative and shown[alternative.arm])
+
+
+def _with_driver(question: Question, row: Row, driver_bytes: int | None) -> Row:
+    """Return a row with what nvidia-smi will show."""
+    return replace(row, driver_bytes=driver_bytes, fills_card=fills(question.gpu, driver_bytes, question.beside))
+
+
+def fills(gpu: str, driver_bytes: int | None, other_share: float = 0.0) -> bool:
+    """Return whether nvidia-smi will show the whole card, of which another program may have a share."""
+    if driver_bytes is None:
+        return False
+    return driver_bytes + beside_bytes(gpu, other_share) >= FULL * GPUS[gpu].memory_bytes
 
 
 def _usable(rows: Sequence[Row | Untried]) -> list[Row]:
@@ -171,21 +187,30 @@ def setup_of_row(question: Question, row: Row) -> Setup:
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """Return the simplest of the rows whose predicted time counts as equal to the fastest.
+    """Return the row to use: one that leaves room, and one that keeps the states on the GPUs.
 
-    Rows with fewer drawbacks come first. Barely fitting is a drawback. So is offloading, because the speed of the host
-    is unknown.
+    Unless offloading is nearly twice as fast: its time depends on the host, which is not known.
     """
-    rows = _least_drawbacks(rows)
+    rows = _with_room(rows)
+    kept = _simplest_of_fastest([row for row in rows if not row.offloads])
+    offloading = _simplest_of_fastest([row for row in rows if row.offloads])
+    if kept is None or offloading is None:
+        return kept or offloading
+    pays = (offloading.step_s or math.inf) < OFFLOADING_PAYS * (kept.step_s or 0)
+    return offloading if pays else kept
+
+
+def _simplest_of_fastest(rows: list[Row]) -> Row | None:
+    """Return the simplest of the rows whose predicted time counts as equal to the fastest."""
     fastest_s = min((row.step_s for row in rows if row.step_s), default=0)
     longest_s = (1 + SEPARABLE) * fastest_s + SEPARABLE_S
     equal = [row for row in rows if row.step_s and row.step_s <= longest_s]
     return min(equal, key=lambda row: row.simplicity, default=None)
 
 
-def _least_drawbacks(rows: list[Row]) -> list[Row]:
-    fewest = min((row.drawbacks for row in rows), default=0)
-    return [row for row in rows if row.drawbacks == fewest]
+def _with_room(rows: list[Row]) -> list[Row]:
+    """Return the rows that do not fit only just, or all if none does."""
+    return [row for row in rows if not row.is_tight] or rows
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
@@ -200,13 +225,6 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     if not rows:
         return Untried(arm.name, lacks[SHARING[0]])
     return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
-
-
-def _may_need_layout(question: Question, choice: Row | None) -> bool:
-    """Return whether to divide the model: if nothing fits well, or a link between nodes limits the speed."""
-    if question.gpus == 1 or question.disk_bytes_per_s:
-        return False
-    return choice is None or choice.drawbacks > 0 or (question.gpus > question.local and choice.limit == "link")
 
 
 def best_layout(question: Question) -> Row | Untried:
@@ -226,8 +244,8 @@ def best_layout(question: Question) -> Row | Untried:
 
 
 def _candidates(question: Question, tried: list[Row]) -> list[Row]:
-    """Return those of the rows that fit with the fewest drawbacks, with their times."""
-    return [_timed(question, row) for row in _least_drawbacks([row for row in tried if row.fits])]
+    """Return those of the rows that fit, with room if any has it, with their times."""
+    return [_timed(question, row) for row in _with_room([row for row in tried if row.fits])]
 
 
 def _closest(rows: list[Row]) -> Row:

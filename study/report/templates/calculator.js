@@ -216,7 +216,7 @@ function choiceOf({ gpus }, answers) {
   let fitting = answers.filter((each) => each.fits !== "no" && (gpus === 1 || !known(each).alone));
   if (gpus === 1 && fitting.some((each) => known(each).alone)) // it shares nothing: only offloading can help
     fitting = fitting.filter((each) => known(each).alone || known(each).offloads);
-  const drawbacks = (each) => known(each).offloads + (each.fits === "just");
+  const drawbacks = (each) => known(each).offloads + 2 * (each.fits === "just");
   const order = (each) => 100 * drawbacks(each) + known(each).place;
   return fitting.reduce((a, b) => (a && order(a) < order(b) ? a : b), null);
 }
