@@ -31,13 +31,14 @@ FIRST = {
     "diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml": r"What changes losses or memory: stage\.",
     "oom OOM --vocabulary 248320": r"No cause is sure: \d+ causes possible, the likeliest first",
     "outside": r"Others published \d+ rows, in \d+ sources\.",
-    "outside --against ours": r"Compared with what others measured, each source with the same weight: memory is ",
+    "outside --against ours": r"On trainings that it had never seen, half of 563 predicted step times were within 28%",
     "outside --against ours --source torchtune": r"Compared with these measurements, memory is [\d.]+% off",
     "outside --board": r"The nearest: ours for memory, off by \d+%",
     "sweep smoke --dry-run": r"\d+ of \d+ cells are possible on this machine\.",
     "versions --from 0.18.1 --to 0.19.8": r"deepspeed 0\.18\.1 to 0\.19\.8, from the results of \d+ releases",
     "claims S000-03 --json": r"\[",
-    "claims --verdict consistent --document P5": r"Of \d+ claims, \w+ ha(s|ve) document P5 and verdict consistent\.",
+    "claims": r"Of 295 claims that others published: 161 supported, 38 refuted, 6 understated, ",  # as README: 167 hold
+    "claims --verdict refuted --document 002": r"3 claims that others published with document 002 and verdict refuted",
 }
 
 

@@ -135,15 +135,15 @@ def test_the_headline_has_the_most_certain_central_claim_of_each_text():
     [
         (
             [v.SUPPORTED, v.REFUTED],
-            "In part: of 2 claims that this text stands for, 1 is supported and 1 is refuted.",
+            "In part: of 2 claims that this text stands for, 1 is supported and 1 is refuted; certainty: low (2).",
         ),
         (
             [v.REFUTED, "too uncertain to say"],
-            "No: of 2 claims that this text stands for, 1 is refuted and 1 is open.",
+            "No: of 2 claims that this text stands for, 1 is refuted and 1 is open; certainty: low (1).",
         ),
         (
             ["too uncertain to say"],
-            "Nothing could be decided here: of 1 claim that this text stands for, 1 is open.",
+            "Nothing could be decided here: of 1 claim that this text stands for, 1 is open; certainty: none.",
         ),
     ],
 )
@@ -152,6 +152,9 @@ def test_a_text_is_answered_by_its_central_claims(findings, answer):
         {"claim": f"A-{n}", "central": "x", "summary": {"claimed": "It is so", "finding": each, "rests on": READ}}
         for n, each in enumerate(findings)
     ]
+    for row in rows:
+        decided = row["summary"]["finding"] in (v.SUPPORTED, v.REFUTED)
+        row["summary"]["certainty"] = "low" if decided else ""
     refuted = " Refuted: “It is so”." if v.REFUTED in findings else ""
     assert claims.answer(pd.DataFrame(rows)) == f"**{answer}**{refuted}"
 

@@ -25,7 +25,7 @@ from study.spec.options import AsJson
 
 OF_WORLD = [name for name in VERDICTS if name not in (CONSISTENT, CONTRADICTS)]  # not of a document's own numbers
 CENTRAL = "What each document stands for, and what we find (study claims ID has the rest):"
-ALL = "All claims about the world:"
+ALL = "All claims about the world, those included that we chose because we suspected them:"
 APART = """\
 What they rest on. Apart from them: what was held against the document's own numbers, where a contradiction counts \
 once (consistent, contradictions, open), and premises, which are ours."""
@@ -123,7 +123,7 @@ def claims(
     if claim and verdicts:
         _say_chosen(verdicts, claim)
         return None
-    _say_answer(verdicts, _named(claim, known) if filters.given else known, filters)
+    _say_answer(verdicts, filters)
     if verdicts:
         _say_plainly(verdicts if filters.given or verbose else [])
         _summary(verdicts)
@@ -150,16 +150,18 @@ def _notes(gathered: evidence.Evidence, doubts: list[str]) -> list[str]:
     return [*(f"set aside: {reason}" for reason in reasons), *gathered.notes, *doubts]
 
 
-def _say_answer(verdicts: list[Verdict], known: list[Claim], filters: Filters) -> None:
-    """Say how many claims pass the filters, or how many hold."""
-    world = [row for row in map(ledger.row, verdicts) if row["basis"] != OWN]
-    counts = ledger.totals(world)
-    answer = f"Of {number_of(counts['claims'], 'claims')} about the world: "
+def _say_answer(verdicts: list[Verdict], filters: Filters) -> None:
+    """Say how many published claims pass the filters, or how many hold: the count of README and report."""
+    suspected = {verdict.claim.id for verdict in verdicts if verdict.claim.suspected}
+    rows = ledger.once([ledger.row(verdict) for verdict in verdicts])
+    counts = ledger.totals([row for row in rows if row["basis"] != OWN and row["claim"] not in suspected])
+    answer = f"Of {number_of(counts['claims'], 'claims that others published')}: "
     answer += ", ".join(f"{counts[name]} {name}" for name in OF_WORLD if counts[name])
     if filters.given or not verdicts:
         passed = joined([f"{name} {wanted}" for name, wanted in filters.given.items()]) or "such words"
-        has = "has" if len(verdicts) == 1 else "have"
-        answer = f"Of {number_of(len(known), 'claims')}, {len(verdicts) or 'none'} {has} {passed}"
+        answer = f"{number_of(counts['claims'], 'claims that others published')} with {passed}"
+        if others := len(verdicts) - counts["claims"]:
+            answer += f"; {others} more do not count: premises, own numbers, suspicions, or checks that cannot fail"
     say_wrapped(f"{answer}.", "")
 
 

@@ -132,8 +132,8 @@ def differences(judged: list[Verdict]) -> list[str]:
     )
     reasons = joined([f"{len(changed)} {reason}" for reason, changed in _by_reason(known).items()])
     if not reasons:
-        return [f"All {len(known)} verdicts on published claims are the committed ones."]
-    return [f"Of {len(known)} verdicts on published claims: {counts}.", f"Not as committed: {reasons}."]
+        return [f"All {len(known)} verdicts, on premises and suspicions as well, are the committed ones."]
+    return [f"Of {len(known)} verdicts, on premises and suspicions as well: {counts}.", f"Not as committed: {reasons}."]
 
 
 def _by_reason(judged: Iterable[Verdict]) -> dict[str, list[Verdict]]:

@@ -108,7 +108,10 @@ def answer(verdicts: pd.DataFrame) -> str:
     counts = {"supported": holding, "refuted": failing, "open": len(table) - holding - failing}
     words = joined([f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in counts.items() if count])
     answer_in_short = outcome.get((failing > 0, holding > 0), "Nothing could be decided here")
-    text = f"**{answer_in_short}: of {number_of(len(table), 'claims')} that this text stands for, {words}.**"
+    levels = Counter(level for level in table["certainty"] if level)
+    certainty = joined([f"{level} ({levels[level]})" for level in LEVELS if levels[level]]) or "none"
+    text = f"**{answer_in_short}: of {number_of(len(table), 'claims')} that this text stands for, {words}; certainty:"
+    text += f" {certainty}.**"
     refuted = joined([f"“{claimed}”" for claimed in table[table["finding"].isin(FAILS)]["claimed"]])
     return text + f" Refuted: {refuted}." * (failing > 0)
 

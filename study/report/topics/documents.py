@@ -195,8 +195,8 @@ def answer_002(runs: Runs) -> str:
     printed = rows[rows["script"] == REPAIRS["none"]] if len(rows) else rows
     if printed.empty or printed["deepspeed_calls"].max() > 0:
         return ""
-    text = "**No: in document 002's own set-up ZeRO lowers neither the loss nor the time,"
-    text += " because it is never switched on.**"
+    text = "**No: in document 002's own set-up ZeRO does not lower the loss, because it is never"
+    text += " switched on.** Whether it lowers the time is open."
     first, second = (printed[printed["training"] == number] for number in (1, 2))
     if second["weights_from"].iloc[0] == "initial":
         return text
