@@ -90,7 +90,7 @@ def test_a_time_with_4_bits_says_which_releases_compute_in_fp32(how, is_said, mo
     assert ("use 0.47 or later, or autocast" in " ".join(capsys.readouterr().out.split())) == is_said
 
 
-TRACING = "tracing the model; this takes seconds, once ...\n"
+TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
 HEADS = '"num_attention_heads": 8, "num_key_value_heads": 8'
 BY_HAND = {
     "keys": '{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99}',

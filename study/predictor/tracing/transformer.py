@@ -213,7 +213,7 @@ def _kept(key: list, look: Callable[[ModuleType], Any]) -> Any:
     looks = cache_home().expanduser() / "looks"
     known = cache.answer(looks, name)
     if known is None:
-        with progress.during("tracing the model; this takes seconds, once"):
+        with progress.during("tracing the model; this takes seconds to minutes, once"):
             known = json.loads(json.dumps(look(_tracing())))
         cache.keep(looks, name, known)
     return known
