@@ -169,18 +169,17 @@ FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "f
 FSDP |= {"fsdp_cpu_ram_efficient_loading": False, "fsdp_reshard_after_forward": True}
 DEEPSPEED = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
 ROW = dict.fromkeys(published.Row.model_fields, "") | {"source": "s", "model": "gpt2", "n_gpus": "8", "memory_GB": "3"}
-BLOCK = {"size": 9, "state": "inactive", "frames": [{"filename": "a.py", "line": 1, "name": "f"}]}
-SNAPSHOT = {"segments": [{"total_size": 9, "blocks": [BLOCK]}], "device_traces": [[{"action": "oom", "size": 1}]]}
 CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "gloo:all_reduce", "retired": False}
-CALL |= {"state": "scheduled", "time_created_ns": 1, "input_sizes": [[3]], "frames": BLOCK["frames"]}
-TRACE = {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "tid": 3}]}
-INSPECTED = {"coll": "AllReduce", "coll_msg_size_bytes": 8, "coll_exec_time_us": 3.0, "coll_busbw_gbs": 1.0}
+CALL |= {
+    "state": "scheduled",
+    "time_created_ns": 1,
+    "input_sizes": [[3]],
+    "frames": [{"filename": "a.py", "line": 1, "name": "f"}],
+}
+DUMP = {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 PARSERS = {
-    "memory.json": Parser(evidence.look, SNAPSHOT),
-    "memory.pickle": Parser(evidence.look, SNAPSHOT, pickle.dumps),
-    "dumps/rank_1.json": Parser(evidence.look, {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}),
-    "trace.json": Parser(evidence.look, TRACE),
-    "inspector.log": Parser(evidence.look, {"header": {"rank": 0}, "coll_perf": INSPECTED}),
+    "dumps/rank_1.json": Parser(evidence.look, DUMP),
+    "dumps/rank_1.pickle": Parser(evidence.look, DUMP, pickle.dumps),
     "oom.log": Parser(
         lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
     ),

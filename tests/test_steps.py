@@ -11,7 +11,7 @@ from conftest import ranks_of
 from study.cli import commands
 from study.cli import diagnosis as command
 from study.report.topics import killed
-from study.watcher import live, traces, trends, watch
+from study.watcher import live, trends, watch
 from study.watcher.loop import Loop
 from study.watcher.steps import StepLog
 
@@ -104,7 +104,6 @@ def test_the_watch_leaves_a_summary_a_trace_and_values_in_the_tracker(planted):
     assert summary["steps"] == 100
     assert len(summary["findings"]) == 6
     trace = json.loads((folder / "run" / "trace.json").read_text())
-    assert traces.is_trace(trace)
     assert {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"} >= {"rank 0", "rank 1"}
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(spans) == 2 * 100 * len(trends.PHASES)
@@ -191,7 +190,6 @@ def test_study_timeline_writes_a_trace(tmp_path):
     training = ["--model", "gpt2", "--arm", "zero3", "--sequence", "512", "--gpus", "2"]
     commands.start(["timeline", *training, "--json", "--trace", str(file)])
     trace = json.loads(file.read_text())
-    assert traces.is_trace(trace)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
     assert len(names) >= 3, "the step, and its streams"
 

@@ -33,11 +33,10 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
-    It also reads what other tools leave behind: memory snapshots of PyTorch, Flight Recorder dumps of several ranks (in
-    a folder), Kineto and Chrome traces, the JSON lines of NCCL Inspector, and logs of Slurm and torchrun.
+    It also reads Flight Recorder dumps of several ranks, in a folder, and logs of Slurm and torchrun.
 
     Args:
-        runs: Folders of runs, record.json files, files of other tools, or configs, whose mistakes are named.
+        runs: Folders of runs, record.json files, dumps, logs, or configs, whose mistakes are named.
         as_json: Print everything as JSON.
     """
     if not runs:

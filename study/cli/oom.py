@@ -68,7 +68,7 @@ def _show_causes(ranked: list[Cause], *, has_sizes: bool) -> None:
     if not ranked or not ranked[0].is_likely:
         fit = f": {number_of(len(ranked), 'causes')} possible, the likeliest first" if len(ranked) > 1 else ""
         sizes = "" if has_sizes else " It has no sizes: nvidia-smi shows whose memory it is."
-        say_wrapped(f"No cause is sure{fit}; a snapshot tells (`study diagnose SNAPSHOT`).{sizes}", "")
+        say_wrapped(f"No cause is sure{fit}; a memory snapshot of PyTorch tells.{sizes}", "")
     for number, cause in enumerate(ranked, 1):
         sure = "likely" if cause.is_likely else "possible"
         what = cause.what[0].upper() + cause.what[1:]

@@ -1,6 +1,4 @@
-"""Findings by their ids: of records in findings.toml, of steps and of other tools' files in evidence.toml, of hangs in
-hangs.toml.
-"""
+"""Findings by their ids: of records in findings.toml, of steps and of logs in evidence.toml, of hangs in hangs.toml."""
 
 import contextlib
 import functools
@@ -18,10 +16,7 @@ from study.records.hangs import Finding
 OF_RECORDS = "findings.toml"
 OF_EVIDENCE = "evidence.toml"
 OF_HANGS = "hangs.toml"
-KNOWN = (
-    "name a run, a memory snapshot, Flight Recorder dumps, a Chrome trace, NCCL Inspector's JSON, or a log of Slurm "
-    "or torchrun"
-)
+KNOWN = "name a run, Flight Recorder dumps, or a log of Slurm or torchrun"
 ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
@@ -44,7 +39,7 @@ def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
     text = (texts(OF_RECORDS) | texts(OF_EVIDENCE) | texts(OF_HANGS))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    memory = [values[name] for name in ("memory_bytes", "unused_bytes", "held_bytes", "grown_bytes") if name in values]
+    memory = [values[name] for name in ("memory_bytes", "grown_bytes") if name in values]
     return Finding(
         text["sentence"].format(**shown),
         text["remedy"].format(**shown),

@@ -1,13 +1,17 @@
 """Flight Recorder dumps (torch.distributed's, one for each rank) as the logs of a watched run."""
 
+import itertools
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from study.records.collectives import Collective, RankLog
-from study.watcher.snapshots import place_of
 
 LONGEST = 60  # characters of a name
+LONGEST_PLACE = 200  # characters of a place in the code
+MOST_FRAMES = 200
+PACKAGES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python3|\.cpp$|\?\?")
 KEPT = 500  # collectives of a rank
 
 
@@ -45,6 +49,17 @@ def _places(entries: list[dict]) -> list[str]:
     """Return the lines of the script that called them."""
     places = [place_of(entry.get("frames") or []) for entry in entries]
     return [place for place in places if place]
+
+
+def place_of(frames: Iterable[dict]) -> str | None:
+    """Return the first line of a stack that is not in an installed package; the first of all if there is none."""
+    places = []
+    for frame in itertools.islice(frames, MOST_FRAMES):
+        place = f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"[:LONGEST_PLACE]
+        if not PACKAGES.search(frame["filename"]):
+            return place
+        places.append(place)
+    return places[0] if places else None
 
 
 def _has_ended(entry: dict) -> bool:

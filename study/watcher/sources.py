@@ -53,7 +53,7 @@ class Source:
 
 
 def read_config(path: Path) -> Source | None:
-    """Return a config of a known kind; None for all other files, such as traces."""
+    """Return a config of a known kind; None for all other files, such as logs."""
     if path.suffix not in (".json", ".yaml", ".yml") or not path.is_file():
         return None
     with contextlib.suppress(Stop):
