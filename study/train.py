@@ -21,7 +21,6 @@ import torch
 from accelerate.utils import set_seed
 
 from study.errors import Stop
-from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
@@ -51,10 +50,8 @@ def train(run: Run) -> Callable[[], object]:
     history.disk_before = disk_bytes()
     history.peaks = None
     reset_peaks()
-    history.link_before = hardware.link_counters()
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
-    history.link = hardware.link_traffic_since(history.link_before)
     # Before the last evaluation, for which the first rank imports `evaluate` on real data.
     history.peaks = highest(history.peaks, peaks())
     if not run.is_virtual:

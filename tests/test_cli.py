@@ -288,7 +288,6 @@ WRONG = {
     "sweep smoke --onyl arm=ddp": "study sweep has no option --onyl. What to do: did you mean '--only'?",
     "report": "study report needs --runs. What to do: give folders that contain runs",
     "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
-    "cluster": "give one of up, status, down",
     "advise --gpu": "--gpu is given without a value",
     "advise --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
     "estimate --ranks many": "--ranks: expected a whole number (got 'many')",

@@ -23,7 +23,6 @@ from study.report.topics import (
     documents,
     losses,
     memory,
-    network,
     predictions,
     speed,
     timeline,
@@ -82,15 +81,6 @@ def made_up(name: str) -> list[dict]:
                 | {"measured": number * sizes[quantity], "predicted": factor * number * sizes[quantity]}
                 for number, (quantity, source, (role, factor)) in errors
             ]
-        case "network":
-            cells = itertools.product((2, 4), FOUR, (None, 50.0, 200.0))
-            place = {"group": "G", "kind": "emulated", "hosts": 2, "passes": 1, "low": None, "high": None, "n": 1}
-            return [
-                place
-                | {"ranks": ranks, "arm": arm, "mbit": mbit, "median": 0.1 + 90 / (mbit or 1e9)}
-                | {"predicted_s": mbit and 0.1 + 91 / mbit}
-                for ranks, arm, mbit in cells
-            ]
         case "checkpoints":
             sizes = ((arm, ranks, 16.0 if arm == "zero2" else 12.0) for arm in FOUR for ranks in (2, 4))
             return [
@@ -114,7 +104,6 @@ FIGURES = {
     "timeline": (timeline.figure, lambda runs: timeline.table()),
     "claims": (claims.figure, None),
     "outside": (predictions.figure, None),
-    "network": (network.figure, None),
     "checkpoints": (checkpoints.figure, None),
 }
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")

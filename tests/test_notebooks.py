@@ -83,7 +83,7 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    no_figure = dict.fromkeys(("network", "optimizers", "resume", *report.REPLICATIONS[1:]), '<div class="seen">')
+    no_figure = dict.fromkeys(("optimizers", "resume", *report.REPLICATIONS[1:]), '<div class="seen">')
     no_figure |= dict.fromkeys(("machines", "killed"), "<table>") | {"stages": "<table border"}
     assert no_figure.get(name, "<figure><svg") in (site / f"{name}.html").read_text()
     assert not outputs(site / "notebooks" / f"{name}.ipynb"), "its page has them"

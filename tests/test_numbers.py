@@ -15,7 +15,7 @@ from study.predictor.architecture import named
 from study.predictor.outside import stored
 from study.predictor.papers import RECIPES
 from study.records import runs
-from study.report.topics import checkpoints, conformance, network, traffic
+from study.report.topics import checkpoints, conformance, traffic
 from study.spec import shapes
 from study.spec.arms import NAMES
 from study.spec.shapes import config_of
@@ -145,9 +145,6 @@ def of_predictions() -> list[str]:
     fitted = [row for row in parallel if row.role == "fit"]
     held_out = divided("SimuMax", "time", {row.model for row in fitted})
     low = [f"{-median(divided(source, 'memory')):.0f}" for source in ("nanotron", "InternEvo")]
-    slow = network.table(loaded("network"))
-    errors = 100 * slow[slow["held_out"].eq(True)]["error"].abs()
-    step = slow[slow["ranks"].eq(4) & slow["hosts"].eq(2) & slow["mbit"].eq(200)].set_index("arm")["median"]
     return [
         f"Of {count:.0f} peaks measured without a GPU {near:.0f} are predicted within 1 %",
         f"Of {count:.0f} peaks that were measured without a GPU, {near:.0f} are predicted within 1 %. "
@@ -160,9 +157,6 @@ def of_predictions() -> list[str]:
         f"and {low[0]} and {low[1]} % too low",
         f"Times are {median(map(abs, times)):.0f} % off on InternEvo's {len(times)} rows of A100, and "
         f"{median(map(abs, held_out)):.0f} % on SimuMax's {len(held_out)} rows of a 70B",
-        "Over 200 Mbit/s between two hosts of two ranks each, a step of `fsdp2` takes "
-        f"{step['fsdp2'] / step['hsdp']:.1f} times as long as one of `hsdp`",
-        f"for {len(errors)} cells on which no constant was fitted, with a median error of {errors.median():.0f} %",
     ]
 
 

@@ -30,10 +30,6 @@ COMMANDS = {
     "timeline": ("study.cli.steps:timeline", "predict the time of a step, and what overlaps in it"),
     "virtual": ("study.cli.virtual:virtual", "measure memory and traffic of one rank of N, run alone"),
     "sweep": ("study.cli.experiments:sweep", "run an experiment (a protocol); run it again to continue"),
-    "cluster": (
-        "study.extras.cluster.command:cluster",
-        "emulate a small cluster on this machine, with limited bandwidth",
-    ),
     "runs": ("study.cli.runs:runs", "list the runs below a folder"),
     "compare": ("study.cli.runs:compare", "compare time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.runs:explain", "why two runs differ in memory"),

@@ -1,6 +1,5 @@
 """`study sweep`: runs experiments."""
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -17,8 +16,6 @@ import tyro
 from study.cli import room
 from study.cli.progress import Progress
 from study.errors import Stop
-from study.extras.cluster import cluster as emulated
-from study.extras.cluster import over_hosts
 from study.extras.slurm import jobs, queue, slurm
 from study.io.numbers import part_of
 from study.io.tables import say, show
@@ -43,9 +40,6 @@ def no_host_memory(cell: Cell, gpus: int) -> Stop | None:
     return room.host_is_too_small(str(model), arm, precision, cell.ranks or 1, virtual, host_bytes)
 
 
-EXTENSIONS = sweeping.Extensions((over_hosts.refusal, no_host_memory), over_hosts.bring_up)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """What to run of an experiment, where, and for how long."""
@@ -66,9 +60,6 @@ class SweepOptions:
     """The folder for arms that offload to disk."""
     pack: Path | None = None
     """A folder that `study pack` wrote. Data and vocabularies come from it instead of the hub."""
-    cluster: bool = False
-    """Train over the emulated cluster of `study cluster up`. A cell that needs other hosts or another bandwidth gets
-    its own cluster, which is taken down afterwards."""
     dry_run: bool = False
     """List the cells and whether this machine can run them. Run nothing."""
     on: Literal["here", "slurm"] = "here"
@@ -108,10 +99,9 @@ def sweep(
             timeout_s=options.timeout_s,
             nvme_dir=options.nvme_dir,
             minutes=options.minutes,
-            extensions=EXTENSIONS,
+            refusals=(no_host_memory,),
         )
-        with over_hosts.restore_cluster_afterwards() if options.cluster else contextlib.nullcontext():
-            _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
+        _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
 
 
 def _refuse_contradictions(options: SweepOptions) -> None:
@@ -127,7 +117,7 @@ def _refuse_contradictions(options: SweepOptions) -> None:
 
 
 def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
-    """Return the cells that match the filters, with their data and hosts."""
+    """Return the cells that match the filters, with their data."""
     filters = tuple(each for several in options.only for each in several)
     cells = sweeping.chosen(protocol.cells(protocol.read(name), options.scale), filters)
     if options.pack is not None:
@@ -135,10 +125,6 @@ def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
             raise Stop(f"--pack {options.pack} holds no pack.json", "give the folder that study pack wrote")
         # Relative to the folder in which launches run, so that a cell has the same name on another machine.
         cells = [cell.from_pack(Path(os.path.relpath(options.pack, ROOT))) for cell in cells]
-    if options.cluster:
-        return over_hosts.spread(cells, emulated.read())
-    if not options.dry_run and any(cell.value("hosts") for cell in cells):
-        raise Stop(f"{name} runs over an emulated cluster", "give --cluster; it needs root or user namespaces")
     return cells
 
 
@@ -178,7 +164,7 @@ def _show_plan(cells: list[Cell]) -> None:
     axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
-        stop = sweeping.why_not(cell, gpus, EXTENSIONS)
+        stop = sweeping.why_not(cell, gpus, (no_host_memory,))
         virtual = cell.value("virtual_ranks")
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}

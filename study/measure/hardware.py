@@ -1,19 +1,15 @@
 """Describes this machine for a record, and recognises the errors of a machine: full memory, a lost rank."""
 
-import json
-import math
-import os
 import platform
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import psutil
 import torch
 
 from study.machine import linux, software
-from study.records.schema import Device, Hardware, LinkTraffic, Network
+from study.records.schema import Device, Hardware
 
 CUDA = torch.cuda.is_available()
 
@@ -70,56 +66,3 @@ def host_is_full(error: BaseException) -> bool:
 def lost_connection(error: BaseException) -> bool:
     """Return whether a collective failed because another rank has closed its connection."""
     return isinstance(error, RuntimeError) and bool(LOST_CONNECTION.search(str(error)))
-
-
-def network_interface() -> str | None:
-    """Return the network interface that gloo uses."""
-    return os.environ.get("GLOO_SOCKET_IFNAME")
-
-
-def network_host() -> str:
-    """Return an identifier of this host in an emulated cluster: its network namespace."""
-    return str(Path("/proc/self/ns/net").readlink())
-
-
-def network_limits() -> dict:
-    """Return the host of this rank, its interface and the limits of its link."""
-    command = ["tc", "-json", "qdisc", "show", "dev", str(network_interface())]
-    disciplines = json.loads(subprocess.run(command, capture_output=True, text=True).stdout or "[]")
-    by_kind = {discipline["kind"]: discipline.get("options", {}) for discipline in disciplines}
-    rate_bytes = by_kind.get("tbf", {}).get("rate")
-    return {
-        "host": network_host(),
-        "interface": network_interface(),
-        "bandwidth_mbit": rate_bytes and rate_bytes * 8 / 1e6,
-        "limited_by": "tbf" if rate_bytes else None,
-        "delayed_by": "netem" if "netem" in by_kind else None,
-    }
-
-
-def describe_network(ranks: list[dict]) -> Network:
-    """Return the network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
-    hosts = list({rank["host"]: rank for rank in ranks}.values())
-    slowest = min(hosts, key=lambda host: host["bandwidth_mbit"] or math.inf)
-    return Network(
-        hosts=len(hosts),
-        interfaces=[str(host["interface"]) for host in hosts],
-        **{name: slowest[name] for name in ("bandwidth_mbit", "limited_by", "delayed_by")},
-    )
-
-
-def link_counters() -> LinkTraffic | None:
-    """Return what this host's interface has sent and received so far. None outside an emulated cluster."""
-    counted = psutil.net_io_counters(pernic=True).get(str(network_interface()))
-    return counted and LinkTraffic(
-        sent_bytes=counted.bytes_sent,
-        sent_packets=counted.packets_sent,
-        received_bytes=counted.bytes_recv,
-        dropped_packets=counted.dropin + counted.dropout,
-    )
-
-
-def link_traffic_since(before: LinkTraffic | None) -> LinkTraffic | None:
-    """Return what it has sent and received since then."""
-    now = link_counters()
-    return before and now and LinkTraffic(**{name: getattr(now, name) - value for name, value in before})

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from study.measure import roles
 from study.measure.hardware import CUDA
 from study.measure.roles import inner_optimizer, plain_model, zero_optimizer
-from study.records.schema import Network, Observed
+from study.records.schema import Observed
 from study.spec import optimizers
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings
@@ -177,8 +177,6 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
     if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
         differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
-    if settings.hosts:
-        differences += other_network(settings, seen.network or Network())
     if arm.fsdp is not None:
         differences += _sharded_otherwise(arm, arm.fsdp, settings, seen)
     return differences
@@ -202,14 +200,6 @@ def _promises(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int)
         "compiled": settings.compile,
         "tf32": settings.tf32 if seen.device == "cuda" else None,
     }
-
-
-def other_network(settings: Settings, seen: Network) -> list[str]:
-    """Differences of the emulated network from the settings. Rates are rounded, as tc keeps whole bytes per second."""
-    declared = settings.bandwidth_mbit
-    promised = round(declared, 3) if isinstance(declared, int | float) else None
-    observed = seen.bandwidth_mbit and round(seen.bandwidth_mbit, 3)
-    return _differences({"hosts": (settings.hosts, seen.hosts), "bandwidth in Mbit/s": (promised, observed)})
 
 
 def _differences(pairs: dict[str, tuple]) -> list[str]:

@@ -109,7 +109,7 @@ class Requested(Section):
     threads: int | None = None
     virtual_ranks: int | None = None
     memory_cap_gib: float | None = None
-    hosts: int | None = None
+    hosts: int | None = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
     run_dir: str | None = None
     nvme_dir: str | None = None

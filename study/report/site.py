@@ -47,7 +47,6 @@ NOTEBOOKS = (
     "claims",
     "compare",
     "fsdp2",
-    "network",
     "optimizers",
     "resume",
     *REPLICATIONS,

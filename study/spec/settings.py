@@ -150,11 +150,6 @@ class Flags:
     """Emulate a smaller device: GiB that a rank may allocate. On a GPU PyTorch's allocator enforces the limit, and
     memory outside PyTorch (context, NCCL) comes on top. Without a GPU the kernel enforces it, for the private memory
     that a rank takes after it begins to build its model, including the offloaded part."""
-    hosts: Annotated[int, Field(ge=2, le=4)] | None = None
-    """The number of hosts of the emulated cluster. `study sweep --cluster` sets it, and the run fails if its ranks are
-    on another number of hosts."""
-    bandwidth_mbit: Positive | Literal["unlimited"] | None = None
-    """The declared bandwidth of each host's link in Mbit/s. `study sweep --cluster` sets it too."""
     run_dir: Path | None = None
     """The run folder. Default: a new folder in runs/."""
     nvme_dir: Path | None = None
@@ -204,7 +199,6 @@ def check(settings: Flags, name_of: Callable[[str], str] = flag) -> None:
     except ValidationError as error:
         raise Stop(sentence(error, name=lambda path: name_of(path[0])), "correct the value") from None
     _check_virtual(settings)
-    _check_cluster(settings)
     if settings.steps is not None:
         check_steps(settings, settings.steps)
 
@@ -220,19 +214,6 @@ def _check_virtual(settings: Flags) -> None:
         raise Stop("virtual ranks can neither save nor resume a training", "leave out --checkpoint-every and --resume")
     if settings.init == "none" and settings.precision == "fp16":
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
-
-
-def _check_cluster(settings: Flags) -> None:
-    """Raise Stop for what does not go with the emulated cluster."""
-    if settings.hosts is None:
-        if settings.bandwidth_mbit is not None:
-            raise Stop("--bandwidth-mbit needs an emulated cluster", "give --hosts as well, or neither")
-        return
-    if settings.virtual_ranks is not None:
-        raise Stop("--hosts does not go with --virtual-ranks, which send nothing", "leave one of them out")
-    if settings.checkpoint_every:
-        what = "--checkpoint-every would add its traffic to that of the steps on emulated links"
-        raise Stop(what, "leave out --hosts or --checkpoint-every")
 
 
 def check_steps(settings: Flags, steps: int) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,10 +58,7 @@ class Turn:
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
     """Return the command that launches a cell."""
     config = arms.all_paths()[cell.arm]
-    if hosts := cell.value("hosts"):
-        words = [sys.executable, "-m", "study.extras.cluster.over_hosts", str(cell.ranks or hosts), str(config)]
-    else:
-        words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
+    words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
     return words + flags(cell, folder, nvme_dir, resumed)
 
 

@@ -90,27 +90,18 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
     return cells
 
 
-@dataclass(frozen=True)
-class Extensions:
-    """What a caller adds to a sweep: more reasons not to run a cell, and what to do before its launch."""
-
-    refusals: tuple[Callable[[Cell, int], Stop | None], ...] = ()  # of a cell and the number of GPUs
-    before_launch: Callable[[Cell], None] | None = None
+# More reasons not to run a cell, which a caller adds: of a cell and the number of GPUs.
+Refusals = tuple[Callable[[Cell, int], Stop | None], ...]
 
 
-NO_EXTENSIONS = Extensions()
-
-
-def why_not(cell: Cell, gpus: int, extensions: Extensions = NO_EXTENSIONS) -> Stop | None:
+def why_not(cell: Cell, gpus: int, refusals: Refusals = ()) -> Stop | None:
     """Return why this machine cannot run a cell, or None if nothing is known against it."""
-    refusals = (_by_hardware, _by_arm, *extensions.refusals)
-    return next(filter(None, (why(cell, gpus) for why in refusals)), None)
+    every = (_by_hardware, _by_arm, *refusals)
+    return next(filter(None, (why(cell, gpus) for why in every)), None)
 
 
 def _by_hardware(cell: Cell, gpus: int) -> Stop | None:
-    """Return why a cell cannot run here, by its scale and its ranks. The emulated cluster says what it lacks."""
-    if cell.value("hosts"):
-        return None
+    """Return why a cell cannot run here, by its scale and its ranks."""
     ranks = cell.ranks or 1
     host_bytes = psutil.virtual_memory().total
     if gpus and ranks > gpus:
@@ -126,8 +117,6 @@ def _by_hardware(cell: Cell, gpus: int) -> Stop | None:
 
 def _by_arm(cell: Cell, gpus: int) -> Stop | None:
     """Return why a cell cannot run here, by what its arm needs and the optimizers that it takes."""
-    if cell.value("hosts"):
-        return None
     arm = arms.read(arms.all_paths()[cell.arm])
     refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
     return doctor.why_not(arm, gpus) or refused
@@ -140,14 +129,14 @@ def sweep(
     nvme_dir: Path | None,
     progress: Progress,
     minutes: float | None = None,
-    extensions: Extensions = NO_EXTENSIONS,
+    refusals: Refusals = (),
 ) -> list[Outcome]:
     """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
 
     With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
     over = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = _Sweep(runs, timeout_s, nvme_dir, progress, over, extensions, num_gpus())
+    run = _Sweep(runs, timeout_s, nvme_dir, progress, over, refusals, num_gpus())
     with lock_runs_folder(runs):
         if minutes is not None:
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
@@ -167,7 +156,7 @@ class _Sweep:
     nvme_dir: Path | None
     progress: Progress
     over: float  # when the sweep's time ends
-    extensions: Extensions
+    refusals: Refusals
     gpus: int
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -180,7 +169,7 @@ class _Sweep:
         started = False
         try:
             record = done_before(self.runs, turn)
-            if record is None and (stop := why_not(turn.cell, self.gpus, self.extensions)):
+            if record is None and (stop := why_not(turn.cell, self.gpus, self.refusals)):
                 record = not_run(turn, self.runs, stop)
             if record is None:
                 left = too_short(self.over - time.monotonic(), turn.cell, self.runs)
@@ -196,8 +185,6 @@ class _Sweep:
 
     def _launch(self, turn: Turn) -> Record:
         self.progress.start(turn)
-        if self.extensions.before_launch:
-            self.extensions.before_launch(turn.cell)
         before = to_resume(self.runs, turn)
         if before is not None:
             self.progress.say(f"{turn.name} resumes from a checkpoint of {before.name}")

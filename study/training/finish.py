@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 
 from study.errors import Stop
 from study.machine import disk as nvme
-from study.measure import hardware, readback, roles, traffic
+from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import difference, disk_bytes, written_bytes
 from study.records import store
-from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
+from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time
 from study.training import ending
 from study.training.launch import store_reason
 from study.training.preparation import flops_per_row
@@ -37,9 +37,6 @@ def finish(run: Run, history: History) -> None:
         peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
         peaks.nvme_written_bytes = difference(disk["write_bytes"], history.disk_before["write_bytes"])
     record.memory.per_rank = run.gathered(peaks)
-    if history.link:
-        links = dict(run.gathered((hardware.network_host(), history.link)))  # the ranks of a host share its link
-        record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
     if run.settings.checkpoint_every or run.source:
         record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))

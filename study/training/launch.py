@@ -117,8 +117,8 @@ def rank_name(rank: int) -> str:
 
 
 def describe_machines(run: "Run") -> list[Machine]:
-    """Return the machines of a run with their ranks, in order. Empty for a single machine and for emulated hosts."""
-    if not on_several_machines() or run.settings.hosts:
+    """Return the machines of a run with their ranks, in order. Empty for a single machine."""
+    if not on_several_machines():
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
     interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")
@@ -163,12 +163,9 @@ def _ask_store(question: Callable[[dist.TCPStore], Answer]) -> Answer | None:
         return None
 
 
-def set_threads(threads: int | None, hosts: int | None = None) -> None:
-    """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores.
-
-    The hosts of an emulated cluster share the cores too.
-    """
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * (hosts or 1)
+def set_threads(threads: int | None) -> None:
+    """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     threads = threads or max(1, usable_cores() // (ranks if CUDA else max(2, ranks)))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
     torch.set_num_threads(threads)

@@ -92,7 +92,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     combinations.check(settings, arm)
     if settings.virtual_ranks:
         arms.check_virtual(arm, settings.init)
-    set_threads(settings.threads, settings.hosts)
+    set_threads(settings.threads)
     disk = setup.claim_disk(settings, arm, launch, folder)
     stack.callback(nvme.empty, disk)
     started = time.perf_counter()

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from study.errors import Stop
-from study.measure import hardware, readback
+from study.measure import readback
 from study.models.build import GROUPED, WithoutValues, freeze
 from study.records.schema import Observed
 from study.spec.settings import Settings, as_dict
@@ -112,8 +112,6 @@ def _observed(run: Run) -> Observed:
     row_groups = run.accelerator.num_processes // run.arm.row_ranks
     seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
-    if settings.hosts:
-        seen.network = hardware.describe_network(run.gathered(hardware.network_limits()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
     seen.data_checksum = run.data.checksum
     seen.data_source = run.data.source

@@ -17,7 +17,7 @@ from study.measure.clock import Clock
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records import store
-from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
+from study.records.schema import Evaluation, RankMemory, Record
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.training.data import Data, Rows, part_of_rows
@@ -107,8 +107,6 @@ class History:
     last_batch: Rows = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     disk_before: dict[str, int | None] = field(default_factory=dict)
-    link_before: LinkTraffic | None = None  # on an emulated cluster
-    link: LinkTraffic | None = None  # of the timed steps
     peaks: RankMemory | None = None  # of the timed steps
 
 

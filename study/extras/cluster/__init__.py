@@ -1,1 +1,0 @@
-"""An emulated cluster on one machine."""
