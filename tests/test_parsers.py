@@ -17,7 +17,6 @@ from shaped import failed, finished
 from study.cli import advice
 from study.errors import Stop
 from study.extras.offline import parcel
-from study.extras.slurm import slurm
 from study.ledger import files as claims
 from study.oom import reading
 from study.predictor.advice import question
@@ -195,7 +194,6 @@ PARSERS = {
     "run/collectives-rank0.json": Parser(lambda path: collectives.load(path.parent), {"rank": 0, "groups": {"0": [0]}}),
     "rows.csv": Parser(read_rows, ROW, csv_file),
     "sources.toml": Parser(published.read_sources, {"source": [SOURCE]}, toml_file),
-    "cluster.toml": Parser(slurm.read, {"nodes": 2, "gpus_per_node": 8, "partition": "a"}, toml_file),
     "parcel/records-manifest.json": Parser(lambda path: parcel._manifest(path.parent), {"files": {"a": "0"}}),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]

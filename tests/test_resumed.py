@@ -1,12 +1,8 @@
 """What is made of interrupted runs: the sweep's choice of a try to go on from, their times, and the report's tables."""
 
-import shlex
-
 import pytest
 from shaped import failed, finished, put, rows
 
-from study.extras.slurm import jobs, queue, slurm
-from study.extras.slurm.slurm import Cluster
 from study.machine import software
 from study.records import checkpoints, metrics
 from study.records.runs import load
@@ -68,19 +64,6 @@ def test_the_launch_names_the_try(tmp_path):
     mine = turn(checkpoint_every=3).cell
     assert launches.command(mine, tmp_path, None, tmp_path / "before")[-2:] == ["--resume", str(tmp_path / "before")]
     assert "--resume" not in launches.command(mine, tmp_path, None)
-
-
-def test_the_job_of_a_turn_goes_on_from_its_checkpoint_too(tmp_path, monkeypatch, capsys):
-    """What is printed is what would be submitted."""
-    before, site = attempt(tmp_path, mine := turn(checkpoint_every=3), 1, "timeout", 3), Cluster(gpus_per_node=2)
-    monkeypatch.setattr(slurm, "queue", dict)
-    monkeypatch.setattr(slurm, "submit", lambda path: 7)
-    queue.show_plan([mine], tmp_path, site, 60, None, print_scripts=True)
-    folder = jobs.Queue([mine], tmp_path, site, 60, None).submit(mine).folder
-    words = shlex.split((folder / jobs.SCRIPT).read_text().replace("\\\n", ""))
-    assert words[-2:] == ["--resume", str(before)]
-    assert shlex.join(words[-2:]) in capsys.readouterr().out
-    assert "--resume" not in slurm.script(turn(), folder, site, 60)
 
 
 @pytest.mark.parametrize("path", ["step_s", "energy.joules_per_rank.0"])

@@ -16,7 +16,6 @@ import tyro
 from study.cli import room
 from study.cli.progress import Progress
 from study.errors import Stop
-from study.extras.slurm import jobs, queue, slurm
 from study.io.numbers import part_of
 from study.io.tables import say, show
 from study.machine.gpus import num_gpus
@@ -62,15 +61,6 @@ class SweepOptions:
     """A folder that `study pack` wrote. Data and vocabularies come from it instead of the hub."""
     dry_run: bool = False
     """List the cells and whether this machine can run them. Run nothing."""
-    on: Literal["here", "slurm"] = "here"
-    """here: on this machine. slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command waits
-    for them again."""
-    cluster_file: Path = Path("cluster.toml")
-    """For Slurm: a file with nodes, GPUs, partition and so on, such as examples/cluster.toml."""
-    print_scripts: Annotated[bool, tyro.conf.arg(name="print")] = False
-    """For Slurm: print the batch scripts, and submit nothing."""
-    cancel: bool = False
-    """For Slurm: cancel the jobs of this sweep."""
 
 
 def sweep(
@@ -86,12 +76,10 @@ def sweep(
         name: A protocol in study/sweeps/protocols/, or a .toml file.
         options: What to run of it.
     """
-    _refuse_contradictions(options)
+    _refuse_impossible(options)
     cells = _chosen_cells(name, options)
     turns = sweeping.plan(cells, options.repeat)
-    if options.on == "slurm":
-        _sweep_on_slurm(turns, options)
-    elif options.dry_run:
+    if options.dry_run:
         _show_plan(cells)
     else:
         work = functools.partial(
@@ -104,16 +92,12 @@ def sweep(
         _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
 
 
-def _refuse_contradictions(options: SweepOptions) -> None:
-    """Raise Stop for values, and for options that do not go together."""
+def _refuse_impossible(options: SweepOptions) -> None:
+    """Raise Stop for a value that no sweep can have."""
     if not options.timeout_s > 0:
         raise Stop(f"--timeout-s must be above 0 (got {options.timeout_s:g})", "give a number of seconds")
     if options.minutes is not None and not options.minutes >= 0:
         raise Stop(f"--minutes must be 0 or more (got {options.minutes:g})", "give a number of minutes")
-    if (options.print_scripts or options.cancel) and options.on != "slurm":
-        raise Stop("--print and --cancel need Slurm", "add --on slurm")
-    if options.on == "slurm" and options.minutes is not None:
-        raise Stop("--minutes is for sweeps on this machine", "give a time in the cluster file")
 
 
 def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
@@ -128,18 +112,7 @@ def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
     return cells
 
 
-def _sweep_on_slurm(turns: list[sweeping.Turn], options: SweepOptions) -> None:
-    site = slurm.read(options.cluster_file)
-    if options.print_scripts or options.dry_run:
-        queue.show_plan(turns, options.runs, site, options.timeout_s, options.nvme_dir, options.print_scripts)
-        return
-    work: Callable = jobs.cancel
-    if not options.cancel:
-        work = functools.partial(jobs.sweep, cluster=site, timeout_s=options.timeout_s, nvme_dir=options.nvme_dir)
-    _run(work, queue.Waiting(len(turns)), turns, options.runs, queue.HOW_TO_STOP)
-
-
-def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:
+def _run(work: Callable, shown: Progress, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:
     """Do a sweep's work, count the outcomes, and end with the exit code for them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from study.errors import Stop
-from study.extras.hosts import hosts
 from study.io.numbers import number_of
 from study.io.tables import say, say_wrapped, show
 from study.io.validation import nearest
@@ -16,7 +15,6 @@ from study.spec.options import AsJson
 from study.watcher import sources
 from study.watcher.differences import contradictions
 
-MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
@@ -67,9 +65,6 @@ def doctor(
     *,
     nvme_dir: Path = Path("runs"),
     config: Path | None = None,
-    cluster: Path | None = None,
-    reach: str = hosts.SSH,
-    python: str = sys.executable,
     fix: tuple[str, ...] | None = None,
     as_json: AsJson = False,
 ) -> dict | None:
@@ -78,10 +73,6 @@ def doctor(
     Args:
         nvme_dir: The folder for arms that offload to disk. The speed of its disk is measured.
         config: Look also for mistakes in this config: an Accelerate yaml, a DeepSpeed json or arguments of the Trainer.
-        cluster: Compare several hosts instead: a file with the name of a host on each line. If the other hosts reach it
-            by another address, that follows the name.
-        reach: With --cluster: the command that runs a command on {host}, such as 'srun --nodelist {host} --nodes 1'.
-        python: With --cluster: the Python on the hosts, in whose environment this study is installed.
         fix: Only compile the DeepSpeed operators that are missing: those that these arms need, or all. The exit code is
             1 if a compilation fails.
         as_json: Print the findings as JSON instead of a table.
@@ -90,13 +81,6 @@ def doctor(
         if unknown := [name for name in fix if name not in all_paths()]:
             raise Stop(f"{unknown[0]!r} is not an arm", nearest(unknown[0], all_paths()))
         sys.exit(compilation.compile_missing(fix))
-    if cluster is not None:
-        comparison = hosts.compare(hosts.read(cluster), nvme_dir, reach, python)
-        if as_json:
-            links = {f"{a} to {b}": speed for (a, b), speed in comparison.links.items()}
-            about = {"hosts": hosts.rows(comparison), "links_bytes_per_s": links}
-            return {"fine": not comparison.problems} | about | {"problems": comparison.problems}
-        _compare(comparison)
     mistakes = _mistakes(config)
     examined = examination.examine(nvme_dir)
     findings = [*mistakes, *examined]
@@ -122,15 +106,3 @@ def _mistakes(config: Path | None) -> list[examination.Finding]:
     parts = [text.rpartition(": ") for text in contradictions(source)]
     findings = [examination.Finding(config.name, problem, remedy) for problem, _, remedy in parts]
     return findings or [examination.Finding(config.name, source.words)]
-
-
-def _compare(comparison: hosts.Comparison) -> None:
-    """Show a comparison of hosts. The exit code is 1 if there is a problem."""
-    show(hosts.rows(comparison))
-    names = [host.name for host in comparison.hosts]
-    if 1 < len(names) <= MOST_COLUMNS and comparison.links:
-        say("", "what each host sends to the others, in MB/s over one TCP connection:")
-        speeds = {pair: speed and round(speed / 1e6) for pair, speed in comparison.links.items()}
-        show([{"from": a} | {f"to {b}": speeds.get((a, b)) for b in names} for a in names])
-    say("", *(comparison.problems or ["The hosts are alike, and reach each other."]))
-    sys.exit(1 if comparison.problems else 0)

@@ -134,7 +134,7 @@ def merge_machines(ranks: list[tuple[int, Machine, dict]]) -> list[Machine]:
         for package, version in software.items():
             if version != first[package]:
                 what = f"the machines have different versions of {package} ({first[package]} and {version})"
-                remedy = "install the same versions; study doctor --cluster compares them"
+                remedy = "install the same versions on each"
                 raise Stop(what, remedy, "unavailable", "prepare")
         machines.setdefault(number, machine).ranks.append(rank)
     return list(machines.values())

@@ -1,1 +1,0 @@
-"""Several machines: compare them, and launch on them."""
