@@ -74,8 +74,8 @@ $(VENV)/.ready-for-paper: $(VENV)/.ready
 	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,paper]'
 	@touch $@
 
-gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert/ gpt2/"
-	study pack $(PACK)
+gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
+	$(BIN)/python examples/gpu_windows.py pack $(PACK)
 
 faults: setup $(VENV)/.ready-to-test  ## every fault of tests/faults.py strikes a sweep, once (twenty minutes; root, for full disks and killed ranks)
 	$(BIN)/python tests/fault_runner.py

@@ -55,7 +55,7 @@ from study import train
 
 ours = sorted(name for name in sys.modules if name.partition(".")[0] == "study")
 assert len(ours) <= 60, ours
-others = ("predictor", "ledger", "watcher", "report", "bench", "extras")
+others = ("predictor", "ledger", "watcher", "report", "bench")
 assert not [name for name in ours if name.partition(".")[2].partition(".")[0] in others], ours
 
 from study.spec.settings import Flags, resolve

@@ -16,7 +16,6 @@ from shaped import failed, finished
 
 from study.cli import advice
 from study.errors import Stop
-from study.extras.offline import parcel
 from study.ledger import files as claims
 from study.oom import reading
 from study.predictor.advice import question
@@ -194,7 +193,6 @@ PARSERS = {
     "run/collectives-rank0.json": Parser(lambda path: collectives.load(path.parent), {"rank": 0, "groups": {"0": [0]}}),
     "rows.csv": Parser(read_rows, ROW, csv_file),
     "sources.toml": Parser(published.read_sources, {"source": [SOURCE]}, toml_file),
-    "parcel/records-manifest.json": Parser(lambda path: parcel._manifest(path.parent), {"files": {"a": "0"}}),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]
 BOMBS += ["? {a: b}\n: c\n", '{"a": "\\ud800"}', '{"a": NaN}', b"\xff\xfe", "a." * 5000 + "a = 1", "a: !!int ''\n"]

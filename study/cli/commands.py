@@ -1,6 +1,6 @@
 """The list of commands, and how a command is started. Its module is imported only then, which keeps `study` fast.
 
-Benchmarks, which need torch, and the offline package run as separate processes. If a command returns a value, it is
+Benchmarks, which need torch, run as separate processes. If a command returns a value, it is
 printed as JSON. With --json nothing else goes to stdout, where some libraries print while they are imported.
 """
 
@@ -55,8 +55,6 @@ COMMANDS = {
     "pages": ("study.publishing.pages:pages", "a report as a static site, to publish"),
     "changelog": ("study.publishing.registration:changelog", "write which verdicts changed, from the history"),
     "registration": ("study.publishing.registration:registration", "hashes of what was fixed before measuring"),
-    "pack": ("study.extras.offline.pack", "collect what a GPU machine without a network lacks"),
-    "offline": ("study.extras.offline.run", "run on such a machine, and bring the results back"),
 }
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100

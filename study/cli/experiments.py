@@ -58,7 +58,7 @@ class SweepOptions:
     nvme_dir: Path | None = None
     """The folder for arms that offload to disk."""
     pack: Path | None = None
-    """A folder that `study pack` wrote. Data and vocabularies come from it instead of the hub."""
+    """A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub."""
     dry_run: bool = False
     """List the cells and whether this machine can run them. Run nothing."""
 
@@ -106,7 +106,7 @@ def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
     cells = sweeping.chosen(protocol.cells(protocol.read(name), options.scale), filters)
     if options.pack is not None:
         if not (options.pack / "pack.json").exists():
-            raise Stop(f"--pack {options.pack} holds no pack.json", "give the folder that study pack wrote")
+            raise Stop(f"--pack {options.pack} holds no pack.json", "give the folder that gpu_windows.py wrote")
         # Relative to the folder in which launches run, so that a cell has the same name on another machine.
         cells = [cell.from_pack(Path(os.path.relpath(options.pack, ROOT))) for cell in cells]
     return cells

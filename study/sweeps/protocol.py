@@ -126,7 +126,7 @@ class Cell:
         return [self.at(rung) for rung in range(len(self.rungs))] or [self]
 
     def from_pack(self, pack: Path) -> "Cell":
-        """Return the same cell with data and vocabulary from a folder of `study pack`, if it asks for the hub's."""
+        """Return the same cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
         model = str(self.value("model"))

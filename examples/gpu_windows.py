@@ -1,0 +1,179 @@
+"""A GPU machine that has no network, and only for some minutes at a time: pack what it lacks, and run protocols there.
+
+    python examples/gpu_windows.py pack --data imdb wikitext-2 --model bert-large-uncased gpt2    # here: gpu-pack/
+    python3 examples/gpu_windows.py run smoke predictions --minutes 9 --runs runs/gpu    # there; again in each window
+
+There it needs Python's own library alone, until the wheels of the pack are installed.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / ".gpu" / "site"  # the installed pack
+# What must not change between a prediction and its measurement.
+FIXED = ("study/ledger/claims", "study/sweeps/protocols", "study/predictor", "reports/outside")
+VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
+# The packages of an image for machine learning; --have names those of another. They include what PyTorch brings.
+HAVE = (
+    "torch triton numpy scipy pandas pyarrow tokenizers transformers accelerate huggingface-hub safetensors setuptools"
+)
+LAST_S = 45  # what is reserved for ending what runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pack", type=Path, default=ROOT / "gpu-pack", help="the pack (%(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="collect wheels, data, vocabularies and the registration")
+    packing.add_argument("--python", default="3.12", help="that machine's Python (%(default)s)")
+    packing.add_argument("--platform", default="manylinux_2_28_x86_64", help="its newest wheels (%(default)s)")
+    packing.add_argument("--have", nargs="*", default=HAVE.split(), help="packages that it has")
+    packing.add_argument("--data", nargs="*", type=Path, default=[], help="folders with data sets")
+    packing.add_argument("--model", nargs="*", type=Path, default=[], help="folders with vocabularies")
+    running = commands.add_parser("run", help="install the pack, and run protocols until the time is up")
+    running.add_argument("protocols", nargs="+", help="the most important first")
+    running.add_argument("--minutes", type=float, default=9, help="how long all of it may take (%(default)s)")
+    running.add_argument("--scale", default="one_gpu", help="of the protocols (%(default)s)")
+    running.add_argument("--runs", type=Path, default=Path("runs/gpu"), help="the folder for the runs (%(default)s)")
+    options = parser.parse_args()
+    if options.command == "pack":
+        pack(options)
+    else:
+        sys.exit(run(options))
+
+
+def registration() -> str:
+    """Return a hash of the claims, protocols, predictor and others' measurements."""
+    digest = hashlib.sha256()
+    for folder in FIXED:
+        for path in sorted(each for each in (ROOT / folder).rglob("*") if each.is_file() and each.suffix != ".pyc"):
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+# --- here -----------------------------------------------------------------------------------------------------------
+
+
+def pack(options: argparse.Namespace) -> None:
+    """Write the pack anew."""
+    shutil.rmtree(options.pack, ignore_errors=True)
+    wheels = options.pack / "wheels"
+    wheels.mkdir(parents=True)
+    for folder in options.data:  # without the test split, which the study never reads
+        shutil.copytree(folder, options.pack / "data" / folder.resolve().name, ignore=shutil.ignore_patterns("test*"))
+    for folder in options.model:
+        target = options.pack / "models" / folder.resolve().name
+        target.mkdir(parents=True)
+        for path in (path for pattern in VOCABULARY for path in folder.glob(pattern)):
+            shutil.copy2(path, target)
+    pins = [pin for pin in needed(set(options.have)) if not pin.startswith("deepspeed==")]
+    target = ["--python-version", options.python, "--platform", options.platform, "--platform", "manylinux2014_x86_64"]
+    pip("download", "--no-deps", "--only-binary=:all:", *target, "--dest", str(wheels), *pins)
+    os.environ["DS_BUILD_OPS"] = "0"  # DeepSpeed has no wheel; its operators are compiled there, on first use
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), f"deepspeed=={version('deepspeed')}")
+    manifest = {"python": options.python, "registration": registration()}
+    (options.pack / "pack.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    size = sum(path.stat().st_size for path in options.pack.rglob("*") if path.is_file())
+    say(f"{options.pack}: {len(list(wheels.iterdir()))} wheels, {size / 2**20:.1f} MiB in all")
+
+
+def needed(have: set[str]) -> list[str]:
+    """Return the packages of a training and all that they need, in the versions of this environment."""
+    import importlib.metadata
+    import tomllib
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    seen: set[str] = {canonicalize_name(name) for name in have}
+    pins = []
+    while waiting:
+        need = Requirement(waiting.pop())
+        name = canonicalize_name(need.name)
+        if name in seen or (need.marker and not need.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        pins.append(f"{name}=={version(name)}")
+        waiting += importlib.metadata.requires(name) or []
+    return sorted(pins)
+
+
+def version(name: str) -> str:
+    """Return the installed version, without the part that names a build, such as +cpu."""
+    import importlib.metadata
+
+    return importlib.metadata.version(name).partition("+")[0]
+
+
+def pip(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words], check=True)
+
+
+# --- there ----------------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the protocols in this window. Return 0, or 3 if something is left for the next one."""
+    ends = time.monotonic() + 60 * options.minutes - LAST_S
+    install(options.pack)
+    complete = call(["operators"], ends) is not None  # if one fails, only the arms that need it are unavailable
+    for name in options.protocols:
+        words = ["sweep", name, "--scale", options.scale, "--runs", str(options.runs.resolve() / name)]
+        words += ["--pack", str(options.pack.resolve()), "--nvme-dir", str(ROOT / ".gpu" / "nvme")]
+        left_s = max(0.0, ends - time.monotonic())
+        complete = call([*words, "--minutes", f"{left_s / 60:.2f}"], ends + LAST_S / 2) not in (3, None) and complete
+    say("everything is done" if complete else "not everything is done; run the same command in the next window")
+    return 0 if complete else 3
+
+
+def install(folder: Path) -> None:
+    """Install the wheels into a folder of the study, once for each pack."""
+    if not (folder / "pack.json").exists():
+        sys.exit(
+            f"{folder} is not a complete pack. What to do: run make gpu where there is a network, and copy it here."
+        )
+    text = (folder / "pack.json").read_text()
+    manifest = json.loads(text)
+    here = ".".join(platform.python_version_tuple()[:2])
+    if manifest["python"] != here:
+        sys.exit(f"the pack is for Python {manifest['python']}, and this is {here}. What to do: make it with --python.")
+    if manifest["registration"] != registration():
+        sys.exit("claims, protocols or the predictor changed after the pack was made. What to do: make it again.")
+    if (SITE / "pack.json").exists() and (SITE / "pack.json").read_text() == text:
+        return
+    shutil.rmtree(SITE, ignore_errors=True)
+    pip("install", "--no-index", "--no-deps", "--target", str(SITE), *map(str, (folder / "wheels").glob("*.whl")))
+    (SITE / "pack.json").write_text(text)
+
+
+def call(words: list[str], ends: float) -> int | None:
+    """Run a command of the study with the pack before the machine's packages. None if its time was up."""
+    path = os.pathsep.join([str(ROOT), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {"HF_HUB_OFFLINE": "1"} | os.environ | {"PYTHONPATH": path}
+    say(f"--- study {' '.join(words)}")
+    child = subprocess.Popen([sys.executable, "-m", "study.cli", *words], cwd=ROOT, env=env)
+    try:
+        return child.wait(max(1.0, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        child.terminate()  # a sweep then ends its launch
+        child.wait()
+        return None
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Not part of the core: Slurm, several hosts, an emulated cluster, GPU machines without a network."""

@@ -1,1 +1,0 @@
-"""GPU machines without a network."""
