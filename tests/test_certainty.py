@@ -60,6 +60,6 @@ def test_certainty_goes_down_for_each_reason_to_doubt(changes, level, claims):  
 def test_what_was_suspected_or_is_true_by_construction_says_less(claims):  # noqa: F811
     suspected = only(judged(claims(head=HEAD + "suspected = true\n")))
     assert certainty(suspected).level == "moderate"
-    construction = replace(only(judged(claims())), turned_by="")
+    construction = only(judged(claims(text(by_construction='"by definition"'))))
     assert certainty(construction) is None
     assert ledger.counted([ledger.row(construction)]) == []

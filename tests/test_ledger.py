@@ -14,14 +14,15 @@ from shaped import changed, finished, put
 from study.cli import results
 from study.errors import Stop
 from study.io.numbers import is_number
-from study.ledger import files, judging, ledger, model, theory_checks
+from study.ledger import committed, files, judging, ledger, model, predictions, theory_checks
 from study.ledger import verdict as findings
 from study.ledger.checks import THEORY
 from study.ledger.judging import Verdict
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, TRIED, VERDICTS, Finding
+from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, MEASURED, OWN, TRIED, VERDICTS, Finding
 from study.ledger.words import lines
 from study.records import evidence
 from study.records.runs import Runs, load
+from study.spec.settings import CACHE
 
 HEAD = 'document = "000"\ntitle = "A title"\nfixed = 2026-11-20\nread = "in full"\n'
 HEAD += 'tolerances = { "0.05" = "printed", "0.02" = "counted" }\n'
@@ -543,3 +544,50 @@ def test_the_studys_claims_are_well_formed():
     for verdict in [judging.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id
+
+
+# --- the whole ledger ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {claim.id: claim for claim in files.read_all()}
+
+
+def test_each_claim_has_a_committed_verdict(known):
+    assert committed.verdicts().keys() == known.keys(), "study claims --keep"
+
+
+def test_each_open_claim_about_the_world_says_what_would_decide_it(known):
+    opened = {name for name, entry in committed.verdicts().items() if entry.verdict == INCONCLUSIVE}
+    about_the_world = {name for name in opened if known[name].basis != OWN and not known[name].premise}
+    assert len(about_the_world) > 50
+    assert {name for name in about_the_world if not known[name].would_decide} == set()
+
+
+def test_a_verdict_that_is_not_the_committed_one_is_named(claims, monkeypatch):
+    verdict = only(judged(claims()))
+    monkeypatch.setattr(committed, "verdicts", lambda: {"X-1": committed.Committed(verdict=CONTRADICTS, found="9")})
+    words = "1 verdicts differ from the committed ones: X-1 consistent (was contradicts itself)"
+    assert committed.changes([verdict]) == [words]
+    counts, named = committed.differences([verdict])
+    assert counts.endswith(": 1 consistent (committed: 0) and 0 contradicts itself (committed: 1).")
+    assert named == words
+
+
+def test_what_a_formula_finds_is_kept_for_the_same_code(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    asked = []
+
+    def formula(*, ranks: int) -> Finding:
+        asked.append(ranks)
+        return Finding(math.inf, "more ranks do not help", (1.0, 2.0), evidence=("P1",))
+
+    for code, times in (("a", 1), ("a", 1), ("b", 2), ("a", 3)):
+        predictions._kept.cache_clear()
+        monkeypatch.setattr(predictions, "_code", lambda code=code: code)
+        found = predictions.find(formula, {"ranks": 8})
+        assert (found.value, found.interval, found.evidence) == (math.inf, (1.0, 2.0), ("P1",))
+        predictions.keep()
+        assert len(asked) == times, code
+    predictions._kept.cache_clear()

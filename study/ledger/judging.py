@@ -53,8 +53,6 @@ class Verdict:
     cases: tuple[str, ...] = ()  # the verdict in each case of what the document leaves open
     tolerances: tuple[str, ...] = ()  # the verdicts with half the tolerance, and with twice
     also: tuple["Verdict", ...] = ()
-    # A planted falsehood with which the check decides otherwise, in words: empty if none does, None if none was sought.
-    turned_by: str | None = None
 
     @property
     def rests_on(self) -> str | None:
@@ -63,8 +61,8 @@ class Verdict:
 
     @property
     def is_by_construction(self) -> bool:
-        """Return whether a claim is decided, and no falsehood turns the verdict: it is shown, and counted nowhere."""
-        return self.verdict in (*HOLDS, *FAILS) and self.turned_by == ""
+        """Return whether a claim is decided by a check that cannot fail: it is shown, and counted nowhere."""
+        return self.verdict in (*HOLDS, *FAILS) and self.claim.by_construction is not None
 
     @property
     def open_because(self) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from study.io.numbers import is_number, short
 from study.io.words import distinct
-from study.ledger import committed, predictions
+from study.ledger import predictions
 from study.ledger.arguments import as_list
 from study.ledger.judging import SCALED, Verdict, in_units, judge
 from study.ledger.model import Claim
@@ -34,12 +34,12 @@ from study.records.evidence import Evidence
 def judge_all(claims: list[Claim], evidence: Evidence, anew: bool = False) -> list[Verdict]:
     """Return a verdict for each claim. All trials that the claims need run first, together.
 
-    The falsehoods that turn verdicts are the committed ones, as far as they hold; with `anew`, none of them.
+    With `anew`, formulas are computed again, and not read from the cache.
     """
     answers.prepare(trials(claims))
     if anew:
         predictions.forget()
-    verdicts = [committed.with_falsehood(judge(claim, evidence), evidence, anew) for claim in claims]
+    verdicts = [judge(claim, evidence) for claim in claims]
     predictions.keep()
     return verdicts
 
@@ -135,8 +135,6 @@ def as_json(verdict: Verdict) -> dict:
         **_result(verdict),
         **_fields(verdict, "open_because", "holding", "tolerances"),
         "otherwise": otherwise(verdict),
-        "check_version": committed.version(claim),
-        "turned_by": verdict.turned_by,
         "also": also,
     }
 

@@ -207,7 +207,7 @@ class Claim(Check):
     central: str | None = None  # why it is one of the few that its document stands for
     names: tuple[str, ...] = Field(default=(), strict=False)  # sources that the document itself follows
     suspected: bool = False  # it was chosen because a problem was suspected, so it says nothing about the others
-    by_construction: str | None = None  # why no observation could turn the verdict: shown, and counted nowhere
+    by_construction: str | None = None  # why our check cannot fail: shown, and counted nowhere
     contradiction: str | None = None  # claims that share this name are the same error, and count once
     unsaid: dict[str, Annotated[list, Field(min_length=1)]] = {}
     where: str

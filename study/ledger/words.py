@@ -297,8 +297,8 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "verdict": "; ".join(filter(None, (verdict.verdict, verdict.open_because, verdict.holding))),
         "basis": basis_words(verdict),
         "certainty": str(certainty(verdict) or ""),
-        "severity": severity_words(verdict),
-        "check": f"{claim.check}, version {committed.version(claim)}",
+        "not counted": not_counted_words(verdict),
+        "check": claim.check,
         "group": claim.contradiction and f"the claims of this error count once: {claim.contradiction}",
         "left open": "; ".join(f"{name}: {values_words(each, name)}" for name, each in claim.unsaid.items()),
         "holds with": _few(verdict.holds_under, "; "),
@@ -340,12 +340,11 @@ def basis_words(verdict: Verdict) -> str:
     return f"nothing yet; it would be {words}" if verdict.verdict == NOT_TESTED else words
 
 
-def severity_words(verdict: Verdict) -> str:
-    """Return the planted falsehood that turns a verdict, or that none does. Empty if none was sought."""
+def not_counted_words(verdict: Verdict) -> str:
+    """Return why a decided claim is not counted. Empty if it is."""
     if not verdict.is_by_construction:
-        return verdict.turned_by or ""
-    reason = verdict.claim.by_construction or "no planted falsehood turns it"
-    return f"not counted, because our check cannot fail: {reason}"
+        return ""
+    return f"our check cannot fail: {verdict.claim.by_construction}"
 
 
 def found_words(verdict: Verdict, unit: str) -> str:

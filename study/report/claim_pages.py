@@ -113,8 +113,8 @@ def page(verdict: Verdict) -> dict:
         "Rests on": words.basis_words(verdict),
         "Certainty": str(certainty(verdict) or ""),
         "Open because": "; ".join(filter(None, (verdict.open_because, verdict.holding))),
-        "What would turn it": words.readable(words.severity_words(verdict)),
-        "Check": f"{claim.check}, version {committed.version(claim)}",
+        "Not counted": words.not_counted_words(verdict),
+        "Check": claim.check,
         "Conditions": words.conditions_words(claim),
         "The document leaves open": "; ".join(
             f"{names[each]}: {words.values_words(left_open[each], each)}" for each in names
