@@ -279,8 +279,3 @@ def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, s
     if ended.returncode != 0:
         return None, (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
     return ended.stdout, ""
-
-
-def kept_answers() -> list[Answer]:
-    """Return all answers that the reports contain."""
-    return [answer for path in sorted(REPORTS.glob(f"*/{KEPT}")) for answer in _read(path)[0].values()]
