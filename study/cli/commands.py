@@ -19,9 +19,8 @@ from study.errors import Stop, exit_on_stop
 from study.io.tables import say
 from study.io.validation import nearest
 from study.machine.software import version
-from study.spec.arms import PACKAGE
 
-# By name: the function to call, or the module to run as a program, and the line of help.
+# By name: the function to call, and the line of help.
 COMMANDS = {
     "arms": ("study.cli.machine:arms", "list the ways to distribute a training (arms), and which can run here"),
     "doctor": ("study.cli.machine:doctor", "what this machine has and lacks, and what to do about it"),
@@ -96,12 +95,6 @@ def start(words: list[str]) -> None:
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     module, _, function = COMMANDS[name][0].partition(":")
-    if not function:
-        sys.stdout.flush()
-        # The program must import this package, even from a checkout that is not installed, and not what lies in the
-        # current folder (-P).
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
     from study.io import progress
     from study.spec.options import parsed
 

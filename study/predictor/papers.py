@@ -4,6 +4,7 @@ P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840).
 """
 
 import math
+from collections.abc import Mapping
 
 from study.errors import Stop
 from study.io.validation import nearest
@@ -62,7 +63,7 @@ def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mix
     }
 
 
-def wire_bytes(traffic: dict[str, float], ranks: int) -> float:
+def wire_bytes(traffic: Mapping[str, float], ranks: int) -> float:
     """Bytes that a rank sends in rings, for collectives over tensors of these sizes. An all-reduce takes two rounds."""
     share = (ranks - 1) / ranks
     return sum(size * share * (2 if kind == "all_reduce" else 1) for kind, size in traffic.items())

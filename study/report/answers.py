@@ -293,10 +293,9 @@ def time_in_words(rows: pd.DataFrame) -> str:
     answers = [f"{answer} with {joined(arms)}" for answer, arms in (("yes", surely), ("probably", probably)) if arms]
     text = f"**{(', '.join(answers) or 'no').capitalize()}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100"
     text += f" with one pass in a step, as multiples of DDP's seconds: {words}."
-    for (passes, tokens), mine in predicted.groupby(["accumulation", "sequence"]):
-        if passes > 1:
-            longer = [f"{times:.2f} with {IN_WORDS[arm]}" for arm, times in over_ddp(mine).items()]
-            text += f" With {passes} passes of {tokens} tokens: {joined(longer)}."
+    for (passes, tokens), mine in predicted[predicted["accumulation"] > 1].groupby(["accumulation", "sequence"]):
+        longer = [f"{times:.2f} with {IN_WORDS[arm]}" for arm, times in over_ddp(mine).items()]
+        text += f" With {passes} passes of {tokens} tokens: {joined(longer)}."
     return text
 
 
