@@ -8,7 +8,6 @@ from study.cli import commands
 from study.spec.arms import ROOT
 
 FILES = sorted(path for folder in (".", "examples", "reports", "reports/*") for path in ROOT.glob(f"{folder}/*.md"))
-CURRENT = [path for path in FILES if path.name != "log.md"]  # the log tells of files as they were
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PLACE = re.compile(r"`((?:accelerate_configs|examples|notebooks|reports|study|tests)/[\w./-]+)`")
 MADE = ("reports/build/", "reports/your-machine/")  # by the reader's own commands
@@ -33,7 +32,7 @@ def test_links_lead_somewhere(path):
         assert not anchor or anchor in anchors(target.read_text()), link
 
 
-@pytest.mark.parametrize("path", CURRENT, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_paths_exist(path):
     named = [name for name in PLACE.findall(path.read_text()) if not name.startswith(MADE)]
     assert [name for name in named if not (ROOT / name).exists()] == []
