@@ -23,6 +23,8 @@ DERIVED = {
     "time": ("median_step_s", "tokens_per_s", "samples_per_s", "peak_flops_per_s", "mfu", "training_s"),
     "traffic": ("gloo_wire_bytes",),
 }
+# Fields of runs over an emulated network, which the trainer no longer has. A reader drops them.
+EMULATED = {"observed": ("network",), "traffic": ("per_link", "link_steps")}
 # Raise this number when the way of measuring changes: records of two versions are not pooled.
 # 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
 # 3: rates divide by the wall time of the timed windows, not by the sum of the slowest rank's steps.
@@ -192,16 +194,6 @@ class MemoryCap(Section):
     emulated_by: str
 
 
-class Network(Section):
-    """The emulated network of a cluster, as the kernel of its hosts shows it. It is not a real network."""
-
-    hosts: int | None = None  # network namespaces in which the ranks are
-    interfaces: list[str] = []  # of each host
-    bandwidth_mbit: float | None = None  # of each interface towards the others; None: not limited
-    limited_by: str | None = None  # the kernel's queueing discipline
-    delayed_by: str | None = None
-
-
 class Saved(Section):
     """The files that `--save` wrote."""
 
@@ -261,7 +253,6 @@ class Observed(Section):
     data_checksum: str | None = None
     data_source: str | None = None
     memory_cap: MemoryCap | None = None
-    network: Network | None = None  # None: not on an emulated cluster
     saved: Saved | None = None
     trackers: list[str] = []
     patches: list[str] = []  # names of the study's patches to libraries
@@ -381,20 +372,9 @@ class Collective(Section):
         return groups | ({tuple(range(ranks)): rest} if rest or not groups else {})
 
 
-class LinkTraffic(Section):
-    """The traffic of a host of an emulated cluster in the timed steps, by its interface's counters."""
-
-    sent_bytes: Bytes
-    sent_packets: Count
-    received_bytes: Bytes
-    dropped_packets: Count
-
-
 class Traffic(Section):
     per_rank: list[dict[str, Collective]] = []
     kernel_bytes_written: list[Bytes | None] = []
-    per_link: list[LinkTraffic] = []  # of an emulated cluster's hosts
-    link_steps: int | None = None  # the number of steps in per_link
 
 
 class Energy(Section):
@@ -423,7 +403,7 @@ class Resume(Section):
     step: int  # the next run resumed after this step
     arm: str  # the interrupted run's
     ranks: int
-    route: str  # how the libraries loaded the checkpoint: load_state or universal
+    route: str = "load_state"  # how it was loaded; "universal" in older records
     passed_over: list[str] = []  # newer checkpoints that were not complete, and why
     random_states: bool | None = None  # whether each rank has the random states of that checkpoint
     load_s_per_rank: list[float] = []  # in `load_state`
@@ -482,14 +462,17 @@ class Record(Section):
     @classmethod
     def _read_older(cls, record):
         """Read schemas 1 and 2. Schema 1 has null for unknown values, and no cell."""
-        if not isinstance(record, dict) or record.get("schema", SCHEMA) == SCHEMA:
+        if not isinstance(record, dict):
+            return record
+        record = _without(EMULATED, record)
+        if record.get("schema", SCHEMA) == SCHEMA:
             return record
         if record["schema"] not in (1, 2):
             raise ValueError(f"schema {record['schema']!r} is not one that this version reads (1 to {SCHEMA})")
         if record["schema"] == 1:
             record = _without_nulls(record)
             record = record | {"cell": record.get("cell") or _cell_of_folder(record)}
-        return _without_derived(record) | {"schema": SCHEMA}
+        return _without(DERIVED, record) | {"schema": SCHEMA}
 
     @model_validator(mode="after")
     def _is_complete(self):
@@ -554,10 +537,10 @@ class Record(Section):
         return (*map(str, times), self.model_dump_json(include=set(MEASURED)), str(self.observed.runs))
 
 
-def _without_derived(record: dict) -> dict:
-    """Remove values that follow from others, which records held up to schema 2."""
+def _without(fields: dict[str, tuple[str, ...]], record: dict) -> dict:
+    """Remove fields, by their section."""
     record = dict(record)
-    for section, names in DERIVED.items():
+    for section, names in fields.items():
         if isinstance(record.get(section), dict):
             record[section] = {name: value for name, value in record[section].items() if name not in names}
     return record

@@ -3,7 +3,6 @@
 # By collective: bytes of the whole tensor, by the ranks that take part.
 Groups = dict[str, dict[tuple[int, ...], float]]
 RING = {"all_reduce": 2.0, "barrier": 0.0}  # how often a rank sends its share of the tensor; other collectives: once
-GLOO = RING | {"reduce_scatter": 2.0}  # gloo reduces the whole tensor and keeps a part
 
 
 def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:

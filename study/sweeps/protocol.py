@@ -121,10 +121,6 @@ class Cell:
         """Return the cell to run at a rung of the search."""
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
-    def every_rung(self) -> list["Cell"]:
-        """Return all cells that the search may run; without a search, the cell itself."""
-        return [self.at(rung) for rung in range(len(self.rungs))] or [self]
-
     def from_pack(self, pack: Path) -> "Cell":
         """Return the same cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
         if self.settings.get("data") != "hub":

@@ -38,7 +38,6 @@ DECIDES = (
     *("task", "model", "tokenizer", "data", "init", "precision", "optimizer", "lora_rank", "train_only", "sequence"),
     *("train_rows", "eval_rows", "lr", "lr_warmup_steps", "weight_decay", "dropout", "seed"),
 )
-UNIVERSAL = "universal"  # in a checkpoint's folder: the output of DeepSpeed's converter
 
 
 @dataclass
@@ -49,7 +48,6 @@ class Source:
     path: Path
     progress: Progress
     passed_over: list[str]
-    route: str = "load_state"
 
 
 @dataclass
@@ -166,12 +164,6 @@ def find(run: Run) -> Source | None:
         raise Stop(what, "start the run from its beginning, without --resume")
     source = Source(run.settings.resume, path, checkpoints.read_progress(path), passed_over)
     _refuse_another_training(run, source.progress)
-    if run.arm.deepspeed is not None and _is_elsewhere(run, source) and (path / UNIVERSAL).is_dir():
-        if why := checkpoints.why_not_whole(path / UNIVERSAL):
-            raise Stop(f"the universal checkpoint in {path} is not whole ({why})", "remove it, and convert again")
-        source.route = UNIVERSAL
-        source.path = path / UNIVERSAL
-        run.accelerator.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
     return source
 
 
@@ -225,7 +217,6 @@ def _resume(run: Run, history: History, source: Source) -> int:
         step=progress.step,
         arm=progress.arm,
         ranks=progress.ranks,
-        route=source.route,
         passed_over=source.passed_over,
         random_states=restored,
         load_s_per_rank=[each.seconds for each in costs],
@@ -252,10 +243,7 @@ def _load(run: Run, source: Source) -> None:
         before = source.progress
         what = f"a checkpoint of {before.arm} on {before.ranks} ranks does not load under {run.arm.name}"
         what += f" on {run.accelerator.num_processes} ({_first_line(error)})"
-        convert = f"python -m study.training.universal {run.settings.resume}"
-        from_deepspeed = before.arm.startswith("zero") and run.arm.deepspeed is not None
-        remedy = f"type {convert}, and resume again" if from_deepspeed else "resume it under its own arm and ranks"
-        raise Stop(what, remedy, "unavailable", "resume") from error
+        raise Stop(what, "resume it under its own arm and ranks", "unavailable", "resume") from error
 
 
 def _first_line(error: BaseException) -> str:
