@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the protocols in this window. Return 0, or 3 if something is left for the next one."""
     ends = time.monotonic() + 60 * options.minutes - LAST_S
     install(options.pack)
-    complete = call(["operators"], ends) is not None  # if one fails, only the arms that need it are unavailable
+    complete = call(["doctor", "--fix"], ends) is not None  # if one fails, only the arms that need it are unavailable
     for name in options.protocols:
         words = ["sweep", name, "--scale", options.scale, "--runs", str(options.runs.resolve() / name)]
         words += ["--pack", str(options.pack.resolve()), "--nvme-dir", str(ROOT / ".gpu" / "nvme")]
