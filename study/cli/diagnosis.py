@@ -24,6 +24,7 @@ from study.watcher.differences import Comparison, Difference, contradictions, is
 from study.watcher.findings import ordered
 
 REPRODUCTIONS = ROOT / "reproductions"
+RECORDER = "Flight Recorder dumps"
 MOST = 24  # names that a line lists
 
 
@@ -33,10 +34,10 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
-    It also reads Flight Recorder dumps of several ranks, in a folder, and logs of Slurm and torchrun.
+    It also reads Flight Recorder dumps of several ranks, in a folder.
 
     Args:
-        runs: Folders of runs, record.json files, dumps, logs, or configs, whose mistakes are named.
+        runs: Folders of runs, record.json files, dumps, or configs, whose mistakes are named.
         as_json: Print everything as JSON.
     """
     if not runs:
@@ -56,8 +57,8 @@ def _answer(path: Path) -> dict:
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
     if not logs and _is_evidence(path):
-        left = evidence.look(path)
-        return _of_file(path, left.kind, left.findings, left.kind) | {"ranks": left.state}
+        found, state = evidence.look(path)
+        return _of_file(path, RECORDER, found, RECORDER) | {"ranks": state}
     tables = trends.load(folder) if folder.is_dir() else {}
     judged_steps = ["steps"] if tables else []
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one

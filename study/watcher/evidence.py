@@ -1,7 +1,4 @@
-"""Read what a job leaves behind that was not watched. Nothing of it is run or unpickled.
-
-Recognised by content: Flight Recorder dumps of several ranks (pickled, or as JSON), and logs of Slurm and torchrun.
-"""
+"""Reads the Flight Recorder dumps of ranks that were not watched, pickled or as JSON. Nothing is run or unpickled."""
 
 import re
 from pathlib import Path
@@ -11,14 +8,14 @@ from study.errors import Stop
 from study.io import files, parsing
 from study.io.pickles import from_pickle
 from study.records.collectives import RankLog
-from study.records.hangs import MAX_NAMED, hangs
-from study.watcher import logs, recorder
-from study.watcher.findings import KNOWN, Evidence, in_form
+from study.records.hangs import MAX_NAMED, Finding, hangs
+from study.watcher import recorder
+from study.watcher.findings import in_form
 
+KNOWN = "name a run, or Flight Recorder dumps"
 MAX_BYTES = 64 * 2**20
 MOST_VALUES = 20_000_000
 MOST_RANKS = 4096
-COMPRESSED = b"\x1f\x8b"
 PICKLE = b"\x80"  # the first byte of protocols 2 to 5
 JSON = re.compile(rb"\s*(?:\{|\[\s*[\[{\]])")
 
@@ -28,16 +25,9 @@ def is_evidence(path: Path) -> bool:
     return path.is_file() or (path.is_dir() and bool(recorder.dumps_in(path)))
 
 
-def look(path: Path) -> Evidence:
-    """Return the findings in a file, or in a folder with a file of each rank. Raise Stop if it is none of these."""
-    if path.is_dir():
-        return _recorded(path, recorder.dumps_in(path))
-    content = _read(path)
-    if content.startswith(COMPRESSED):
-        raise Stop(f"{str(path)!r:.300} is compressed", "gunzip it, and name the file that comes out")
-    if content.startswith(PICKLE) or JSON.match(content):
-        return _recorded(path, [path])
-    return logs.look(content.decode(errors="replace"), path)
+def look(path: Path) -> tuple[list[Finding], str]:
+    """Return the findings in a dump, or in a folder with one of each rank, and a sentence on the ranks."""
+    return _recorded(path, recorder.dumps_in(path) if path.is_dir() else [path])
 
 
 def _read(path: Path) -> bytes:
@@ -48,13 +38,15 @@ def _read(path: Path) -> bytes:
 
 
 def _parsed(path: Path, content: bytes) -> Any:
+    if not (content.startswith(PICKLE) or JSON.match(content)):
+        raise Stop(f"{str(path)!r:.300} is no Flight Recorder dump", KNOWN)
     try:
         return from_pickle(content) if content[:1] == PICKLE else parsing.from_json(content, MOST_VALUES)
     except (ValueError, RecursionError) as error:
         raise Stop(f"{str(path)!r:.300} is not read ({files.why(error)})", KNOWN) from None
 
 
-def _recorded(given: Path, paths: list[Path]) -> Evidence:
+def _recorded(given: Path, paths: list[Path]) -> tuple[list[Finding], str]:
     """Return which rank waits for which, by the dumps of as many ranks as there are."""
     dumps: list[RankLog] = []
     for path in paths[:MOST_RANKS]:
@@ -70,4 +62,4 @@ def _recorded(given: Path, paths: list[Path]) -> Evidence:
         f"rank {log.rank} waits at {log.place}" for log in whole if log.place and not log.place.startswith("work")
     ]
     state = "; ".join([f"{len(dumps)} of {last + 1} ranks left a dump", *places[:MAX_NAMED]])
-    return Evidence("Flight Recorder dumps", hangs(whole), state)
+    return hangs(whole), state

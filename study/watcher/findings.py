@@ -1,10 +1,9 @@
-"""Findings by their ids: of records in findings.toml, of steps and of logs in evidence.toml, of hangs in hangs.toml."""
+"""Findings by their ids: of records in findings.toml, of steps in evidence.toml, of hangs in hangs.toml."""
 
 import contextlib
 import functools
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,7 @@ from study.records.hangs import Finding
 OF_RECORDS = "findings.toml"
 OF_EVIDENCE = "evidence.toml"
 OF_HANGS = "hangs.toml"
-KNOWN = "name a run, Flight Recorder dumps, or a log of Slurm or torchrun"
 ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a file says. `state` is a sentence on the ranks, if it is about several."""
-
-    kind: str
-    findings: list[Finding]
-    state: str | None = None
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """Measure the cost of the watch: within one run, blocks of steps with and without it take turns in a random order.
 
-python -m study.watcher.cost reports/cpu-2core/watch_cost.json
+python reproductions/laboratories/watch_cost.py reports/cpu-2core/watch_cost.json
 
 The whole watch is there, of one rank. In a block without it, its hooks are removed. Each pair of blocks gives a
 difference, so that a slow minute of the machine is in both of its parts. CPU seconds are compared as well as those of
