@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ROOT
 from families import PUBLISHED, config_of
+from torch.utils.flop_counter import flop_registry
 
 from study.errors import Stop
 from study.measure.memory import MemoryWatch
@@ -29,6 +30,7 @@ from study.predictor.tracing import tracing
 from study.predictor.tracing.reading import read
 from study.predictor.tracing.repeating import repeat
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
+from study.predictor.tracing.watch import PRODUCTS
 from study.spec.settings import CACHE
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -255,6 +257,18 @@ def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size(l
 
     scores = rows * model.dimensions["num_attention_heads"] * sequence**2
     assert most("autocast") - most() == 4 * scores
+
+
+def test_heads_that_share_keys_take_the_operations_of_heads_with_their_own():
+    """PyTorch's own formulas refuse such heads before 2.12."""
+    query, gradient = torch.empty(2, 8, 5, 16, device="meta"), torch.empty(2, 8, 5, 24, device="meta")
+    own, shared = ([torch.empty(2, heads, 7, width, device="meta") for width in (16, 24)] for heads in (8, 2))
+    theirs = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention](query, *own)
+    back = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward](gradient, query, *own)
+    for keys_and_values in (own, shared):
+        assert PRODUCTS[torch.ops.study.fused_attention](query, *keys_and_values, None, out_val=None) == theirs
+        arguments = (gradient, query, *keys_and_values)
+        assert PRODUCTS[torch.ops.study.fused_attention_backward](*arguments, out_val=None) == back
 
 
 def test_what_is_frozen_has_no_gradients_and_no_states():

@@ -13,16 +13,26 @@ from study.predictor.tracing.long_rows import IS_LAST
 from study.predictor.tracing.tape import Tape
 
 aten = torch.ops.aten
-ATTENTION = flop_registry[aten._scaled_dot_product_flash_attention]
-ATTENTION_BACKWARD = flop_registry[aten._scaled_dot_product_flash_attention_backward]
+
+
+def _attention(query, key, value, *_, **__) -> int:
+    """Scores, and their products with the values. PyTorch's formula refuses heads that share keys before 2.12."""
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(_, query, key, value, *__, **___) -> int:
+    """The scores again, and the gradients of both products."""
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
 PRODUCTS = (  # the formulas of their operations
     flop_registry
     | GROUPED
     | {
-        aten._scaled_dot_product_flash_attention_for_cpu: ATTENTION,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: ATTENTION_BACKWARD,
-        torch.ops.study.fused_attention: ATTENTION,
-        torch.ops.study.fused_attention_backward: ATTENTION_BACKWARD,
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        torch.ops.study.fused_attention: _attention,
+        torch.ops.study.fused_attention_backward: _attention_backward,
     }
 )
 NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
