@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import cast
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -92,7 +93,8 @@ def _foreign(model: Transformer, what: str) -> Iterator[None]:
 
 
 def _config(model: Transformer, attention: str | None = None):
-    with _quiet():
+    # This imports the model's module. TorchScript's functions, in transformers before 5.23, need values.
+    with _quiet(), mock.patch.object(torch.jit, "script", lambda function: function):
         if model.code_from is not None:
             return configs.load(model.code_from, attention=attention, dropout=model.dropout, trust_remote_code=True)
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
@@ -141,10 +143,10 @@ def _keep_between(model: torch.nn.Module, every: int) -> None:
 
 def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return what a layer runs in, and what it runs in again: torchtitan's selective recomputation (parallelize.py)."""
-    odd = itertools.cycle((True, False))
+    odd = {again: itertools.cycle((True, False)) for again in (False, True)}  # PyTorch before 2.13 asks again
 
-    def policy(_, function, *__, **___) -> CheckpointPolicy:
-        kept = next(odd) if function is aten.mm.default else function in SELECTED
+    def policy(context, function, *_, **__) -> CheckpointPolicy:
+        kept = next(odd[context.is_recompute]) if function is aten.mm.default else function in SELECTED
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     first, again = create_selective_checkpoint_contexts(policy)
