@@ -39,7 +39,7 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
 # predictions that claims rest on (a process makes them once), or the process that forks conformance's ranks.
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
-SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_audit", "test_ledger"), "pages")
+SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_ledger"), "pages")
 SHARING |= dict.fromkeys(("test_conform", "test_conform_releases"), "conform")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
@@ -292,19 +292,6 @@ def trained(shared, cache):
         return Launched(**fields | {"folder": Path(fields["folder"])})
 
     return train
-
-
-@pytest.fixture(autouse=True)
-def shaped_machine_is_this_one(monkeypatch):
-    """Records of `shaped` on a CPU count without a seal, as those of whoever judges them."""
-    from study.records import seal
-
-    real = seal.is_of_this_machine
-    monkeypatch.setattr(seal, "is_of_this_machine", lambda record: real(record) or _is_shaped(record.hardware))
-
-
-def _is_shaped(hardware) -> bool:
-    return hardware.cpu == "Some CPU" and not hardware.devices
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
+from conftest import DECODERS_ALONE, launch, traceback_of_ours
 from test_virtual import assert_equal
 
 from study.bench.prediction import predicted, setup_of
@@ -13,7 +13,6 @@ from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.setup import Setup
-from study.records import audit, runs
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.training.data import part_of_rows
@@ -148,21 +147,3 @@ def test_models_that_a_library_refuses_are_not_predicted():
     assert "4 num_key_value_heads" in tensor.refusal(named("llama-micro"), 8)
     with pytest.raises(Stop, match="Ulysses divides attention by heads of keys"):
         estimate(Setup.of_arm(bert, "zero3_ulysses", ranks=2))
-
-
-@pytest.mark.parametrize("arm", ARMS)
-def test_the_audit_knows_who_shares(arm):
-    """Kept records have no faults. States other than a rank's share are a fault, and so are too many rows."""
-    kept = runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "dimensions"])
-    record = next(run.record for run in kept.runs if run.arm == arm)
-    assert audit.faults(record) == []
-    wrong = record.model_copy(deep=True)
-    wrong.memory.components.per_rank[0].at_peak["moments"] //= 2
-    assert any("rank 0: the moments at the peak" in fault for fault in audit.faults(wrong))
-    wrong = record.model_copy(deep=True)
-    wrong.observed.rows_per_step *= 2
-    assert any("rows_per_step" in fault for fault in audit.faults(wrong))
-    if record.observed.tensor_ranks:
-        wrong = record.model_copy(deep=True)
-        wrong.observed.held_parameters_per_rank[0] = wrong.observed.parameters
-        assert any("the held parameters" in fault for fault in audit.faults(wrong))

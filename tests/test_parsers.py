@@ -20,7 +20,7 @@ from study.ledger import files as claims
 from study.oom import reading
 from study.predictor.advice import question
 from study.predictor.outside import published
-from study.records import collectives, seal, store
+from study.records import collectives, store
 from study.records.privacy import redact
 from study.spec import arms
 from study.sweeps import protocol
@@ -188,7 +188,6 @@ PARSERS = {
     "arm.yaml": Parser(read_arm_and_config, ACCELERATE),
     "fsdp.yaml": Parser(read_arm_and_config, {"distributed_type": "FSDP", "fsdp_config": FSDP}),
     "config.json": Parser(read_arm_and_config, DEEPSPEED),
-    "seals/manifest.jsonl": Parser(lambda path: seal.find([path.parent]), {"file": "a/record.json", "sha256": "0"}),
     "run/steps-rank0.csv": Parser(read_steps, dict.fromkeys(trends.COLUMNS, 0.5), steps_file),
     "run/collectives-rank0.json": Parser(lambda path: collectives.load(path.parent), {"rank": 0, "groups": {"0": [0]}}),
     "rows.csv": Parser(read_rows, ROW, csv_file),

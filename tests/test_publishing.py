@@ -1,6 +1,5 @@
 """What is published: the data set by the validators of its formats, the citation, submissions by strangers."""
 
-import gzip
 import hashlib
 import json
 import re
@@ -43,18 +42,6 @@ def test_every_table_has_its_declared_columns(dataset):
     outside = pd.read_parquet(dataset / "data" / "outside.parquet")
     assert set(predicted["row"]) <= set(outside["row"])
     assert sum(path.stat().st_size for path in dataset.rglob("*") if path.is_file()) < 20e6
-
-
-def test_each_record_is_as_it_was_sealed(dataset):
-    for machine in (dataset / "machines").iterdir():
-        lines = map(json.loads, (machine / "manifest.jsonl").read_text().splitlines())
-        seals = {line["file"]: line["sha256"] for line in lines}
-        seen = {}
-        for path in machine.glob("records/*.jsonl.gz"):
-            for line in map(json.loads, gzip.decompress(path.read_bytes()).splitlines()):
-                text = json.dumps(line["record"], indent=1) + "\n"
-                seen[line["file"]] = hashlib.sha256(text.encode()).hexdigest()
-        assert seen == seals
 
 
 def test_croissant_is_valid_and_loads(dataset):
@@ -136,16 +123,10 @@ def test_a_submission_of_a_stranger_passes_its_check(tmp_path, capsys):
     ("name", "content", "reason"),
     [
         (
-            "runs/runs/a/record.json",
-            lambda text: text.replace('"seed": 42', '"seed": 43'),
-            "changed after it was sealed",
-        ),
-        (
             "system.json",
             lambda text: text.replace('"number_of_nodes": 1', '"number_of_nodes": 8'),
             "system.json is not",
         ),
-        ("runs/manifest.jsonl", lambda text: "", "is not in the manifest"),
     ],
 )
 def test_a_forged_submission_is_refused_with_its_reason(name, content, reason, tmp_path, capsys):
@@ -169,13 +150,10 @@ def test_what_is_no_part_of_a_submission_is_refused(tmp_path, capsys):
     assert "runs/away is a link" in printed
 
 
-def test_forged_records_cannot_be_submitted(tmp_path):
+def test_impossible_records_cannot_be_submitted(tmp_path):
     forged = changed(finished("a", arm="zero2"), loss__train__0=-1.0)
     with pytest.raises(Stop, match=r"do not pass.*loss"):
         submitted(tmp_path, forged)
-    slow = changed(finished("c", arm="zero2"), time__window_s=1e-6)
-    with pytest.raises(Stop, match="do not pass"):
-        submissions.submit((put(tmp_path / "other", slow),), into=tmp_path / "x")
 
 
 @pytest.mark.parametrize("kind", ["workflows", "ISSUE_TEMPLATE"])

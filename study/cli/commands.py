@@ -44,7 +44,7 @@ COMMANDS = {
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
     "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
-    "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, and seal them"),
+    "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/"),
     "submit": (
         "study.publishing.submissions:submit",
         "prepare records of your machine for a pull request, or check it",

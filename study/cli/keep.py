@@ -1,4 +1,4 @@
-"""`study keep`: copies the records of runs into a machine's folder, without private paths, and seals them."""
+"""`study keep`: copies the records of runs into a machine's folder, without private paths."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import tyro
 from study.io.tables import say
 from study.ledger import files, ledger
 from study.probes import answers
-from study.records import seal, store
+from study.records import store
 from study.records.keeping import keep
 
 
 def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None:
-    """Copy the records of runs into a machine's folder and seal them. Results of library trials are copied too.
+    """Copy the records of runs into a machine's folder. Results of library trials are copied too.
 
     Args:
         runs: Folders that contain run folders.
@@ -23,5 +23,3 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
     say(f"{answers.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")
-    if into.resolve().is_relative_to(store.ROOT):
-        say(*(f"sealed again, because it has changed: {name}" for name in seal.add_inputs()))

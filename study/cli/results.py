@@ -19,7 +19,7 @@ from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.probes import answers
-from study.records import evidence, seal
+from study.records import evidence
 from study.records.runs import Runs, load
 from study.spec.options import AsJson
 
@@ -94,7 +94,7 @@ def claims(
         file: A claims file, or a folder of claims files.
         verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and claims that use it.
-        keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them. Seal claims and answers.
+        keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them.
         differences: Only say how the counts differ from the committed ones, and why.
         as_json: Print everything as JSON.
     """
@@ -140,7 +140,6 @@ def _judged(claims: list[Claim], runs: Runs, keep: bool) -> tuple[evidence.Evide
     verdicts = ledger.judge_all(claims, gathered, anew=keep)
     if keep:
         committed.write(verdicts)
-        sys.stderr.write("".join(f"sealed again, because it has changed: {name}\n" for name in seal.add_inputs()))
     return gathered, verdicts
 
 

@@ -12,7 +12,7 @@ from study.io.validation import nearest, sentence
 from study.ledger.arguments import STRICT
 from study.ledger.citations import FOLDER, MAX_BYTES, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
-from study.records import seal, store
+from study.records import store
 from study.spec import arms
 
 ACheck = TypeVar("ACheck", bound=Check)
@@ -71,10 +71,8 @@ NO_REPORTS = "this installation has no committed evidence and no history: a clon
 
 
 def doubts(claims: list[Claim]) -> list[str]:
-    """Return what to know about the claims of this study: files that are not as they were sealed, and wrong days."""
-    if arms.ROOT == arms.PACKAGE:
-        return [NO_REPORTS]
-    return [*seal.changed_inputs(), *wrong_days(claims)]
+    """Return what to know about the claims of this study: that it has no reports, or wrong days."""
+    return [NO_REPORTS] if arms.ROOT == arms.PACKAGE else wrong_days(claims)
 
 
 def wrong_days(claims: list[Claim]) -> list[str]:

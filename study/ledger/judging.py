@@ -243,7 +243,7 @@ def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> lis
         return [case.function(**arguments) for arguments in case.calls]
     try:
         return [case.function(evidence, claim, **arguments) for arguments in case.calls]
-    except ArithmeticError as error:  # a record that passed the audit may still have a number that cannot be
+    except ArithmeticError as error:  # a record may have a number that cannot be
         working = f"the check cannot compute with these records ({error})"
         return [Finding(None, working, missing="records with possible numbers")] * len(case.calls)
 

@@ -1,1 +1,1 @@
-"""Asks the installed libraries what they do, without training, and keeps their sealed answers."""
+"""Asks the installed libraries what they do, without training, and keeps their answers."""

@@ -2,7 +2,7 @@
 
 An answer is kept for a trial, the code that tries it and the versions of the libraries. If the trial itself fails (a
 time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the pinned
-versions, in one file for each machine. Each is sealed; `study keep` renews them. They decide before a user's own.
+versions, in one file for each machine. `study keep` renews them. They decide before a user's own.
 """
 
 import ast
@@ -45,19 +45,13 @@ CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # other clas
 
 
 class Answer(BaseModel):
-    """What a trial found, as a value and in words. The file of a machine also has all fields that the seal covers."""
+    """What a trial found, as a value and in words. The file of a machine also has the trial, versions and code."""
 
     trial: dict = {}
     versions: dict[str, str] = {}
     code: str = ""  # the digest of the code that tried it
     found: object
     told: str
-    seal: str = ""
-
-    @property
-    def digest(self) -> str:
-        """Return what the seal has to be."""
-        return _digest(self.model_dump(exclude={"seal"}))
 
     @property
     def key(self) -> str:
@@ -116,16 +110,15 @@ def prepare(trials: list[dict]) -> None:
 
 
 def keep_in(reports: Path, trials: list[dict]) -> int:
-    """Write and seal this machine's answers to these trials beside its records. Return how many there are."""
+    """Write this machine's answers to these trials beside its records. Return how many there are."""
     new = []
     for trial in {key(trial): trial for trial in trials}.values():
         if own := _own(key(trial)):
             values = redact(own.model_dump(include={"found", "told"}))
-            answer = Answer(trial=trial, versions=versions(), code=code(trial), **values)
-            new.append(answer.model_copy(update={"seal": answer.digest}))
+            new.append(Answer(trial=trial, versions=versions(), code=code(trial), **values))
     if new:
         replaced = [(each.trial, each.versions) for each in new]  # one of older code is not kept
-        old = [each for each in _read(reports / KEPT)[0].values() if (each.trial, each.versions) not in replaced]
+        old = [each for each in _read(reports / KEPT).values() if (each.trial, each.versions) not in replaced]
         in_order = sorted([*old, *new], key=lambda answer: json.dumps(answer.trial, sort_keys=True))
         (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in in_order], indent=1) + "\n")
         _read.cache_clear()
@@ -133,20 +126,13 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
 
 
 def set_aside() -> list[str]:
-    """Return a sentence for each kept answer that does not count: it was changed, or its code was."""
-    if arms.ROOT == arms.PACKAGE:  # installed: the answers of the repository are not part of the package
-        return []
-    paths = sorted(REPORTS.glob(f"*/{KEPT}"))
-    sentences = [] if paths else [f"{REPORTS.name} has no {KEPT}: no kept answer of the libraries decides anything"]
-    for path in paths:
-        intact, wrong = _read(path)
-        current = [each for each in intact.values() if each.versions == versions() and not refusal(each.trial)]
-        old = [
-            f"{each} was given by other code, which has changed since"
-            for each in current
-            if each.code != code(each.trial)
-        ]
-        sentences += [f"{path.parent.name}/{KEPT}: {words}. It does not count" for words in (*wrong, *old)]
+    """Return a sentence for each kept answer that does not count, because other code gave it."""
+    sentences = []
+    for path in sorted(REPORTS.glob(f"*/{KEPT}")):
+        current = [each for each in _read(path).values() if each.versions == versions() and not refusal(each.trial)]
+        old = [each for each in current if each.code != code(each.trial)]
+        words = "was given by other code, which has changed since. It does not count"
+        sentences += [f"{path.parent.name}/{KEPT}: {each} {words}" for each in old]
     return sentences
 
 
@@ -218,26 +204,23 @@ def _own(name: str) -> Answer | None:
 
 
 def _kept(name: str) -> Answer | None:
-    """Return the answer that decides: the repository's before the user's own. One that differs from it is told."""
-    own = _own(name)
+    """Return the answer that decides: the repository's before the user's own."""
     for path in sorted(REPORTS.glob(f"*/{KEPT}")):
-        if answer := _read(path)[0].get(name):
-            words = f"tried on {path.parent.name}, with these versions"
-            if own and own.found != answer.found:
-                words += f"; this decides, though the answer in your own cache differs: {own.told}"
-            return Answer(found=answer.found, told=f"{answer.told} ({words})")
-    return own
+        if answer := _read(path).get(name):
+            return Answer(found=answer.found, told=f"{answer.told} (tried on {path.parent.name}, with these versions)")
+    return _own(name)
 
 
 @functools.cache
-def _read(path: Path) -> tuple[dict[str, Answer], tuple[str, ...]]:
-    """Return the answers in a file that are as they were sealed, by key, and what is wrong with the others."""
+def _read(path: Path) -> dict[str, Answer]:
+    """Return the answers in a file by key."""
+    if not path.exists():
+        return {}
     try:
-        entries = TypeAdapter(list[Answer]).validate_json(path.read_bytes()) if path.exists() else []
-    except (OSError, ValueError):
-        return {}, ("this is no list of answers",)
-    intact = {each.key: each for each in entries if each.seal == each.digest}
-    return intact, tuple(f"{each} was changed after it was sealed" for each in entries if each.seal != each.digest)
+        entries = TypeAdapter(list[Answer]).validate_json(path.read_bytes())
+    except ValueError as error:
+        raise Stop(f"{path} is no list of answers: {error}", "restore it from the history") from error
+    return {each.key: each for each in entries}
 
 
 def _try(trials: list[dict]) -> list[Answer | str]:

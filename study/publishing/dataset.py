@@ -21,7 +21,7 @@ from study.machine import output
 from study.predictor.outside import published
 from study.publishing import documents, tables
 from study.publishing.project import project, version
-from study.records import evidence, runs, seal, store
+from study.records import evidence, runs, store
 from study.records.privacy import redact
 from study.records.runs import Run
 from study.report.topics import claims
@@ -134,14 +134,13 @@ def _write_machine(out: Path, top: Path, mine: list[Run]) -> None:
         lines = [_line(run, top) for run in sorted(some, key=lambda run: run.folder)]
         content = "".join(f"{line}\n" for line in lines).encode()
         (out / "records" / f"{name}.jsonl.gz").write_bytes(gzip.compress(content, mtime=0))
-    for path in (top / seal.MANIFEST, top.parent / "README.md"):
-        if path.is_file():
-            (out / path.name).write_bytes(path.read_bytes())
+    if (path := top.parent / "README.md").is_file():
+        (out / path.name).write_bytes(path.read_bytes())
     _write_json(out / "ro-crate-metadata.json", _crate(out, mine, experiments))
 
 
 def _line(run: Run, top: Path) -> str:
-    """Return a record and its place: `json.dumps(record, indent=1)` and a newline have the SHA-256 of the manifest."""
+    """Return a record and its place."""
     path = run.folder / store.RECORD
     record = redact(from_json(files.read(path, store.MAX_BYTES)))
     return json.dumps({"file": path.relative_to(top.resolve()).as_posix(), "record": record})

@@ -1,6 +1,6 @@
-"""`study submit`: the records of anybody's machine, checked, without private information, and sealed.
+"""`study submit`: the records of anybody's machine, checked, without private information.
 
-A submission is a folder: runs/ with its manifest, system.json with the fields of MLPerf's, and a README. It is data:
+A submission is a folder: runs/, system.json with the fields of MLPerf's, and a README. It is data:
 `--check` reads it as a stranger's, follows no link and runs nothing of it.
 """
 
@@ -16,7 +16,7 @@ from study.io import files
 from study.io.numbers import number_of
 from study.io.parsing import from_json
 from study.io.tables import say
-from study.records import evidence, runs, seal, store
+from study.records import evidence, runs, store
 from study.records.keeping import keep
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
@@ -26,7 +26,7 @@ MOST_FILES = 10_000
 TEXT = """\
 # {name}
 
-{count} records of {machine}, by `study submit`. `runs/manifest.jsonl` has the SHA-256 of each.
+{count} records of {machine}, by `study submit`.
 
     study submit --check submissions/{name}
 """
@@ -76,13 +76,13 @@ def _report(folder: Path) -> None:
 
 
 def _refused(loaded: Runs) -> list[str]:
-    """Return why records are not evidence: unreadable, changed, impossible, or not through the audit."""
+    """Return why records are not evidence: unreadable or impossible."""
     return list(evidence.gather(loaded).set_aside)
 
 
 def _odd(folder: Path, loaded: Runs) -> Iterator[str]:
     """Yield what a submission may not have, or lacks."""
-    wanted = {folder / SYSTEM, folder / README, folder / "runs" / seal.MANIFEST}
+    wanted = {folder / SYSTEM, folder / README}
     records = {run.folder / store.RECORD for run in loaded}
     allowed = {path.resolve() for path in wanted} | records
     paths = [Path(top, name) for top, below, names in os.walk(folder) for name in [*below, *names]][: MOST_FILES + 1]
@@ -102,8 +102,6 @@ def _odd(folder: Path, loaded: Runs) -> Iterator[str]:
 def _odd_records(loaded: Runs) -> Iterator[str]:
     for run in loaded:
         content = run.record.model_dump(mode="json", by_alias=True)
-        if not run.sealed:
-            yield f"{run.name} is not in the manifest"
         if redact(content) != content:
             yield f"{run.name} has private information: paths, names of machines, addresses or secrets"
 

@@ -35,7 +35,7 @@ DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": 
 
 
 def all_tables(runs: Runs, judged: claims.Judged, counting: Evidence) -> dict[str, pd.DataFrame]:
-    """Return the tables by name. `counting`: the runs that pass the audit, and so count as evidence."""
+    """Return the tables by name. `counting`: the runs that count as evidence."""
     counted = {run.folder for run in counting.runs}
     rows: dict[str, Iterable[dict]] = {
         "runs": (_place(run, runs) | {"counts": run.folder in counted} | _run(run) for run in runs),

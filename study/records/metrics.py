@@ -310,19 +310,6 @@ def dig(content: Any, path: str) -> Any:
     return content
 
 
-def changed(content: Any, path: str, change: Callable[[Any], Any]) -> Any:
-    """Return a copy in which the value at a dotted path is changed, of a record or of what JSON holds."""
-    name, _, rest = path.partition(".")
-    if not path:
-        return change(content)
-    if isinstance(content, BaseModel):
-        return content.model_copy(update={name: changed(getattr(content, name), rest, change)})
-    if isinstance(content, list):
-        chosen = int(name) % max(len(content), 1)  # -1 is the last one; there may be none
-        return [changed(each, rest, change) if place == chosen else each for place, each in enumerate(content)]
-    return content | {name: changed(content.get(name), rest, change)} if isinstance(content, dict) else content
-
-
 def sort_of(quantity: str) -> str:
     """Return which kind of claim may rest on it: "time", "convergence", or "" for any."""
     last = quantity.rpartition(".")[2]

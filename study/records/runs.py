@@ -12,7 +12,7 @@ from typing import Any
 
 from study.errors import Stop
 from study.machine.gpus import measured_flops
-from study.records import metrics, seal, store
+from study.records import metrics, store
 from study.records.explain import peak
 from study.records.impossible import impossible
 from study.records.privacy import redact
@@ -32,7 +32,7 @@ NOT_IN_A_CELL = (
 )
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
-FIELDS = ("folder", "record", "environment", "sealed")  # of a Run
+FIELDS = ("folder", "record", "environment")  # of a Run
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 
 
@@ -43,7 +43,6 @@ class Run:
     folder: Path
     record: Record
     environment: str = ""  # a letter for the machine and its versions, in the order in which they were found
-    sealed: bool = False  # as `study keep` wrote it
 
     @property
     def name(self) -> str:
@@ -328,13 +327,11 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
         if every_folder_has_runs and not paths_below[top]:
             raise Stop(f"there is no run below {top}", "name a folder that holds run folders")
     paths = list(dict.fromkeys(path.resolve() for below in paths_below.values() for path in below))
-    seals = seal.find([*paths, *tops])
     set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
-    set_aside += [*seals.unreadable, *(f"{path} is listed in the manifest but missing" for path in seals.gone(tops))]
     by_identity: dict[tuple[str, ...], Run] = {}
     copies = 0
     for folder in paths:
-        run, problem = _load_run(folder, seals)
+        run, problem = _load_run(folder)
         set_aside += [problem] if problem else []
         if run is not None and by_identity.setdefault(run.record.identity, run) is not run:
             copies += 1
@@ -343,15 +340,13 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
     return Runs(tuple(runs), tuple(set_aside), copies, tuple(tops))
 
 
-def _load_run(folder: Path, seals: seal.Seals) -> tuple[Run | None, str | None]:
+def _load_run(folder: Path) -> tuple[Run | None, str | None]:
     """Return the run of a folder, if it can be used, and what is wrong with it."""
     path = folder / store.RECORD
     try:
-        run = Run(folder, store.load(folder), sealed=path in seals.sums)
+        run = Run(folder, store.load(folder))
     except Stop as stop:
         return None, f"{stop.what}. {stop.remedy}"
-    if seals.changed(path):
-        return None, f"{path} was changed after it was sealed. Restore it from the history"
     if faults := impossible(run.record):
         return None, f"{path} has impossible values: {'; '.join(faults)}"
     if run.status == "running":

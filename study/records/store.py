@@ -12,7 +12,6 @@ import fcntl
 import functools
 import json
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -193,21 +192,6 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
 
 
 @functools.cache
-def unknown_commits(commits: frozenset[str]) -> set[str] | None:
-    """Return the commits that this checkout does not have. None if unknown, as outside a checkout with all history."""
-    named = [commit for commit in sorted(commits) if re.fullmatch("[0-9a-f]{7,64}", commit)]
-    try:
-        if commit_of_this_tree()[0] is None or _git("rev-parse", "--is-shallow-repository") == "true":
-            return None
-        asked_for = "".join(f"{commit}^{{commit}}\n" for commit in named)
-        answers = _git("cat-file", "--batch-check", given=asked_for).splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    known = {name for name, answer in zip(named, answers, strict=False) if " commit " in answer}
-    return set(commits) - known
-
-
-@functools.cache
 def first_days(pattern: str) -> dict[str, datetime.date] | None:
     """Return the day on which the history got each file that fits, by its name. None outside a checkout with all."""
     try:
@@ -226,7 +210,7 @@ def first_days(pattern: str) -> dict[str, datetime.date] | None:
     return days
 
 
-def _git(*words: str, given: str = "") -> str:
+def _git(*words: str) -> str:
     return subprocess.run(
-        ["git", *words], cwd=ROOT, input=given, capture_output=True, text=True, timeout=10, check=True
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
     ).stdout.strip()

@@ -1,0 +1,96 @@
+"""Which records count as evidence: none with impossible values, and none that is not a record at all."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import shaped
+from pydantic import ValidationError
+from shaped import changed, failed, finished, put, script
+
+from study.cli import keep
+from study.ledger import files, ledger, record_checks
+from study.ledger.verdict import MEASURED
+from study.records import evidence, metrics
+from study.records.impossible import ON_DEVICE, impossible
+
+GPU = {"gpu": True, "model": "gpt2", "sequence": 1024, "step": 0.2}
+DEVICE = "memory__per_rank__0__"
+SCRIPT = {"script": "as published"}
+IMPOSSIBLE = [
+    *(({}, {"loss__train__4": loss}, f"the loss of the training is {loss:g}") for loss in (0.0, -1.0, 1e308)),
+    ({}, {"loss__eval__0__eval_loss": 0.0}, "the loss of an evaluation is 0"),
+    ({}, {"loss__eval__0__accuracy": 90.0}, "the accuracy is 90"),
+    ({}, {f"{DEVICE}host_peak_bytes": 10**12}, "rank 0: host_peak_bytes is more than its host has"),
+    *((GPU, {f"{DEVICE}{name}": 2 * 10**11}, f"rank 0: {name} is more than its device has") for name in ON_DEVICE),
+    (SCRIPT, {"observed__runs": []}, "no training is recorded"),
+    (SCRIPT, {"observed__runs__1__steps": 0}, "training 2 took no step"),
+    (SCRIPT, {"observed__runs__2__losses": []}, "training 3 took no step"),
+    (SCRIPT, {"observed__runs__0__training_s": 0}, "training 1 took no step, no time"),
+]
+
+
+@pytest.mark.parametrize(("how", "changes", "words"), IMPOSSIBLE)
+def test_a_record_of_impossible_values_is_read_by_nobody(tmp_path, how, changes, words):
+    """The report, the verdicts and `study keep` name it, in the same words. A run that failed may have such values."""
+    fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
+    put(tmp_path / "runs", fields)
+    loaded = shaped.runs(tmp_path / "runs")
+    (reason,) = loaded.set_aside
+    assert (len(loaded), words in reason) == (0, True), reason
+    assert reason in evidence.gather(loaded).set_aside
+    kept, (left_out,) = keep.keep([tmp_path / "runs"], tmp_path / "machine")
+    assert (kept, words in left_out) == (0, True)
+    error = {"kind": "E", "message": "m", "what_to_do": "w"}
+    assert impossible(shaped.record(fields | {"status": "failed", "error": error})) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observed__ranks": 0},
+        {"time__step_s": [0.1, 0.0, 0.1]},
+        {"memory__per_rank__1__host_peak_bytes": -1},
+        {"memory__per_rank__1__host_peak_bytes": 0},
+        {"time__mfu": 0.9},
+        {"schema": 0},
+        {"loss__train__3": float("nan")},
+        {"run_id": "../../x"},
+    ],
+)
+def test_what_is_not_a_record_at_all_is_refused_before(tmp_path, changes):
+    fields = changed(finished(), **changes)
+    with pytest.raises(ValidationError):
+        shaped.record(fields)
+    put(tmp_path, finished("run"))
+    (tmp_path / "run" / "record.json").write_text(json.dumps(fields))
+    (reason,) = evidence.gather(shaped.runs(tmp_path)).set_aside
+    assert "is not a valid record" in reason
+
+
+def test_a_record_without_memory_ends_no_judging(tmp_path):
+    """It used to end `study claims` with a division by zero, for which the message blamed a claim."""
+    others = [finished(f"{arm}-{number}", arm) for arm in ("ddp", "zero2") for number in (1, 2)]
+    empty = finished("empty", "zero3")
+    zeros = json.loads(json.dumps(empty["memory"]), parse_int=lambda _: 0)
+    put(tmp_path, empty | {"memory": zeros}, *others)
+    loaded = shaped.runs(tmp_path)
+    claims = [claim for claim in files.read_all() if claim.basis == MEASURED]
+    assert len(ledger.judge_all(claims, evidence.gather(loaded))) == len(claims) > 0
+
+
+def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
+    """Two ranks, of 0.9 and 1.1 s and then of 1.1 and 0.9: two steps in 2.0 s of wall time, not in 2.2."""
+    times = {"time__step_s": [1.1] * 6, "time__window_s": 6.0, "energy__steps": 6}
+    assert metrics.tokens_per_s(shaped.record(changed(finished(step=1.0), **times))) == 256
+
+
+def test_out_of_memory_is_an_answer_and_not_a_gap(tmp_path):
+    """The record must say why, and no number takes the place of the missing measurement."""
+    gathered = evidence.gather(shaped.runs(put(tmp_path, failed("known"), failed("silent") | {"error": None})))
+    assert [run.status for run in gathered.runs] == ["oom"]
+    assert "'error' does not say why" in gathered.set_aside[0]
+    claim, where = SimpleNamespace(kind="memory", conditions={}), {"arm": "zero2"}
+    finding = record_checks.observed(gathered, claim, field="memory.per_rank.0.host_peak_bytes", where=where)
+    assert (finding.value, finding.without) == (None, "not tested here")
+    assert record_checks.ran(gathered, claim, where=where).value == "oom"
