@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from study.report import grouping, notebook
-from study.report.topics import losses, memory, speed, traffic
+from study.report.topics import memory, speed
 
 
 def memory_rows(group: str, **bytes_of) -> pd.DataFrame:
@@ -34,37 +34,6 @@ def test_sentences_tell_of_the_groups_that_are_drawn(tell, rows_of, tmp_path, mo
     assert [name for name in ("G1", "G2", "G3") if f"In {name}, " in tell(rows)] == ["G2", "G3"]
     assert "In G2, " not in tell(rows, most=1)
     assert said == ["Drawn: 2 of 3 groups of runs, those with the most arms."]
-
-
-def test_sentences(golden):
-    """What notebooks say of rows that are made up: peaks, seconds, bytes sent and losses."""
-    sent = [
-        {"group": group, "passes": passes, "line": arm, "arm": arm, "source": source, "times": times}
-        for group, passes, factor in (("a", 1, 1), ("b", 1, 0.5), ("c", 4, 3), ("d", 16, 11))
-        for arm in ("zero3", "zero2", "ddp", "zero1")
-        for source, times in (("counted", 1.5 * factor if arm == "zero2" else 1.0), ("ZeRO paper", 1.0))
-    ]
-    about = {"line": "zero1", "against": "ddp", "seeds_differ_by": None}
-    of_recipe = {"in fp32 with AdamW": (4e-7, 0.002, 0), "with other optimizers": (0.012,)}
-    compared = [
-        about | {"group": "imdb, fp32", "recipe": recipe, "largest_difference": most}
-        for recipe, differences in of_recipe.items()
-        for most in differences
-    ]
-    lone = about | {"group": "G", "recipe": "in fp32 with AdamW", "largest_difference": None}
-    off = memory_rows("G", b=2e6, a=1e6)
-    off.loc[off["source"] == "predicted", "bytes"] *= 1.0001
-    texts = [
-        memory.sentence(off),
-        memory.sentence(memory_rows("G", single=41.04e6, ddp=43e6, zero1=44e6)),
-        speed.sentence_of_frontier(frontier_rows("G", a=(0.1, 2e6), b=(0.2, 1e6))),
-        speed.sentence_of_frontier(pd.DataFrame()),
-        traffic.sentence(pd.DataFrame(sent)),
-        losses.sentence(pd.DataFrame(compared)),
-        losses.sentence(pd.DataFrame([lone])),
-        losses.sentence(pd.DataFrame()),
-    ]
-    golden("report_sentences.txt", "\n\n".join(texts))
 
 
 def test_the_groups_that_are_shown_have_most_arms_that_really_ran():

@@ -50,15 +50,3 @@ def test_a_cited_value_stands_in_the_cited_sentence():
         if not stands_in((given := check.arguments)["value"], given["sentence"], given["where"])
     }
     assert wrong == {}
-
-
-def test_another_value_does_not():
-    """Most planted values are noticed; not a digit that happens to stand in the sentence as well."""
-    planted = [(check.arguments, check.arguments["value"] * 1.3) for _, check in cited() if not _is_text(check)]
-    noticed = [not stands_in(value, given["sentence"], given["where"]) for given, value in planted]
-    assert sum(noticed) >= 0.8 * len(noticed) > 20
-    assert not stands_in("ZeRO-3", "try ZeRO-2", "")
-
-
-def _is_text(check: Check) -> bool:
-    return isinstance(check.arguments["value"], str)

@@ -38,13 +38,6 @@ def test_paths_exist(path):
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_guide_lists_its_sections():
-    guide = (ROOT / "GUIDE.md").read_text()
-    contents, *sections = guide.split("\n## ")
-    listed = {link[1:] for link in LINK.findall(contents) if link.startswith("#")}
-    assert listed == anchors("\n".join(f"## {section.partition(chr(10))[0]}" for section in sections))
-
-
 def options_by_command() -> dict[str, set[str]]:
     """The options that the documents give to each command that runs in this process."""
     given = {}
