@@ -4,12 +4,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_cli import in_this_process
 
 from study.cli.advice import counts_of
 from study.cli.predictions import Prediction
 from study.errors import Stop
-from study.io import tables
 from study.ledger.step_checks import step_of
 from study.machine.gpus import GPUS
 from study.predictor import papers
@@ -259,33 +257,6 @@ def test_seconds_have_two_digits_and_a_unit(gemma):
     shown = ((0.5, 0.312, 0.75), (120, 61.0, 170.0), (7200, 3000, 9000.0))
     rows_shown = [replace(gemma.choice, step_s=step_s, step_interval_s=(low, high)) for step_s, low, high in shown]
     assert [seconds(each) for each in rows_shown] == ["0.5 s (0.31 to 0.75)", "2 min (1 to 2.8)", "2 h (0.83 to 2.5)"]
-
-
-NUMBER = re.compile(r"(?<!\w)[-+]?\d+([.,]\d+)*(e[-+]?\d+)?( [kMGT]B| bytes)?")
-LANE = re.compile(r"\w+( link)? [fbgru.]{60}")
-COMMANDS = (
-    "advise --model bert-base --gpus 2 --gpu L4 --sequence 128 --batch 24",
-    "advise --model bert-base --gpus 2 --gpu T4 --sequence 128 --batch 24 --optimizer muon --link pcie4",
-    "advise --model gpt-j-6b --gpus 1 --gpu 4090",
-    "advise --model bert-base --gpus 1..2 --gpu L4 --sequence 128 --batch 24",
-    "estimate --model gpt2-medium --gpu H100 --explain",
-    "estimate --model gpt2-xl --arm ddp --gpu T4",
-    "estimate --model gpt2-medium --arm zero2 --device cpu",
-    "estimate --params 7.5e9 --ranks 64",
-    "timeline --model gpt2-medium --gpus 4 --gpu A100",
-)
-
-
-def test_the_commands_words(monkeypatch, capsys, golden):
-    """The answer comes first. Numbers are left out here: other tests have them."""
-    monkeypatch.setattr(tables, "WIDTH", 10_000)
-    pages = []
-    for command in COMMANDS:
-        assert in_this_process(monkeypatch, command) is None
-        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-        words = [NUMBER.sub("#", line) for line in lines if not LANE.match(line)]
-        pages.append("\n".join([f"$ study {command}", *words]))
-    golden("command_predictions.txt", "\n\n".join(pages))
 
 
 @pytest.mark.parametrize(("spare", "fits"), [(-1, "no"), (1, "no"), ("reserve", "yes")])

@@ -152,14 +152,6 @@ def test_a_planted_mistake_is_found_and_its_record_without_it_is_clean(name, run
         assert COSTS[name] in (finding.memory_bytes, finding.traffic_bytes)
 
 
-def test_the_sentences(golden):
-    lines = []
-    for name, run, changes in PLANTED:
-        (finding,) = [each for each in diagnose(record(run, **changes)) if each.id == name]
-        lines += [f"{name} ({finding.evidence})", f"  {finding.sentence}.", f"  What to do: {finding.remedy}.", ""]
-    golden("command_diagnose_findings.txt", "\n".join(lines))
-
-
 def test_each_finding_has_a_rule_a_planted_mistake_and_evidence_that_exists():
     assert {name for name, *_ in PLANTED} == texts(OF_RECORDS).keys()
     claims = {claim.id for claim in files.read_all()}

@@ -2,7 +2,6 @@
 
 import pytest
 
-from study.cli.commands import start
 from study.predictor.advice.advise import best_of_arm
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
@@ -39,11 +38,6 @@ def test_more_ranks_never_need_less(way):
     for values in ({}, {"saved_bytes": 2}, {"reads_whole": True}):
         needed = [max(peaks(load(way, ranks=ranks, **values)).values()) for ranks in (1, 2, 4, 8)]
         assert needed == sorted(needed)
-
-
-def test_the_prediction_says_what_a_node_needs(capsys, golden):
-    start(["estimate", "--model", "llama3-8b", "--ranks", "8", "--gpu", "H100", "--loading"])
-    golden("command_estimate_loading.txt", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("model", "memory", "words"), [

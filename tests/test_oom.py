@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from study.cli.commands import main
 from study.cli.predictions import fits_on
 from study.errors import Stop
 from study.oom import reading
@@ -175,22 +174,6 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     assert reading.find(hostile).total is None
     with pytest.raises(Stop, match="at least 1"):
         explain(new(), Wanted(), Described(ranks=0))
-
-
-def test_the_command_speaks_in_sentences(monkeypatch, capsys, golden, tmp_path):
-    log = tmp_path / "train.log"
-    log.write_text(f"loss = F.cross_entropy(logits, labels)\n{new()}\n")
-    flags = ["--model", "llama3-8b", "--arm", "zero3", "--ranks", "8", "--micro-batch", "4", "--sequence", "4096"]
-    texts = []
-    for words in (
-        [str(log), *flags],
-        [new("3.79 GiB", free="1.00 GiB")],
-        ["[launch.py:321] exits with return code = -9"],
-    ):
-        monkeypatch.setattr("sys.argv", ["study", "oom", *words])
-        main()
-        texts.append(capsys.readouterr().out)
-    golden("command_oom.txt", "\n---\n".join(texts))
 
 
 def test_the_middle_of_a_message_is_enough():

@@ -525,12 +525,6 @@ def test_many_rows_are_predicted_by_other_processes_with_the_same_result(monkeyp
     assert trainings.compare_all(rows) == [os.getpid()] * 3, "PyTorch has threads, which a fork lacks"
 
 
-def test_the_commands_words(tmp_path, capsys, golden):
-    rows = file(tmp_path / "rows.csv", {"step_time_s": "0.2"}, {"source": "another", "config": "", "step_time_s": "1"})
-    outside()
-    outside(against="ours", source="torchtune")
-    outside(against="ours")
-    outside(file=rows)
-    golden("command_outside.txt", capsys.readouterr().out)
+def test_a_source_that_nobody_published_is_named():
     with pytest.raises(Stop, match="there is no such row"):
         outside(source="nobody")

@@ -401,7 +401,7 @@ def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, mon
     assert ("TORCH_EXTENSIONS_DIR" in os.environ) == kept
 
 
-def test_the_summary(golden):
+def test_the_summary_has_whole_messages():
     """The whole message of an error is shown, not its first 80 characters."""
     message = "the device ran out of memory (CUDA out of memory. Tried to allocate 20 MiB. GPU 0 has a total capacity"
     error = {
@@ -412,4 +412,4 @@ def test_the_summary(golden):
     done = store.load(RUNS / "smoke/arms-zero2-5228df76-r1.1")
     failed = store.new("mine", []).model_copy(update={"status": "oom", "error": Error(**error)})
     lines = [line for record in (done, failed) for line in summary(record, Path("runs/mine"))]
-    golden("watch_summary.txt", "\n".join(lines))
+    assert message in " ".join(" ".join(lines).split())
