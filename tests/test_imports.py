@@ -1,10 +1,8 @@
 """What import-linter cannot see: modules that load without torch for real, and imports that only some runs need."""
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -90,23 +88,6 @@ def test_programs_are_put_on_the_path_once(monkeypatch):
     first, second = os.environ["PATH"].split(":")
     assert first == "/usr/bin"
     assert sys.executable.startswith(second)
-
-
-def test_an_upward_import_is_found(tmp_path):
-    """The layers in pyproject.toml, on a copy of the source: as it is, and with one planted import."""
-    shutil.copytree(ROOT / "study", tmp_path / "study", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-
-    def lint() -> subprocess.CompletedProcess:
-        words, env = [Path(sys.executable).with_name("lint-imports"), "--no-cache"], {"PYTHONPATH": str(tmp_path)}
-        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
-
-    assert lint().returncode == 0
-    with (tmp_path / "study" / "spec" / "arms.py").open("a") as file:
-        file.write("from study.cli import main  # noqa\n")
-    done = lint()
-    assert done.returncode == 1
-    assert "study.spec.arms -> study.cli" in done.stdout
 
 
 def test_the_tests_of_a_file_share_a_worker(request):

@@ -100,6 +100,9 @@ def test_another_schema_is_named(schema):
         ({"traffic__per_rank": 3}, "traffic.per_rank must be a list (got 3)"),
         ({"time__step_s": [0.1, None]}, "time.step_s.1 must be a number (got None)"),
         ({"run_id": "../elsewhere"}, "run_id"),
+        ({"observed__ranks": 0}, "observed.ranks"),
+        ({"time__step_s": [0.1, 0.0, 0.1]}, "time.step_s.1"),
+        ({"memory__per_rank__1__host_peak_bytes": -1}, "memory.per_rank.1.host_peak_bytes"),
         ({"finished_utc": None}, "status is done, but 'finished_utc' is empty"),
         ({"status": "failed"}, "status is failed, but 'error' does not say why"),
         *(
