@@ -235,7 +235,6 @@ WRONG = {
     "versions --from 0.16.4 --to 0.17.0 --out /no": "/no has no results",
     "versions zero2": "no release is named",
     "bisect zero2 accumulation-4": "two releases are needed (got 0)",
-    "gauntlet --only nosuch --out out": "no thread or sentence contains 'nosuch'",
     "estimate --model gpt2 --lora-rank 0": "--lora-rank must be a finite number above 0 (got 0)",
     "estimate --model bert-tiny --train-only [": "is no regular expression",
     "estimate --model gpt2 --arm zero3 --group 2": "share no rows",

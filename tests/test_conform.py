@@ -3,11 +3,9 @@
 import ast
 import functools
 import json
-import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ import torch
 from conftest import ranks_of
 
 from study.cli.commands import start
-from study.conform import cases, checks, fuzz, output, scripts, suite
+from study.conform import cases, checks, output, scripts, suite
 from study.conform.cases import Case, Difference, Reference, bound, microbatch, new_model
 from study.conform.ranks import FUNCTIONS, case_of
 from study.conform.suite import DEFAULTS, PROPERTIES, Property
@@ -344,41 +342,3 @@ def test_a_claim_that_the_newest_release_contradicts_is_refuted():
             assert kept[claim]["verdict"] == "refuted", claim
         if words.startswith("right since") or "all" in words:
             assert kept[claim]["verdict"] == "supported", claim
-
-
-# --- random trainings ----------------------------------------------------------------------------------------------
-
-
-def test_a_random_training_finds_a_fault_and_is_made_smaller(ranks, tmp_path):
-    trial = fuzz.attempt(toy("sum", tmp_path), random.Random(45), ranks, Counter())
-    assert trial.is_finding
-    assert trial.smaller["layers"] < trial.case["layers"]
-
-
-def test_a_failure_that_the_suite_knows_is_no_finding():
-    drawn = fuzz.draw(random.Random(0))
-    reason = dict.fromkeys([("zero3", "Empty"), ("ddp", "Empty"), ("zero3", "Plain")])
-    for name, model in reason:
-        case = drawn.case | {"model": model}
-        reason[name, model] = next(
-            fuzz.explained_by(suite.ADAPTERS[name], replace(drawn, case=case, check="same_training")), ""
-        )
-    assert reason == {("zero3", "Empty"): "empty", ("ddp", "Empty"): "", ("zero3", "Plain"): ""}
-
-
-def test_random_trainings_are_the_same_for_a_seed_and_valid():
-    for seed in range(30):
-        drawn = fuzz.draw(random.Random(seed))
-        assert drawn == fuzz.draw(random.Random(seed))
-        assert set(drawn.case) == set(DEFAULTS)
-        assert len(drawn.ranks) == 1 + drawn.check.startswith("checkpoint")
-
-
-def test_findings_of_one_kind_are_shown_once(capsys):
-    case = DEFAULTS | {"model": "Buffered"}
-    trial = fuzz.Trial("zero3", "repeats", case, (2,), "fails", "words of it", ddp="holds", smaller=case)
-    fuzz.summarize([trial, replace(trial, case=case | {"width": 3}), replace(trial, status="holds")])
-    shown = capsys.readouterr().out
-    assert "3 random trainings, 2 findings of 1 kinds." in shown
-    assert shown.count("words of it") == 1
-    assert "CASE = Case(model=Buffered)\n" in fuzz.script(trial)

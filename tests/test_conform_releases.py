@@ -13,7 +13,7 @@ import pytest
 from packaging.version import Version
 
 from study.cli.commands import start
-from study.conform import changes, output, releases, suite, trials, upstream
+from study.conform import changes, output, releases, suite, trials
 from study.conform.suite import PROPERTIES
 from study.errors import Stop
 from study.report.topics import conformance
@@ -178,6 +178,20 @@ def test_the_page_and_the_readme_show_the_changes():
     assert conformance.headline() in " ".join((ROOT / "README.md").read_text().split())
 
 
+def test_the_pages_have_a_row_for_what_differs():
+    rows = conformance.table()
+    assert set(conformance.counts(rows)["adapter"]) >= {"ddp", "fsdp2", "zero1", "zero2", "zero3"}
+    assert "empty" in set(conformance.differing(rows)["property"])
+    assert "Nothing fails with" in conformance.sentence(rows)
+    assert "23 are seen before" in conformance.power()
+
+
+def test_the_libraries_own_tests_are_shown_for_faults_of_ours():
+    kept = pd.read_csv(conformance.KEPT / "known" / "own_tests.csv")
+    assert len(kept) == len(conformance.own_tests()) >= 6, "a sentence is not that of a fault"
+    assert set(kept["failing"].isna()) == {True, False}, "some find their fault, and some do not"
+
+
 # --- what changes if I upgrade -------------------------------------------------------------------------------------
 
 
@@ -324,7 +338,7 @@ def test_a_reproduction_is_tried_for_the_library_that_it_is_about():
     }
     assert "mics_is_removed" in names["deepspeed"] - names["accelerate"]
     assert "sgd_becomes_adam" in names["accelerate"] - names["deepspeed"]
-    assert set(PLAN["long"]) <= {path.stem for path in upstream.REPRODUCTIONS.glob("*.py")}
+    assert set(PLAN["long"]) <= {path.stem for path in trials.REPRODUCTIONS.glob("*.py")}
     assert not names["deepspeed"] & set(PLAN["long"])
 
 
@@ -342,14 +356,6 @@ def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
     (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == trials.REPRODUCTION]
     assert table["title"] == "deepspeed: what scripts find"
     assert [each["question"] for each in table["rows"]] == ["mics_is_removed"]
-
-
-def test_a_failure_of_a_kept_release_has_a_script(tmp_path):
-    start(["report-bug", "zero2/accumulation-4@deepspeed-0.18.1", "--out", str(tmp_path)])
-    (path,) = tmp_path.glob("*.md")
-    assert "deepspeed 0.18.1" in path.read_text()
-    assert "#7718" in path.read_text()
-    assert not any("@" in name for name in upstream.failures())
 
 
 def test_bisect_halves(pip, monkeypatch, tmp_path, capsys):

@@ -208,8 +208,6 @@ def _of_properties(package: str, spans: list[Span], questions: dict[str, list[st
     more = "" if package == "deepspeed" else f" --package {package}"
     details = [f"{'A wrong result without a message: ' if silent else ''}{seen['words']}.", seen["why"]]
     details += [f"Shown by: study bisect {adapter} {name} {spans[0][1]} {spans[1][0]}{more}"]
-    if seen["answer"] == "fails":
-        details += [f"Script: study report-bug {adapter}/{name}@{package}-{seen['release']}"]
     ranks = [RANKING.index(answer) for _, _, answer in spans]
     direction = {-1: "better", 0: "between", 1: "worse"}[(ranks[-1] > ranks[0]) - (ranks[-1] < ranks[0])]
     named = "; ".join(f"{adapter}: {joined(names)}" for adapter, names in questions.items())

@@ -30,7 +30,6 @@ class Explanation:
     why: str
     releases: str = ""  # such as >=0.17.6,<0.18.3; empty: any
     package: str = "deepspeed"  # of these releases
-    matters: str = ""  # of a bug: what a user loses
 
 
 @functools.cache

@@ -161,21 +161,22 @@ def write_conformance(site: Path, titles: dict[str, str]) -> None:
     """Write the pages of the conformance suite, from its committed results."""
     rows = conformance.table()
     how = "An adapter trains tiny models its own way, and must give what one process gives. `study conform` runs it."
+    why = "`study/conform/explained.toml` says why."
     pages = {
         "conformance": (
             "Conformance",
             conformance.sentence(rows),
             [
                 ("Adapters", how, conformance.counts(rows)),
-                ("Properties that do not hold everywhere", "`study report-bug` says why.", conformance.differing(rows)),
+                ("Properties that do not hold everywhere", why, conformance.differing(rows)),
             ],
         ),
         "releases": (
             "Over releases",
             f"{conformance.headline()} {conformance.power()}",
             [
-                ("Bugs before and after their fix", "`study gauntlet` runs it.", conformance.bugs()),
-                ("Planted faults", "`study gauntlet --planted` runs it.", conformance.faults()),
+                ("Bugs before and after their fix", "Both releases were held to one property.", conformance.bugs()),
+                ("Planted faults", "Each is one changed line of a library.", conformance.faults()),
                 ("The libraries' own tests with planted faults", conformance.OWN_TESTS, conformance.own_tests()),
             ],
         ),

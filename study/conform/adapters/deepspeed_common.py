@@ -48,8 +48,8 @@ def configuration(options):
     return config
 
 
-def full_weights(module, optimizer=None):
-    """Return the weights in fp32. Only stage 0 needs the optimizer."""
+def full_weights(module):
+    """Return the weights in fp32."""
     parameters = dict(module.named_parameters())
     sharded = any(hasattr(parameter, "ds_id") for parameter in parameters.values())
     plain = {}
@@ -58,9 +58,5 @@ def full_weights(module, optimizer=None):
             plain[name] = parameter.detach().float().clone()
     if next(iter(parameters.values())).dtype == torch.float32:
         return plain
-    if hasattr(optimizer, "fp32_groups"):  # stage 0
-        groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-        masters = {half: full for halves, fulls in groups for half, full in zip(halves, fulls, strict=True)}
-        return {name: masters.get(parameter, plain[name]) for name, parameter in parameters.items()}
     masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
     return plain | {name: master for name, master in masters.items() if master is not None}

@@ -1,12 +1,10 @@
 """DeepSpeed by its own interface.
 
-Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses), tiles (TiledMLP), torch_backward
-(loss.backward() instead of the engine's), and config: more of DeepSpeed's own settings.
+Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses), and config: more of DeepSpeed's
+own settings.
 """
 
 from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights  # isort: skip
-
-import functools
 
 import torch
 
@@ -22,11 +20,8 @@ def build(model, optimizer, options):
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if "tensor" in options.settings:
         config["tensor_parallel"] = {"autotp_size": options.settings["tensor"]}
-    for block in model.blocks if "tiles" in options.settings else []:
-        block.forward = functools.partial(tiled, block, options.settings["tiles"])
     config = merged(config, options.settings.get("config", {}))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
-    engine.backward = torch.Tensor.backward if "torch_backward" in options.settings else engine.backward
     return engine
 
 
@@ -36,15 +31,6 @@ def merged(config, more):
         if isinstance(more, dict)
         else more
     )
-
-
-def tiled(block, tiles, hidden):
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP
-
-    def linear(module, rows):
-        return torch.nn.functional.linear(rows, module.weight, module.bias)
-
-    return TiledMLP.apply(linear, block, hidden, tiles, list(block.parameters()))
 
 
 def schedule(optimizer, name, rate):
@@ -75,7 +61,7 @@ def step(engine):
 
 
 def whole_weights(engine):
-    return full_weights(engine.module, engine.optimizer)
+    return full_weights(engine.module)
 
 
 def gradient_norm(engine):

@@ -26,8 +26,6 @@ def build(model, optimizer, options):
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
     half = options.precision == own_half
-    if half and "half" in options.settings:
-        model.bfloat16()  # as a model that was loaded in bf16
     plugin = in_stage if stage else in_ddp
     plugin = in_fsdp if fsdp else plugin
     common = {"gradient_accumulation_steps": options.passes, "mixed_precision": "bf16" if half else "no"}

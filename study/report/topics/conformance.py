@@ -1,6 +1,7 @@
 """Which properties of sharded training hold with which library and release, and what the suite that asks them finds.
 
-The results are committed in `reports/conform/`; `study conform`, `study versions` and `study gauntlet` make them.
+The results are committed in `reports/conform/`; `study conform` and `study versions` make them. What is in
+`known/` was measured once, in November 2026, by code that git keeps (study/conform/gauntlet.py).
 """
 
 import pandas as pd
@@ -60,7 +61,7 @@ def bugs() -> pd.DataFrame:
 
 def faults() -> pd.DataFrame:
     """Return the faults that were planted into the installed libraries, and how many properties found each."""
-    rows = [row | {"found_by": len(row["caught_by"])} for row in kept("faults")]
+    rows = [row | {"found_by": len(row["caught_by"].split())} for row in kept("faults")]
     return pd.DataFrame(rows, columns=["sentence", "adapter", "found_by", "tried"])
 
 
@@ -74,9 +75,9 @@ def own_tests() -> pd.DataFrame:
 
 
 def kept(name: str) -> list[dict]:
-    """Return what the gauntlet found: its `bugs` or its `faults`."""
-    path = KEPT / "known" / f"{name}.json"
-    return from_json(path.read_bytes()) if path.exists() else []
+    """Return the known bugs or the planted faults, and what found each."""
+    path = KEPT / "known" / f"{name}.csv"
+    return pd.read_csv(path, keep_default_na=False).to_dict("records") if path.exists() else []
 
 
 def sentence(rows: pd.DataFrame) -> str:
