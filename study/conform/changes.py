@@ -14,7 +14,7 @@ import pandas as pd
 from packaging.version import InvalidVersion, Version
 
 from study.conform import output, trials
-from study.conform.suite import ADAPTERS, COMMITTED, Result, table
+from study.conform.suite import ADAPTERS, COMMITTED, PROPERTIES, SCHEDULES, Result, table
 from study.errors import Stop
 from study.io.parsing import from_json
 from study.io.tables import say, say_wrapped
@@ -87,7 +87,32 @@ def content(folder: Path) -> dict:
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
     tables = [_table(package, adapter, each, numbered) for (package, adapter), each in groups]
     tables.sort(key=lambda each: len(each["releases"]), reverse=True)
-    return {"most": most, "changes": numbered, "unusable": unusable, "tables": tables}
+    about = {"on_a_gpu": _on_a_gpu(), "counted": _counted(of_properties, rows)}
+    return about | {"most": most, "changes": numbered, "unusable": unusable, "tables": tables}
+
+
+def _on_a_gpu() -> dict[str, str]:
+    """Return for each property that fails with the installed releases: does a GPU take the same path?"""
+    seen: dict[str, set[str]] = {}
+    for name in ADAPTERS:
+        results, versions = output.load(COMMITTED / f"{name}.json")
+        for each in results:
+            explained = output.explanation(each, versions)
+            if explained and each.status == "fails":
+                seen.setdefault(each.property, set()).add(explained.gpu)
+    return {name: ", ".join(sorted(answers)) for name, answers in sorted(seen.items())}
+
+
+def _counted(every: list[dict], rows: pd.DataFrame) -> list[int]:
+    """Return how many releases of DeepSpeed were tried, how many are wrong in silence, and over how many properties.
+
+    DeepSpeed's own learning-rate schedules are left out: sharding does not change them.
+    """
+    schedules = {name for name, each in PROPERTIES.items() if each.setting("schedule") not in SCHEDULES}
+    own = [each for each in every if each["package"] == "deepspeed" and "holds" in each["sentence"]]
+    wrong = {name for each in own if set().union(*each["questions"].values()) - schedules for name in each["silent"]}
+    tried = rows.loc[rows["package"] == "deepspeed", "release"].nunique()
+    return [tried, len(wrong), len(table("matrix")["properties"]), len(PROPERTIES)]
 
 
 def _table(package: Any, adapter: Any, rows: pd.DataFrame, numbered: list[dict]) -> dict:
@@ -126,7 +151,7 @@ def _of_property(result: Result, versions: output.Versions) -> dict:
     explained = output.explanation(result, versions)
     documented = explained is not None and explained.kind == "documented difference"
     answer = {"question": result.property, "answer": result.status, "words": result.words}
-    return answer | {"why": explained.why if explained else "", "silent": result.kind == "differs" and not documented}
+    return answer | {"why": str(explained or ""), "silent": result.kind == "differs" and not documented}
 
 
 def _ending(results: list[Result]) -> str:

@@ -85,7 +85,7 @@ def _results(adapter: Adapter, properties: list[Property], out: Path | None, shr
             return
         say(output.line(result))
         if known := output.explanation(result, versions):
-            say_wrapped(f"{known.kind}: {known.why}", indent=" " * 16, first=" " * 16)
+            say_wrapped(f"{known.kind}: {known}", indent=" " * 16, first=" " * 16)
 
     if not quiet:
         say("", f"{adapter.name}: {adapter.about or adapter.file}")

@@ -28,8 +28,12 @@ class Explanation:
     properties: list[str]  # ["*"]: all of them
     kind: str
     why: str
+    gpu: str  # whether a GPU takes the same path: yes, no, unknown
     releases: str = ""  # such as >=0.17.6,<0.18.3; empty: any
     package: str = "deepspeed"  # of these releases
+
+    def __str__(self) -> str:
+        return f"{self.why} Does a GPU take the same path: {self.gpu}."
 
 
 @functools.cache
