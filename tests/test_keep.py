@@ -5,8 +5,8 @@ import shutil
 import pytest
 from shaped import finished, put
 
-from study.cli import keep
 from study.errors import Stop
+from study.records import keeping as keep
 from study.records import store
 
 

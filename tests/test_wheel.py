@@ -25,7 +25,6 @@ LIGHT = {
     "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
     "runs runs": "good",
     "claims S000-13 --runs runs": "verdict",
-    "outside": "rows of",
     "claims S002-25": "S002-25",
     "diff a.yaml b.json": "stage: A 2, B 3",
     "diagnose runs/good": "good",

@@ -29,7 +29,7 @@ COMMANDS = {
     "timeline": ("study.cli.steps:timeline", "predict the time of a step, and what overlaps in it"),
     "virtual": ("study.cli.virtual:virtual", "measure memory and traffic of one rank of N, run alone"),
     "sweep": ("study.cli.experiments:sweep", "run an experiment (a protocol); run it again to continue"),
-    "runs": ("study.cli.runs:runs", "list the runs below a folder"),
+    "runs": ("study.cli.runs:runs", "list the runs below folders, or keep their records"),
     "compare": ("study.cli.runs:compare", "compare time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.runs:explain", "why two runs differ in memory"),
     "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and why it hangs"),
@@ -39,18 +39,8 @@ COMMANDS = {
     "versions": ("study.conform.releases:versions", "hold releases of a library to these properties"),
     "bisect": ("study.conform.releases:bisect", "the release in which the answer of a property changes"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
-    "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
-    "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/"),
-    "submit": (
-        "study.publishing.submissions:submit",
-        "prepare records of your machine for a pull request, or check it",
-    ),
-    "export": ("study.publishing.dataset:export", "write records, claims and predictions as a data set"),
-    "release": ("study.publishing.documents:release", "write the citation and the archive's metadata"),
-    "pages": ("study.publishing.pages:pages", "a report as a static site, to publish"),
-    "changelog": ("study.publishing.registration:changelog", "write which verdicts changed, from the history"),
-    "registration": ("study.publishing.registration:registration", "hashes of what was fixed before measuring"),
+    "export": ("study.publishing.export:export", "write records, claims and predictions as tables"),
 }
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100
@@ -92,13 +82,18 @@ def start(words: list[str]) -> None:
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     module, _, function = COMMANDS[name][0].partition(":")
+    call(module, function, f"study {name}", rest)
+
+
+def call(module: str, function: str, program: str, words: list[str]) -> None:
+    """Call a command with the words of the command line, and print its answer. `program` is its name in messages."""
     from study.io import progress
     from study.spec.options import parsed
 
-    stdout = contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext()
+    stdout = contextlib.redirect_stdout(sys.stderr) if "--json" in words else contextlib.nullcontext()
     with stdout, progress.shown(), _every_package():
         command = getattr(importlib.import_module(module), function)
-        answer = parsed(command, prog=f"study {name}", args=rest)
+        answer = parsed(command, prog=program, args=words)
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))
     if isinstance(answer, dict) and answer.get("fine") is False:

@@ -1,12 +1,14 @@
-"""`study outside`: compares our predictions with measurements that others published."""
+"""Compare our predictions with measurements that others published: python -m study.cli.outside --help"""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 from study.bench import published_errors
-from study.errors import Stop
+from study.cli.commands import call
+from study.errors import Stop, exit_on_stop
 from study.io.load import load
 from study.io.numbers import number_of, percent
 from study.io.tables import say, say_wrapped, show
@@ -125,7 +127,10 @@ def _chosen(file: Path | None, says: Path | None, source: str) -> list[Row]:
     known = published.read_rows(file, settings) if file else published.rows()
     rows = [row for row in known if source.lower() in row.source.lower()]
     if not rows:
-        raise Stop("there is no such row", "study outside lists the sources" if source else "give a file with rows")
+        raise Stop(
+            "there is no such row",
+            "python -m study.cli.outside lists the sources" if source else "give a file with rows",
+        )
     return rows
 
 
@@ -156,5 +161,10 @@ def _list(rows: list[Row]) -> None:
                 "what it is": source.what,
             }
         )
-    say(f"Others published {len(rows)} rows, in {len(lines)} sources. study outside --against ours predicts them.", "")
+    say(f"Others published {len(rows)} rows, in {len(lines)} sources. --against ours predicts them.", "")
     show(lines)
+
+
+if __name__ == "__main__":
+    with exit_on_stop():
+        call("study.cli.outside", "outside", "python -m study.cli.outside", sys.argv[1:])

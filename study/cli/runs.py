@@ -10,19 +10,27 @@ from study.io.numbers import part_of, size
 from study.io.tables import say, say_wrapped, show
 from study.records import compare as comparing
 from study.records import explain as explaining
-from study.records import store
+from study.records import keeping, store
 from study.records.runs import Runs, load
 from study.spec.options import AsJson
 
 
-def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> list[dict] | None:
-    """List the runs below a folder.
+def runs(
+    folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None, as_json: AsJson = False
+) -> list[dict] | None:
+    """List the runs below folders.
 
     Args:
-        folder: A folder that contains runs, at any depth.
+        folders: Folders that contain runs, at any depth.
+        keep: Instead, copy the records into this machine's folder, such as reports/cpu-2core, without private paths.
         as_json: Print the rows as JSON instead of a table.
     """
-    loaded = load([folder], every_folder_has_runs=True)
+    if not folders:
+        raise Stop("no folder is given", "name one or several folders with runs")
+    if keep:
+        _keep(folders, keep)
+        return None
+    loaded = load(folders, every_folder_has_runs=True)
     if as_json:
         return loaded.rows()
     say(f"{part_of(len(loaded.done), len(loaded), 'runs')} done.", "")
@@ -31,6 +39,18 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> l
     say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     return None
+
+
+def _keep(folders: tuple[Path, ...], into: Path) -> None:
+    """Copy the records, and the answers to trials of the libraries that were made here."""
+    from study.ledger import files, ledger  # they take seconds to import
+    from study.probes import answers
+
+    kept, left_out = keeping.keep([*folders], into)
+    size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))
+    say(*(f"left out: {sentence}" for sentence in left_out))
+    say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
+    say(f"{answers.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")
 
 
 def compare(

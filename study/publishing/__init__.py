@@ -1,1 +1,1 @@
-"""What others need to cite the study, to load its data, to add to it and to check it."""
+"""What others load: the records, claims and predictions as tables."""

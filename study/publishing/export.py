@@ -1,4 +1,4 @@
-"""The tables of the data set: the records, the claims and their verdicts, the measurements of others, the releases.
+"""`study export`: the records, claims, verdicts and predictions as tables that others load: Parquet, and one card.
 
 Every value is a number, a text or a truth value; nested values are JSON. Unknown is null. `columns.toml` has the
 meaning and the unit of each column.
@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
+import tyro
+import yaml
 from pydantic import BaseModel
 
 from study.bench import board
@@ -17,30 +19,67 @@ from study.conform import changes
 from study.errors import Stop
 from study.io import files
 from study.io.parsing import from_toml
+from study.io.tables import say
 from study.ledger import ledger
 from study.ledger.certainty import certainty
 from study.ledger.judging import Verdict
 from study.ledger.words import plainly
+from study.machine import output
 from study.predictor.outside import published, stored
 from study.predictor.outside.trainings import key_of
-from study.records import metrics
+from study.records import evidence, metrics, runs, store
 from study.records.evidence import Evidence
 from study.records.runs import Run, Runs
 from study.report.topics import claims
+from study.spec.arms import ROOT
 
+CARD = Path(__file__).parent / "templates" / "card.md"
 COLUMNS = Path(__file__).with_name("columns.toml")
 MAX_BYTES = 2**20
 LIBRARIES = ("python", "torch", "deepspeed", "accelerate", "transformers")
 DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": "boolean"}
 
 
-def all_tables(runs: Runs, judged: claims.Judged, counting: Evidence) -> dict[str, pd.DataFrame]:
+def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...] = ()) -> None:
+    """Write the records, claims, verdicts, measurements of others and predictions as Parquet tables, with a card.
+
+    Args:
+        folder: The folder to write. An earlier export in it is replaced.
+        from_runs: Folders that contain runs. Default: the runs/ of every folder in reports/.
+    """
+    loaded = runs.load_to_share(from_runs or sorted((ROOT / "reports").glob("*/runs")))
+    frames = all_tables(loaded, claims.judge(loaded), evidence.gather(loaded))
+    with output.replaced(folder) as out:
+        (out / "data").mkdir()
+        for name, frame in frames.items():
+            frame.to_parquet(out / "data" / f"{name}.parquet", compression="zstd", index=False)
+        (out / "README.md").write_text(_card(frames))
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    rows = ", ".join(f"{name} {len(frame)}" for name, frame in frames.items())
+    say(f"{folder}: {size_bytes / 1e6:.1f} MB; rows: {rows}", *(f"set aside: {each}" for each in loaded.set_aside))
+
+
+def _card(frames: dict[str, pd.DataFrame]) -> str:
+    """Return the card of the data set: the head that the Hugging Face Hub reads, and the meaning of each column."""
+    configs = [{"config_name": name, "data_files": f"data/{name}.parquet"} for name in frames]
+    parts = []
+    for name, table in forms().items():
+        lines = [f"| `{column}` | {kind} | {meaning} |" for column, (kind, meaning) in table.columns.items()]
+        parts.append(
+            "\n".join([f"## {name}", "", table.about, "", "| column | type | meaning |", "|---|---|---|", *lines])
+        )
+    commit = store.commit_of_this_tree()[0] or "unknown"
+    head = yaml.safe_dump({"configs": configs}, sort_keys=False)
+    return CARD.read_text().format(configs=head, commit=commit, tables="\n\n".join(parts))
+
+
+def all_tables(loaded: Runs, judged: claims.Judged, counting: Evidence) -> dict[str, pd.DataFrame]:
     """Return the tables by name. `counting`: the runs that count as evidence."""
     counted = {run.folder for run in counting.runs}
     rows: dict[str, Iterable[dict]] = {
-        "runs": (_place(run, runs) | {"counts": run.folder in counted} | _run(run) for run in runs),
-        "steps": (_place(run, runs) | row for run in runs for row in _steps(run)),
-        "collectives": (_place(run, runs) | row for run in runs for row in _collectives(run)),
+        "runs": (_place(run, loaded) | {"counts": run.folder in counted} | _run(run) for run in loaded),
+        "steps": (_place(run, loaded) | row for run in loaded for row in _steps(run)),
+        "collectives": (_place(run, loaded) | row for run in loaded for row in _collectives(run)),
         "claims": map(_claim, judged.verdicts),
         "verdicts": map(_verdict, judged.verdicts),
         "predictions": _predictions(),
@@ -79,16 +118,11 @@ def _as_json(value: object) -> str | None:
 # --- records -------------------------------------------------------------------------------------------------------
 
 
-def machine_of(folder: Path) -> str:
-    """Return the name of the machine whose records are below a folder: of reports/NAME/runs it is NAME."""
-    folder = folder.resolve()
-    return folder.parent.name if folder.name == "runs" else folder.name
-
-
-def _place(run: Run, runs: Runs) -> dict[str, str]:
-    """Return the name of a run, and of the machine that it is of."""
-    machine = next(machine_of(folder) for folder in runs.folders if run.folder.is_relative_to(folder.resolve()))
-    return {"run": run.name, "machine": machine}
+def _place(run: Run, loaded: Runs) -> dict[str, str]:
+    """Return the name of a run, and of its machine: of reports/NAME/runs it is NAME."""
+    folders = [folder.resolve() for folder in loaded.folders]
+    top = next(folder for folder in folders if run.folder.is_relative_to(folder))
+    return {"run": run.name, "machine": top.parent.name if top.name == "runs" else top.name}
 
 
 def _run(run: Run) -> dict:
