@@ -1,6 +1,7 @@
 """It hangs: real gloo ranks that wait for each other are named, while they run and after they were killed."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ranks_of
+from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
 from study.errors import Stop
+from study.measure.collectives import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 from study.records.hangs import hangs, state
@@ -98,6 +101,28 @@ def test_a_rank_that_ended_with_an_error_is_named(tmp_path):
 
 
 # --- the sentences, on logs made by hand ---------------------------------------------------------------------------
+
+
+def test_the_ring_of_nccl_is_read(tmp_path, monkeypatch):
+    """A ring with the keys of FlightRecorderDetail.hpp: no GPU is needed to read it."""
+    group = {"pg_id": 0, "process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[4, 4]]}
+    ended = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "state": "completed", "retired": True}
+    waits = {"collective_seq_id": 2, "profiling_name": "nccl:all_gather", "state": "started", "retired": False}
+    status = {"last_enqueued_collective": "2", "last_started_collective": "2", "last_completed_collective": "1"}
+
+    def dump(with_entries: bool, only_active: bool) -> bytes:
+        entries = {"entries": [group | ended, group | waits]} if with_entries else {}
+        return json.dumps({"version": "2.10", "pg_status": {"0": status}} | entries).encode()
+
+    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace_json", dump, raising=False)
+    with contextlib.suppress(ValueError), CollectiveLog(tmp_path, rank=0):
+        raise ValueError
+    [log] = collectives.load(tmp_path)
+    assert log.recorded
+    assert [(entry.kind, entry.elements, entry.ended) for entry in log.recent] == [
+        ("all_reduce", 16, True),
+        ("all_gather", 16, False),
+    ]
 
 
 def test_ctrl_c_on_a_hang_keeps_the_place_and_is_not_its_cause():

@@ -36,7 +36,7 @@ STILL_S = 5.0
 MOVING_S = 10.0  # between two writes while collectives begin and end
 MOST_CALLS = 60
 Frames = Sequence[tuple[FrameType, int]]
-_dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's ring, in a PyTorch with CUDA, and gloo's
 
 
 class CollectiveLog:
@@ -180,9 +180,19 @@ def _write(
     files.write_below(file.parent, file.name, log.model_dump_json().encode(), to_disk=False)
 
 
+def _ring(with_entries: bool) -> dict:
+    """Return NCCL's ring if a group has used it, else gloo's: a group with both libraries counts in each from 1.
+
+    So a wait in gloo is not seen in a process that also has NCCL (by the sources of torch 2.11 and 2.13).
+    """
+    dumps = [getattr(_distributed_c10d, name) for name in DUMPS if hasattr(_distributed_c10d, name)]
+    rings = [json.loads(dump(with_entries, False)) for dump in dumps]
+    return next((ring for ring in rings if ring.get("pg_status")), {})
+
+
 def _counts() -> dict | None:
     """The number of collectives of each group that began and ended. Takes microseconds. None: PyTorch records none."""
-    return json.loads(_dump(False, False)).get("pg_status") if _dump else None
+    return _ring(with_entries=False).get("pg_status")
 
 
 def _copy() -> list[Collective]:
@@ -190,8 +200,7 @@ def _copy() -> list[Collective]:
 
     Reading the whole ring takes tens of milliseconds.
     """
-    ring = json.loads(_dump(True, False)) if _dump else {}
-    entries = [entry for entry in ring.get("entries", []) if not entry.get("is_p2p")]
+    entries = [entry for entry in _ring(with_entries=True).get("entries", []) if not entry.get("is_p2p")]
     return [
         Collective(
             group=str(entry["process_group"][0]),
