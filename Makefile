@@ -65,7 +65,7 @@ virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every
 	pytest -v -m slow -k every_arm tests/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
-	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python -m study.bench.scoreboard runs/scoreboard
+	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python reproductions/laboratories/scoreboard.py runs/scoreboard
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
 	$(BIN)/python examples/gpu_windows.py pack $(PACK)
@@ -77,7 +77,7 @@ versions:  ## five arms and their tests with other versions: make versions VERSI
 	PYTHON=$(PYTHON) reproductions/versions.sh $(VERSIONS)
 
 peaks: setup  ## what this machine reaches: matrix products, copies, disk
-	$(BIN)/python -m study.bench.peaks --json runs/peaks.json
+	$(BIN)/python reproductions/laboratories/peaks.py --json runs/peaks.json
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
-	$(BIN)/python -m study.bench.bench $(BENCH)
+	$(BIN)/python reproductions/laboratories/bench.py $(BENCH)

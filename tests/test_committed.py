@@ -6,10 +6,10 @@ import subprocess
 import sys
 import zipfile
 
+import committed_traces
 import pytest
 from conftest import ROOT
 
-from study.bench import committed_traces
 from study.predictor.architecture import named
 from study.predictor.tracing import committed, tracing
 from study.predictor.tracing.reading import read

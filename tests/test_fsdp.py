@@ -3,11 +3,11 @@
 import dataclasses
 import warnings
 
+import fsdp_tracker
 import pytest
 import torch
 from families import config_of
 
-from study.bench import fsdp_tracker
 from study.errors import Stop
 from study.models import config as configs
 from study.predictor.architecture import decoder

@@ -246,12 +246,12 @@ def test_peaks_and_the_bench_know_the_device(tmp_path):
     """Three trainers on a tiny model, against what the matrix units were measured to do."""
     peaks, speeds = tmp_path / "peaks.json", tmp_path / "bench.json"
     words = ["--size", "4096", "--copy-mib", "256", "--disk-mib", "64", "--disk", tmp_path, "--json", peaks]
-    subprocess.run([sys.executable, "-m", "study.bench.peaks", *map(str, words)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "reproductions/laboratories/peaks.py", *map(str, words)], cwd=ROOT, check=True)
     measured = json.loads(peaks.read_text())
     assert measured["flops_per_s"]["bf16"]["median"] > measured["flops_per_s"]["fp32"]["median"]
     copies = measured["copy_bytes_per_s"]
     assert copies["within device"]["median"] > copies["host to device"]["low"]
     words = ["--repeats", "2", "--steps", "20", "--precision", "bf16", "--peaks", peaks, "--json", speeds]
-    subprocess.run([sys.executable, "-m", "study.bench.bench", *map(str, words)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "reproductions/laboratories/bench.py", *map(str, words)], cwd=ROOT, check=True)
     for speed in json.loads(speeds.read_text())["speed"].values():
         assert 0 < speed["of measured"] < 1

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TRAINED
+from scoreboard import score, scored
 from shaped import changed, finished, put, run
 
 from study.bench import gpu_scores
 from study.bench.prediction import architecture, predicted
-from study.bench.scoreboard import score, scored
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs

@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 
+import bench
+import peaks as measured
 import pytest
+from bench import Bench
 from conftest import ROOT, forked
 
-from study.bench import bench
-from study.bench import peaks as measured
-from study.bench.bench import Bench
 from study.errors import Stop
 from study.records.runs import Run, Runs
 from study.records.schema import Record
@@ -121,7 +121,11 @@ def test_the_longest_kernels_of_a_step_are_kept(tmp_path, cache):
     settings = {"model": "bert-tiny", "data": "embedded", "init": "in_place", "steps": 4, "warmup_steps": 1}
     settings |= {"train_rows": 32, "sequence": 64, "cache_dir": cache}
     words = ["bare", *options(settings | {"out": tmp_path / "out.json", "kernels": tmp_path / "kernels.json"})]
-    rival = {"config": "accelerate_configs/single.yaml", "launcher": (), "script": "study/bench/rivals.py"}
+    rival = {
+        "config": "accelerate_configs/single.yaml",
+        "launcher": (),
+        "script": "reproductions/laboratories/rivals.py",
+    }
     run = forked(tmp_path, **rival, flags=words)
     assert run.code == 0, run.output
     kernels = json.loads((tmp_path / "kernels.json").read_text())
@@ -135,7 +139,7 @@ def test_the_bench_in_earnest(tmp_path):
     """All three trainers, twice each, compiled: the first losses agree."""
     out = tmp_path / "bench.json"
     words = ["--repeats", "2", "--steps", "8", "--warmup-steps", "3", "--compile", "--json", str(out)]
-    subprocess.run([sys.executable, "-m", "study.bench.bench", *words], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "reproductions/laboratories/bench.py", *words], cwd=ROOT, check=True)
     result = json.loads(out.read_text())
     assert result["bench"]["compile"] is True
     first = [runs[0]["losses_first_last"][0] for runs in result["runs"].values()]

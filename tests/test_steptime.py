@@ -3,15 +3,15 @@
 import random
 from dataclasses import replace
 
+import fit
 import numpy as np
 import pytest
 import scipy.stats
 import torch
+from fit import timed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.bench import fit
-from study.bench.fit import timed
 from study.cli import steps
 from study.cli.steps import Training, explained, lanes, timeline
 from study.errors import Stop

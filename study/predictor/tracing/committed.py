@@ -1,8 +1,8 @@
 """Traces that come with the package: of the built-in shapes, and of families of models that are given by numbers.
 
 Reading them needs no torch. `committed.zip` has a member for each shape or family. Every number on a tape is a sum of
-terms: a factor, times a product of the model's dimensions and the tokens of a row. `study/bench/committed_traces.py`
-writes the file.
+terms: a factor, times a product of the model's dimensions and the tokens of a row.
+`reproductions/laboratories/committed_traces.py` writes the file.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Compares predictions of peak memory with measured peaks: ours, DeepSpeed's, Accelerate's and PyTorch's.
 
-python -m study.bench.scoreboard runs/scoreboard runs/smoke
+python reproductions/laboratories/scoreboard.py runs/scoreboard runs/smoke
 """
 
 import json
@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, cast
 
+import fsdp_tracker
 import pandas as pd
 import tyro
+from estimators import accelerate_bytes, deepspeed_bytes
 
-from study.bench import fsdp_tracker, gpu_scores
-from study.bench.estimators import accelerate_bytes, deepspeed_bytes
+from study.bench import gpu_scores
 from study.bench.prediction import architecture, predicted
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
@@ -163,6 +164,6 @@ def library_estimates(run: Run) -> dict:
 
 if __name__ == "__main__":
     with exit_on_stop():
-        answer = parsed(main, prog="python -m study.bench.scoreboard")
+        answer = parsed(main, prog="python reproductions/laboratories/scoreboard.py")
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))

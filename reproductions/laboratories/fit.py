@@ -1,7 +1,7 @@
 """Fits the constants that `study/predictor/timing/pace.toml` marks as fitted, and the interval of predicted times.
 
-`python -m study.bench.fit` prints both, and writes them with `--write`. With `--keep`, the constants stay
-as they are, and only the interval is new. CONTRIBUTING.md says which rows decide which of them.
+`python reproductions/laboratories/fit.py` prints both, and writes them with `--write`. With `--keep`, the constants
+stay as they are, and only the interval is new. CONTRIBUTING.md says which rows decide which of them.
 
 The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
 each source has the same weight, however many rows it has. Large and small models have separate intervals: small models

@@ -1,4 +1,6 @@
-"""Writes what the libraries' own estimators of memory say of the board's rows: python -m study.bench.estimators.
+"""Writes what the libraries' own estimators of memory say of the board's rows.
+
+python reproductions/laboratories/estimators.py
 
 Neither knows activations. Accelerate's knows no sharding, and DeepSpeed's no stage 1.
 """

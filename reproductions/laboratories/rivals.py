@@ -1,6 +1,6 @@
 """The rivals of our trainer on the same training: `bare`, a plain loop, and `hf`, transformers.Trainer.
 
-python study/bench/rivals.py bare --task imdb --model bert-tiny --data embedded --steps 60 --out bare.json
+python reproductions/laboratories/rivals.py bare --task imdb --model bert-tiny --data embedded --out bare.json
 
 Starting weights, rows and their order, dropout masks, rates, optimizer, threads and clock are those of study/train.py
 on one device, so only the loop around them is compared. The flags are the trainer's own.

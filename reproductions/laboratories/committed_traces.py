@@ -1,8 +1,10 @@
 """Writes `committed.zip` of `predictor/tracing`: traces small models of families, and built-in shapes, and finds terms.
 
-`python -m study.bench.committed_traces FOLDER` keeps each member in a folder, and traces those that are not there yet,
-which takes more than an hour. Each number is fitted to a few samples as an exact sum of at most three terms. What has
-no such sum is left out, and is traced when it is asked for.
+python reproductions/laboratories/committed_traces.py FOLDER
+
+Each member is kept in the folder. Those that are not there yet are traced, which takes more than an hour. Each number
+is fitted to a few samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when
+it is asked for.
 """
 
 import functools

@@ -1,11 +1,11 @@
 """Compares our trainer's step time with a hand-written loop's and transformers.Trainer's. Repeats are interleaved.
 
-python -m study.bench.bench
-python -m study.bench.bench --model bert-base --precision bf16 --json bench.json
-python -m study.bench.bench --task wikitext --model gpt2-xl --sequence 1024 --precision bf16 --peaks peaks.json
+python reproductions/laboratories/bench.py
+python reproductions/laboratories/bench.py --model bert-base --precision bf16 --json bench.json
+python reproductions/laboratories/bench.py --task wikitext --model gpt2-xl --sequence 1024 --peaks peaks.json
 
-Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (study/bench/rivals.py) as fresh processes,
-in a different order each time. It gives a ratio of median step times for each rival. The result is the median of these
+Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (rivals.py) as fresh processes, in a
+different order each time. It gives a ratio of median step times for each rival. The result is the median of these
 ratios with its interval over the repeats. Disturbances only make steps slower, so the fastest tenth of the steps, which
 is disturbed less, is compared too.
 """
@@ -61,7 +61,7 @@ class Bench:
 
 def main() -> None:
     with exit_on_stop():
-        bench = parsed(Bench, prog="python -m study.bench.bench", description=__doc__.partition("\n")[0])
+        bench = parsed(Bench, prog="python reproductions/laboratories/bench.py", description=__doc__.partition("\n")[0])
         run(bench)
 
 
@@ -71,7 +71,9 @@ def run(bench: Bench) -> None:
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.peaks and not bench.peaks.is_file():
-        raise Stop(f"--peaks {bench.peaks} does not exist", "write it with python -m study.bench.peaks --json")
+        raise Stop(
+            f"--peaks {bench.peaks} does not exist", "write it with python reproductions/laboratories/peaks.py --json"
+        )
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
     runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)
@@ -122,7 +124,7 @@ def measure(settings: dict, name: str, out: Path) -> dict:
         command = [*launcher(ROOT / "accelerate_configs" / "single.yaml"), str(PACKAGE / "train.py")]
         command += [*options(settings), "--no-instruments", "--run-dir", str(out)]
     else:
-        rival = PACKAGE / "bench" / "rivals.py"
+        rival = Path(__file__).with_name("rivals.py")
         command = [sys.executable, str(rival), name, *options(settings), "--out", str(out)]
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],  # hf would take all GPUs
