@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains five arms, and runs their tests, with other versions than those of constraints.txt:
 #     reproductions/versions.sh torch==2.11.0 transformers==5.17.0
-# pyproject.toml promises only what passed here. To try a newer version, raise its bound there first.
+# pyproject.toml allows nothing older or newer than what was run. To try a newer version, raise its bound first.
 # It takes a quarter of an hour on two cores, and 6 GB, most of them for CUDA's libraries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +17,6 @@ study doctor --fix single ddp zero2 zero3 fsdp2
 for arm in single ddp zero2 zero3 fsdp2; do
   study sweep smoke --only "arm=$arm" --runs "$folder/runs"
 done
-study compare --arms "$folder/runs"
+study runs "$folder/runs"
 pytest tests/test_arms.py tests/test_patches.py tests/test_tracing.py
 pytest tests/test_train.py -k "[single] or [ddp] or [zero2] or [zero3] or [fsdp2]"
