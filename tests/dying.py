@@ -1,14 +1,18 @@
 """The trainer, with what can happen to it. The environment says what, and to which rank.
 
 DIES_AT=1:5 kills rank 1 in the fifth step it takes. FULL_AT=2 lets the disk refuse what the second checkpoint writes.
-GROWS=4 doubles the loss scale every four steps.
+GROWS=4 doubles the loss scale every four steps. FAULT="exception" strikes rank 1 in its third step, FAULT="full disk"
+rank 0.
 """
 
+import contextlib
 import itertools
 import os
 import resource
 import signal
+import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -45,6 +49,36 @@ def fill() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
 
 
+def raise_error() -> None:
+    raise ValueError("no such row")
+
+
+def take_memory() -> None:
+    """With no more address space than this process has, whoever allocates is refused it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**20, resource.RLIM_INFINITY))
+    torch.empty(2**30)
+
+
+def fill_disk() -> None:
+    """Fill the file system of the folder of all runs with a file of the user's."""
+    runs = Path(sys.argv[sys.argv.index("--run-dir") + 1]).parent
+    with contextlib.suppress(OSError), (runs / "large").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+
+
+FAULTS = {
+    "exception": (1, raise_error),
+    "SIGKILL": (1, die),
+    "out of memory": (1, take_memory),
+    "hang": (1, lambda: time.sleep(600)),
+    "full disk": (0, fill_disk),
+}
+if fault := os.environ.get("FAULT"):
+    rank, strike = FAULTS[fault]
+    if rank == RANK:
+        before(study.train, "optimizer_step", 3, strike)
 if at := os.environ.get("DIES_AT"):
     rank, step = map(int, at.split(":"))
     if rank == RANK:

@@ -1,66 +1,95 @@
-"""Faults strike a small real sweep: the right status and sentence, nothing of the user's touched, nothing left, and the
-same command completes the work. The table is `faults.py`, the runner `fault_runner.py`.
-
-A few are played here, one of each kind that has its own place in the code; `make faults` plays the whole table.
-"""
+"""Faults strike a rank of a real sweep, and what launchers and the kernel say of how a launch ended."""
 
 import contextlib
-from pathlib import Path
+import subprocess
 
 import pytest
-from conftest import forked
-from faults import FAULTS, MOMENTS, STRIKES
+from conftest import ROOT
+from test_sweep import Listener, mini, working_on
 
 from study.errors import Stop
 from study.machine import linux
 from study.machine.linux import OomKills
 from study.records import store
 from study.records.schema import Record
-from study.sweeps import outcomes
+from study.sweeps import outcomes, protocol, sweep
 
-SHORT = (
-    "signal: SIGKILL to itself, timed window, rank 1",
-    "signal: SIGKILL to the sweep, timed window, rank 1",
-    "signal: SIGINT to the sweep, timed window, rank 0",
-    "hang: it sleeps, timed window, rank 1",
-    "memory: the kernel kills it for memory (cgroup), timed window, rank 1",
-    "disk: the disk is full (tmpfs), between windows, rank 0",
-    "exception: it leaves with code 0, timed window, rank 1",
-)
-CAP_SYS_ADMIN = 1 << 21
-NEEDS = {"tmpfs": "mount", "cgroup": "cgroup"}
-
-
-def may(right: str) -> bool:
-    """Return whether this machine lets a test mount a file system or make a control group (version 1)."""
-    if right == "cgroup":
-        group = Path("/sys/fs/cgroup/memory/zero-study-may")
-        try:
-            group.mkdir(exist_ok=True)
-            (group / "memory.limit_in_bytes").read_text()
-            group.rmdir()
-        except OSError:
-            return False
-        return True
-    return bool(int(linux.fields("/proc/self/status")["CapEff"], 16) & CAP_SYS_ADMIN)
+ONE_CELL = """about = "a cell for a fault"
+document = "none"
+replicates = "nothing"
+[[part]]
+name = "p"
+arm = "ddp"
+ranks = 2
+data = "embedded"
+init = "random"
+sequence = 16
+train_rows = 64
+eval_rows = 16
+micro_batch = 4
+steps = 4
+warmup_steps = 1
+threads = 1
+instruments = false
+[part.tiny]
+"""
 
 
-def test_each_fault_costs_one_cell_and_the_same_command_goes_on(shared):
-    """All in one process, which imports the libraries once; a fault that this machine lets nobody make is left out."""
-    chosen = [fault for fault in FAULTS if fault.name in SHORT]
-    names = [f.name for f in chosen if all(may(right) for words, right in NEEDS.items() if words in f.how)]
-    base = shared / "faults"
-    base.mkdir()
-    script, flags = "tests/fault_runner.py", ["--base", str(base), "--jobs", "2", *names]
-    run = forked(base, config="accelerate_configs/single.yaml", launcher=(), script=script, flags=flags)
-    assert run.code == 0, run.output
-    assert [name for name in names if name not in run.output] == [], run.output
+@pytest.fixture
+def struck(tmp_path, monkeypatch, cache):
+    """A function that sweeps one cell whose trainer is struck by a fault, and returns its record."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+    def sweep_one(fault: str, timeout_s: float = 300) -> Record:
+        monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "dying.py")
+        monkeypatch.setenv("FAULT", fault)
+        (turn,) = sweep.plan(protocol.cells(protocol.read(str(mini(tmp_path, ONE_CELL))), "tiny"), 1)
+        runs = tmp_path / "runs"
+        sweep.sweep([turn], runs, timeout_s, None, Listener())
+        assert working_on(runs) == []
+        record = store.load(runs / f"{turn.name}.1")
+        assert record.error is None or "Traceback" not in record.error.message
+        return record
+
+    return sweep_one
 
 
-def test_every_fault_is_possible():
-    assert set(SHORT) <= {fault.name for fault in FAULTS}
-    assert STRIKES.keys() >= {fault.how for fault in FAULTS}
-    assert MOMENTS.keys() >= {fault.when for fault in FAULTS}
+def test_an_exception_of_a_rank_is_the_reason_in_the_record(struck):
+    record = struck("exception")
+    assert record.status == "failed"
+    assert "no such row" in record.error.message
+
+
+def test_a_rank_that_is_killed_is_named(struck):
+    record = struck("SIGKILL")
+    assert (record.status, record.error.where) == ("failed", "rank 1")
+    assert "was killed (SIGKILL; not for lack of memory)" in record.error.message
+
+
+def test_a_rank_that_is_refused_memory_is_not_a_failure_of_the_trainer(struck):
+    record = struck("out of memory")
+    assert record.status == "host_oom"
+    assert "refused more memory" in record.error.message
+
+
+def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck):
+    record = struck("hang", timeout_s=60)
+    assert record.status == "timeout"
+    assert "Rank 1 has not begun all_reduce" in record.error.message
+
+
+def test_on_a_full_disk_there_is_room_for_the_record(struck, tmp_path):
+    """Of a small file system, which only root can mount."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(runs)], check=False)
+    if mounted.returncode:
+        pytest.skip("this user cannot mount a file system")
+    try:
+        assert struck("full disk").status == "done"
+        assert (runs / "large").stat().st_size > 2**20, "the user's file stays"
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
 # --- how a launch ended, from what launchers and the kernel say ----------------------------------------------------
