@@ -91,4 +91,5 @@ if steps := os.environ.get("GROWS"):
     torch.amp.GradScaler.__init__.__defaults__ = tuple(defaults)
 
 ranks = int(os.environ.get("WORLD_SIZE", 1))
-main.main(study.train.train, Launch(os.getppid(), time.time(), str(launcher.config_file()), ranks, oom_kills()))
+forked = Launch(os.getppid(), time.time(), str(launcher.config_file()), ranks, oom_kills())
+main.main(study.train.train, None if fault else forked)  # a sweep has a real launcher, which is looked up
