@@ -291,3 +291,28 @@ def test_a_rank_that_is_asked_says_in_which_collective_it_waits_and_writes_nothi
     left = collectives.load(tmp_path)
     assert [log.rank for log in left] == [0], "what ends by itself takes its heartbeat away"
     assert ranks_that_died(tmp_path, within_s=1) == [0]
+
+
+WAITS = """
+import datetime, sys, time
+import torch, torch.distributed as dist
+from accelerate import PartialState
+from study.training import ending, setup
+
+handed_on = setup.InitProcessGroupKwargs(backend="gloo", timeout=setup.WAIT).to_kwargs()
+assert handed_on["timeout"] == setup.WAIT, handed_on
+state = PartialState(cpu=True, backend="gloo", timeout=datetime.timedelta(seconds=2))
+if state.process_index == 1:
+    time.sleep(6)
+    sys.exit()
+try:
+    dist.all_reduce(torch.ones(1))
+except RuntimeError as error:
+    print(ending.reason(error).sentence)
+"""
+
+
+def test_a_rank_that_waits_too_long_says_so_and_not_after_half_an_hour(tmp_path):
+    output = ranks_of(WAITS, tmp_path).output
+    assert "a collective waited too long for another rank (Timed out waiting 2000ms" in output, output
+    assert "report this" not in output

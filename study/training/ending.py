@@ -41,6 +41,7 @@ SYSTEM = {  # what to do when the system refuses a file
     errno.ENFILE: "raise the system's limit of open files, and start it again",
     errno.EIO: "look at the disk",
 }
+GLOO_TIMEOUT = "Timed out waiting"
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
 PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
@@ -173,10 +174,18 @@ def reason(
         return Stop("interrupted", "start it again", "interrupted")
     if isinstance(error, OSError) and (stop := refused_by_the_system(error, folder)):
         return stop
+    return _by_its_words(str(error)) or Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
+
+
+def _by_its_words(message: str) -> Stop | None:
+    """Return the Stop for a message of a library that is known here."""
+    if GLOO_TIMEOUT in message:
+        what = f"a collective waited too long for another rank ({message.rpartition('] ')[2]})"
+        return Stop(what, "look at what the other ranks do: one is stopped, or takes another way through the code")
     for words, (library, remedy) in REFUSALS.items():
-        if words in str(error):
-            return Stop(f"{library} refuses: {str(error).removesuffix('.')}", remedy, "unavailable")
-    return Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
+        if words in message:
+            return Stop(f"{library} refuses: {message.removesuffix('.')}", remedy, "unavailable")
+    return None
 
 
 def without_cuda(arm: Arm, error: Exception) -> Stop | None:

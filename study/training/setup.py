@@ -32,6 +32,9 @@ from study.training.display import log_to, quiet, say, tracker_options
 from study.training.launch import Launch, on_several_machines
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
+# Accelerate 1.15 leaves out what equals its default, and the default of its class is NCCL's 10 minutes: with gloo
+# PyTorch would then wait for half an hour.
+WAIT = datetime.timedelta(minutes=10, seconds=1)
 OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
 
 
@@ -109,7 +112,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose
         # torch.compile decorators would import the whole compiler.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    group = InitProcessGroupKwargs(backend=backend, timeout=datetime.timedelta(minutes=10))
+    group = InitProcessGroupKwargs(backend=backend, timeout=WAIT)
     # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
     common = {
