@@ -78,11 +78,12 @@ def test_one_tool_after_the_other(name, bare, tmp_path):
     assert doctor.why_not(arm(name), gpus=0) is None
 
 
-def test_the_disk_needs_the_cuda_toolkit_on_a_gpu(bare, monkeypatch, tmp_path):
+def test_the_disk_and_the_quantizer_need_the_cuda_toolkit_on_a_gpu(bare, monkeypatch, tmp_path):
     tool(bare, "ninja")
     tool(bare, "c++")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    assert "CUDA_HOME" in doctor.why_not(arm("zero3_nvme"), gpus=1).remedy
+    for name in ("zero3_nvme", "zero3_qwz"):
+        assert "CUDA_HOME" in doctor.why_not(arm(name), gpus=1).remedy
     assert doctor.why_not(arm("zero3_cpu"), gpus=1) is None, "Adam in host memory is compiled without CUDA"
     tool(tmp_path / "cuda" / "bin", "nvcc")
     assert doctor.why_not(arm("zero3_nvme"), gpus=1) is None

@@ -26,7 +26,7 @@ from study.predictor.estimate import estimate, moments, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.timing.work import blocks
-from study.predictor.tracing import tracing
+from study.predictor.tracing import committed, tracing
 from study.predictor.tracing.reading import read
 from study.predictor.tracing.repeating import repeat
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
@@ -358,3 +358,7 @@ def test_a_config_that_makes_no_model_is_a_sentence():
         estimate(Setup(model=Transformer.of(config_of("llama", hidden_size=-64), "small")))
     with pytest.raises(Stop, match="small cannot be followed without values"):
         profile(Setup(model=Transformer.of(config_of("llama", num_key_value_heads=3), "small"), sequence=8))
+
+
+def test_a_config_whose_type_is_a_list_is_a_family_that_nobody_knows():
+    assert committed.member({"model_type": ["a"]}, None).layers is None

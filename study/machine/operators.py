@@ -92,8 +92,8 @@ def why_not(name: str, gpus: int) -> Stop | None:
         return _unavailable(what, "use a machine with a GPU")
     if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
         return _unavailable(f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH", GET_NINJA)
-    if name == "async_io" and gpus and not nvcc():  # the only operator here that is built against CUDA
-        return _unavailable("offloading from a GPU to disk needs the CUDA toolkit, which is missing", GET_CUDA)
+    if name in ("async_io", "quantizer") and gpus and not nvcc():  # those here that are built against CUDA
+        return _unavailable(f"{purpose} on a GPU needs the CUDA toolkit, which is missing", GET_CUDA)
     # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
     if not compiler() and (name == "async_io" or not compiled(name)):
         return _unavailable(f"DeepSpeed needs a C++ compiler for {purpose}, and there is none", GET_COMPILER)
