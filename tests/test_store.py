@@ -182,3 +182,11 @@ def test_the_commit_is_not_that_of_a_repository_around_it(tmp_path, monkeypatch)
     assert store.commit_of_this_tree() == (None, None)
     monkeypatch.setattr(store, "ROOT", tmp_path)
     assert len(store.commit_of_this_tree()[0]) == 40, "at the top of its own checkout it is known"
+
+
+def test_the_name_of_a_cell_stands_for_its_newest_try(tmp_path):
+    for name in ("train-ddp-r1.2", "train-ddp-r1.10", "train-ddp-r11.1"):
+        (tmp_path / name).mkdir()
+    assert store.newest_try(tmp_path / "train-ddp-r1") == tmp_path / "train-ddp-r1.10"
+    assert store.newest_try(tmp_path / "train-ddp-r1.2") == tmp_path / "train-ddp-r1.2"
+    assert store.newest_try(tmp_path / "other") == tmp_path / "other"

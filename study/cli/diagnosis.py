@@ -42,7 +42,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     """
     if not runs:
         raise Stop("no run is given", "name the folder of a run, or its record.json")
-    answers = [_answer(path) for path in runs]
+    answers = [_answer(store.newest_try(path)) for path in runs]
     if as_json:
         return answers
     for number, answer in enumerate(answers):
@@ -176,7 +176,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         b: The second.
         as_json: Print everything as JSON.
     """
-    sides = {"a": sources.read(a), "b": sources.read(b)}
+    sides = {name: sources.read(store.newest_try(path)) for name, path in {"a": a, "b": b}.items()}
     only_a, only_b = differences.found_in_one(sides["a"], sides["b"])
     compared = differences.compare(sides["a"], sides["b"])
     problems = {name: contradictions(source) for name, source in sides.items()}

@@ -114,8 +114,8 @@ def explain(
         run_b: The folder of the second run. Differences are those from the first to the second.
         as_json: Print components and sentences as JSON.
     """
-    a = store.load(run_a)
-    b = store.load(run_b)
+    a = store.load(store.newest_try(run_a))
+    b = store.load(store.newest_try(run_b))
     rows = explaining.explain(a, b)
     warning = explaining.unlike(a, b)
     sentences = explaining.sentences(a, b)

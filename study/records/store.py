@@ -10,6 +10,7 @@ import datetime
 import errno
 import fcntl
 import functools
+import glob
 import json
 import os
 import subprocess
@@ -102,6 +103,14 @@ def release_reserved_space(folder: Path) -> bool:
 def load(folder: Path) -> Record:
     """Return the record of a run folder. Raise Stop if it is missing or broken."""
     return read(folder / RECORD)
+
+
+def newest_try(path: Path) -> Path:
+    """Return the newest folder of a sweep's cell, for the name of the cell as the sweep prints it; else the path."""
+    if path.exists():
+        return path
+    tries = path.parent.glob(f"{glob.escape(path.name)}.[0-9]*")
+    return max(tries, key=lambda each: int(re.sub(r"\D", "", each.suffix)), default=path)
 
 
 def read(path: Path) -> Record:
