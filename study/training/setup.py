@@ -58,7 +58,9 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         store.reserve(folder)
         log_to(folder)
         record = store.new(folder.name, sys.argv)
-        record.requested = Requested(**as_dict(settings), arm=arm.name, config_file=launch.config_file)
+        # JSON has no NaN. The settings are checked once there is a record to say what is wrong with them.
+        wanted = {name: value for name, value in as_dict(settings).items() if str(value) not in ("nan", "inf", "-inf")}
+        record.requested = Requested(**wanted, arm=arm.name, config_file=launch.config_file)
         record.hardware = hardware.describe(disk if disk is not None and disk.exists() else folder)
         record.software = hardware.versions()
         store.write(folder, record)
