@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, launch, traceback_of_ours
+from safetensors.torch import load_file
 from test_parity import CAST
 from transformers import AutoModelForCausalLM
 
@@ -27,7 +28,12 @@ def test_what_stage_3_saves_is_what_ddp_saves(trained):
 
 @pytest.mark.parametrize(
     ("arm", "flags", "dtype", "size_bytes"),
-    [("ddp", FLAGS, "float32", 4), ("zero3", FLAGS, "float32", 4), ("zero2", CAST, "bfloat16", 2)],
+    [
+        ("ddp", FLAGS, "float32", 4),
+        ("zero3", FLAGS, "float32", 4),
+        ("zero2", CAST, "bfloat16", 2),
+        ("fsdp2", FLAGS, "float32", 4),
+    ],
 )
 def test_the_file_is_of_the_runs_precision(trained, arm, flags, dtype, size_bytes):
     """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""
@@ -35,6 +41,15 @@ def test_the_file_is_of_the_runs_precision(trained, arm, flags, dtype, size_byte
     assert seen["saved"]["parameters"] == seen["parameters"], "tied weights are written once"
     assert seen["saved"]["dtypes"] == [dtype]
     assert seen["saved"]["bytes"] == pytest.approx(seen["parameters"] * size_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("arm", ["zero3", "fsdp2"])
+def test_every_arm_writes_the_names_and_shapes_of_ddp(trained, arm):
+    """FSDP2 gathers in a collective of all ranks; stage 3 reads BERT's weights in a way that keeps their old names."""
+    flags = ("--task", "imdb", *FLAGS[2:])
+    files = [trained(name, *flags).folder / "model/model.safetensors" for name in ("ddp", arm)]
+    shapes = [{name: tensor.shape for name, tensor in load_file(file).items()} for file in files]
+    assert shapes[0] == shapes[1]
 
 
 def test_stage_3_without_the_flag_cannot_save_and_says_so(tmp_path, cache):

@@ -91,14 +91,18 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
 
 
 def save(run: Run) -> None:
-    """Write the trained weights. Under stage 3 they are gathered first. The first rank records what it wrote."""
-    # Below stage 3, Accelerate would clone each tensor and write tied weights twice.
-    in_parts = run.arm.stage == 3 or run.arm.tensor_ranks > 1
+    """Write the trained weights, gathered by all ranks if each has a part. The first rank records what it wrote."""
+    # Whole weights are not gathered: Accelerate would clone each tensor and write tied weights twice.
+    in_parts = run.arm.stage == 3 or run.arm.tensor_ranks > 1 or run.arm.fsdp
     state = run.accelerator.get_state_dict(run.model) if in_parts else None
     if not run.accelerator.is_main_process:
         return
     folder = run.folder / "model"
-    run.accelerator.unwrap_model(run.model).save_pretrained(folder, state_dict=state)
+    model = run.accelerator.unwrap_model(run.model)
+    model._weight_conversions = None  # else the old names of a checkpoint, and under stage 3 those of any BERT
+    if run.arm.fsdp:  # each name of a tied weight was gathered by itself
+        state = {name: tensor for name, tensor in state.items() if name not in model.all_tied_weights_keys}
+    model.save_pretrained(folder, state_dict=state)
     written = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
     run.record.observed.saved = Saved(
         bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
