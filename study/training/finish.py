@@ -100,7 +100,7 @@ def save(run: Run) -> None:
     folder = run.folder / "model"
     model = run.accelerator.unwrap_model(run.model)
     model._weight_conversions = None  # else the old names of a checkpoint, and under stage 3 those of any BERT
-    if run.arm.fsdp:  # each name of a tied weight was gathered by itself
+    if state and run.arm.fsdp:  # each name of a tied weight was gathered by itself
         state = {name: tensor for name, tensor in state.items() if name not in model.all_tied_weights_keys}
     model.save_pretrained(folder, state_dict=state)
     written = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
