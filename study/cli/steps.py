@@ -103,8 +103,8 @@ class Kernels:
     models with k_proj and v_proj, and for GPT-2 and GPT-BigCode."""
     plain_linear: bool = False
     """With stage 3: linear layers are PyTorch's, whose graph keeps the gathered weights until the backward pass. So
-    they are where the model was not built within deepspeed.zero.Init, and DeepSpeed is older than 0.19.4. Accelerate
-    and transformers' Trainer build it within."""
+    they are where the model was not built within deepspeed.zero.Init, and DeepSpeed is older than 0.19.4.
+    from_pretrained builds it within only if TrainingArguments or HfDeepSpeedConfig exists before."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
