@@ -112,6 +112,9 @@ PLANTED = [  # the finding, a record, and the change that is the mistake
     ("second_bucket", "zero2", {"observed__overlap": True} | peak("zero2", weights=670, buckets=400)),
     ("all_weights_gathered", "zero3 many passes",
      peak("zero3 many passes", gathered_weights=4, weights=2, activations=3)),
+    ("frozen_weights_gathered", "zero3 many passes",
+     peak("zero3 many passes", gathered_weights=4, weights=2, activations=3)
+     | {"observed__trained_parameters": 1000, "observed__checkpointing": True}),
     ("linear_keeps_weights", "zero3", {"observed__linear_parameters_kept": 300_000_000}),
     ("weights_stay_gathered", "zero3", peak("zero3", gathered_weights=400, weights=42)),
     ("not_all_partitioned", "zero3", {"observed__held_parameters_per_rank": [100_000_000]}),
@@ -135,6 +138,7 @@ COSTS = {  # the bytes that findings name, by hand: of memory on a rank, or move
     "buckets_dominate": 10 * 10**9,
     "second_bucket": 200 * 10**6,
     "all_weights_gathered": 4 * 10**6,
+    "frozen_weights_gathered": 4 * 10**6,
     "weights_stay_gathered": 400 * 10**6,
     "linear_keeps_weights": 2 * 300_000_000,
     "activations_dominate": 600 * 10**6,

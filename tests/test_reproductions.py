@@ -15,6 +15,7 @@ from study.ledger.files import FOLDER, read_all
 from study.ledger.verdict import REFUTED, TRIED
 from study.probes.answers import REPRODUCTIONS
 from study.records.evidence import Evidence
+from study.watcher.findings import OF_RECORDS, texts
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
 QUICK = ("zero2_estimator_and_its_page",)  # no process group, nothing compiled
@@ -39,7 +40,9 @@ def test_can_be_sent_to_the_maintainers(path):
 
 
 def test_every_reproduction_decides_something():
+    """A claim, or a finding of `study diagnose`."""
     named = {name for path in FOLDER.glob("*.toml") for name in re.findall(r'name = "(\w+)"', path.read_text())}
+    named |= {text.get("evidence") for text in texts(OF_RECORDS).values()}
     assert {path.stem for path in SCRIPTS} <= named
 
 

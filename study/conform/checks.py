@@ -220,6 +220,22 @@ def frozen_memory(build: Build, case: Case, launch: int) -> None:
         raise Difference(f"{more:,} bytes of tensors are alive on a rank, {more / own:.2f} times those of the weights")
 
 
+def frozen_weights_freed(build: Build, case: Case, launch: int) -> None:
+    """A backward pass leaves no frozen weights behind that it gathers: at its end at most half of their fp32 bytes."""
+    training = build(case)
+    training.update(0)
+    gc.collect()
+    before, seen = live_bytes(), list[int]()
+    hook = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: seen.append(live_bytes()))
+    training.one_pass(microbatch(case, 1, 0, dist.get_rank()))
+    hook.remove()
+    frozen = sum(weight.numel() * 4 for weight in new_model(case).parameters() if not weight.requires_grad)
+    if seen[-1] - before > frozen // 2:
+        raise Difference(
+            f"{seen[-1] - before:,} bytes more are alive at the end, and the frozen weights are {frozen:,}"
+        )
+
+
 def live_bytes() -> int:
     """Return the bytes of all tensors that Python knows, each storage once, without bytes that are being sent."""
     storages = {}

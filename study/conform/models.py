@@ -147,6 +147,13 @@ class RecomputedReentrant(Recomputed):
     reentrant = True
 
 
+class FrozenRecomputedReentrant(RecomputedReentrant):
+    """The same, and the blocks are frozen."""
+
+    def change(self, width: int, layers: int) -> None:
+        self.blocks.requires_grad_(False)
+
+
 class Outside(Plain):
     """The weight of the first layer is used a second time, outside its module."""
 

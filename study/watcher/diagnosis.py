@@ -209,9 +209,9 @@ def _buckets(facts: Facts) -> Results:
     unit = 10 ** max(0, len(str(best)) - 2)
     best = max(FLOOR_ELEMENTS, best // unit * unit)
     if best < elements and taken > saved > 0:
-        suggestion = {"best": best, "best_bytes": best * facts.element_bytes}
-        yield "buckets_dominate", suggestion | {
-            "memory_bytes": taken, "saved_bytes": saved, "elements": count(elements)
+        yield "buckets_dominate", {
+            "best": best, "best_bytes": best * facts.element_bytes,
+            "memory_bytes": taken, "saved_bytes": saved, "elements": count(elements),
         }  # fmt: skip
 
 
@@ -219,8 +219,8 @@ def _gathered_weights(facts: Facts) -> Results:
     if facts.stage < 3:
         return
     large = LARGE * facts.peak_bytes
-    per_rank = facts.record.memory.components.per_rank
-    kept = max((rank.after_step.get("gathered_weights", 0) for rank in per_rank), default=0)
+    ranks = facts.record.memory.components.per_rank
+    kept = max((rank.after_step.get("gathered_weights", 0) for rank in ranks), default=0)
     if kept >= max(large, facts.weights_bytes // 2):
         yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
     in_graph = (facts.observed.linear_parameters_kept or 0) * facts.element_bytes
@@ -229,7 +229,9 @@ def _gathered_weights(facts: Facts) -> Results:
         return
     gathered = facts.peak.get("gathered_weights", 0)
     if gathered >= max(large, 0.9 * facts.weights_bytes) and facts.ranks > 1:
-        yield "all_weights_gathered", {"memory_bytes": gathered}
+        some_frozen = facts.observed.trained_parameters not in (None, facts.parameters)
+        id = "frozen_weights_gathered" if facts.observed.checkpointing and some_frozen else "all_weights_gathered"
+        yield id, {"memory_bytes": gathered}
 
 
 def _partitioned(facts: Facts) -> Results:
@@ -238,9 +240,11 @@ def _partitioned(facts: Facts) -> Results:
     fair = facts.parameters / facts.ranks
     largest = max(facts.observed.held_parameters_per_rank, default=0)
     if largest > 1.5 * fair:
-        shares = {"share": largest / facts.parameters, "fair_share": 1 / facts.ranks}
         id = "quantized_whole" if {"uint8", "int8"} & set(facts.weights.split()) else "not_all_partitioned"
-        yield id, shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
+        yield id, {
+            "share": largest / facts.parameters, "fair_share": 1 / facts.ranks,
+            "memory_bytes": int((largest - fair) * facts.element_bytes),
+        }  # fmt: skip
 
 
 def _activations(facts: Facts) -> Results:
@@ -351,9 +355,9 @@ def diagnose(record: Record) -> list[Finding]:
 def looked_at(record: Record) -> tuple[list[str], list[str]]:
     """Return the topics for which the record has the values that at least one rule needs, and the other topics."""
     judged = _judged(record)
-    known = {topic for topic, _, is_known in judged if is_known}
-    topics = dict.fromkeys(topic for topic, *_ in judged)
-    return [topic for topic in topics if topic in known], [topic for topic in topics if topic not in known]
+    known = dict.fromkeys(topic for topic, _, is_known in judged if is_known)
+    others = dict.fromkeys(topic for topic, *_ in judged if topic not in known)
+    return list(known), list(others)
 
 
 def _judged(record: Record) -> list[tuple[str, list[Finding], bool]]:

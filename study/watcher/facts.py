@@ -62,8 +62,7 @@ class Facts:
 
     @property
     def sharded(self) -> bool:
-        names = f"{self.observed.wrapper} {self.observed.distributed_type}"
-        return bool(self.observed.stage) or "FSDP" in names
+        return bool(self.observed.stage) or "FSDP" in f"{self.observed.wrapper} {self.observed.distributed_type}"
 
     @property
     def ranks(self) -> int:

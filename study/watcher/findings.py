@@ -28,14 +28,13 @@ def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
     text = (texts(OF_RECORDS) | texts(OF_EVIDENCE) | texts(OF_HANGS))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    memory = [values[name] for name in ("memory_bytes", "grown_bytes") if name in values]
     return Finding(
         text["sentence"].format(**shown),
         text["remedy"].format(**shown),
         text.get("evidence"),
         id=id,
         lost_s=values.get("lost_s"),
-        memory_bytes=memory[0] if memory else None,
+        memory_bytes=values.get("memory_bytes", values.get("grown_bytes")),
         traffic_bytes=values.get("traffic_bytes"),
     )
 
