@@ -16,7 +16,6 @@ from study.cli.commands import start
 from study.conform import changes, output, releases, suite, trials
 from study.conform.suite import PROPERTIES
 from study.errors import Stop
-from study.report.topics import conformance
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = suite.table("matrix")
@@ -161,29 +160,6 @@ def test_what_changes_is_what_the_kept_results_say():
     """If not: study versions all --out reports/conform/releases, which runs nothing that is there."""
     now = json.loads(json.dumps(changes.content(changes.RELEASES)))
     assert now == json.loads((changes.RELEASES / "changes.json").read_text())
-
-
-def test_the_page_and_the_readme_show_the_changes():
-    kept = conformance.over_releases()
-    assert 1 <= len(kept["most"]) <= 5
-    (table,) = [each for each in kept["tables"] if each["adapter"] == "zero2"]
-    (row,) = [each for each in table["rows"] if each["question"] == "accumulation-4"]
-    answers = dict(zip(table["releases"], row["answers"], strict=True))
-    assert [answers[release] for release in ("0.17.5", "0.17.6", "0.18.2", "0.18.3")] == [
-        "holds",
-        "fails",
-        "fails",
-        "holds",
-    ]
-    assert conformance.headline() in " ".join((ROOT / "README.md").read_text().split())
-
-
-def test_the_pages_have_a_row_for_what_differs():
-    rows = conformance.table()
-    assert set(conformance.counts(rows)["adapter"]) >= {"ddp", "fsdp2", "zero1", "zero2", "zero3"}
-    assert "empty" in set(conformance.differing(rows)["property"])
-    assert "Nothing fails with" in conformance.sentence(rows)
-    assert "23 are seen before" in conformance.power()
 
 
 # --- what changes if I upgrade -------------------------------------------------------------------------------------

@@ -241,14 +241,6 @@ def test_frontier(drawn):
     assert_drawn([(row.peak_bytes / 1e6, row.median) for row in rows.itertuples()], figure.axes[0])
 
 
-def test_scores():
-    cells = [{"ours": 0.01 * n, "deepspeed": -0.4, "accelerate": 0.1 if n else None} for n in (0, 1, 2)]
-    ours, deepspeed, accelerate = predictions.scores(cells).to_dict("records")
-    assert ours == {"predictor": "ours", "cells": 3, "median_error": "1.0%", "largest_error": "2.0%", "not_covered": 0}
-    assert (deepspeed["largest_error"], accelerate["not_covered"]) == ("40%", 1)
-    assert predictions.scores([]).empty
-
-
 def test_verdicts(drawn):
     above, below = drawn["claims"][0].axes
     assert (bars(above), bars(below)) == ([3] * 10, [3] * 4), "five words of two documents; two of their own numbers"

@@ -83,13 +83,11 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    no_figure = dict.fromkeys(("optimizers", "resume", *report.REPLICATIONS[1:]), '<div class="seen">')
-    no_figure |= dict.fromkeys(("machines", "killed"), "<table>") | {"stages": "<table border"}
+    no_figure = dict.fromkeys(report.REPLICATIONS[1:], '<div class="seen">') | {"stages": "<table border"}
     assert no_figure.get(name, "<figure><svg") in (site / f"{name}.html").read_text()
-    assert not outputs(site / "notebooks" / f"{name}.ipynb"), "its page has them"
 
 
-@pytest.mark.parametrize("name", report.NOTEBOOKS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "colab"])
 def test_over_nothing(name, home, tmp_path, monkeypatch):
     """What is missing is named, with the command that makes it. Run here: a kernel for each takes seconds."""
     at_home(home, monkeypatch)
@@ -156,7 +154,6 @@ def test_verdicts_come_from_the_data_folder_and_are_judged_where_it_has_none(boo
     reading = book(finished("one"), data=str(tmp_path))
     assert list(reading.verdicts()["claim"]) == ["S1", "S2"]
     assert list(reading.verdicts("001")["claim"]) == ["S2"]
-    assert reading.scores() == []
     reading.data = None
     assert reading.verdicts().empty
 

@@ -221,7 +221,6 @@ def report(
     runs: tuple[Path, ...] = (),
     out: Path = Path("reports/build"),
     readme: Path | None = None,
-    calculator_only: Path | None = None,
 ) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
@@ -229,14 +228,7 @@ def report(
         runs: Folders that contain runs, at any depth.
         out: The folder for the pages. An earlier report in it is replaced.
         readme: Also write the verdicts into this file, between its two marker lines.
-        calculator_only: Write the calculator alone into this folder, as a page that needs no other file.
     """
-    if calculator_only:
-        from study.report import calculator
-
-        calculator_only.mkdir(parents=True, exist_ok=True)
-        say(str(calculator.write(calculator_only, {}, is_alone=True)))
-        return
     if not runs:
         raise Stop("study report needs --runs", "give folders that contain runs")
     from study.report.site import command

@@ -13,6 +13,7 @@ import functools
 import glob
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator

@@ -50,15 +50,13 @@ def draw_memory(ax: Axes, rows: pd.DataFrame, arms: list[str]) -> None:
         basis, first_rows = next(iter(of_basis.items()))
         few = first_rows.assign(part=first_rows["part"].where(first_rows["part"].isin(PARTS), OTHER))
         sizes = {part: sums(few, "part", "bytes").get(part, 0) for part in PARTS}
-        pieces = [(sizes[part], PARTS[part], f"{arm}, {part}, {basis}: {size(sizes[part])}") for part in PARTS]
-        known = [piece for piece in pieces if piece[0]]
-        ends = [style.stack(ax, place, arm, known, alpha=0.55 if basis == "predicted" else 1)]
+        known = [(sizes[part], PARTS[part]) for part in PARTS if sizes[part]]
+        ends = [style.stack(ax, place, known, alpha=0.55 if basis == "predicted" else 1)]
         for name in MARKS.keys() & of_basis.keys() - {basis}:
             ends.append(of_basis[name]["bytes"].sum())
-            (mark,) = ax.plot(ends[-1], place, **MARKS[name])
-            style.set_tooltip(mark, arm, f"{arm}, {name}: {size(ends[-1])}")
+            ax.plot(ends[-1], place, **MARKS[name])
         on_host = f" + {size(sizes[HOST])} host" * bool(sizes[HOST])
-        style.annotate(ax, size(sum(sizes.values()) - sizes[HOST]) + on_host, max(ends), place, arm)
+        style.annotate(ax, size(sum(sizes.values()) - sizes[HOST]) + on_host, max(ends), place)
     style.name_bars(ax, arms)
     ax.set_xlim(0, 1.3 * rows.groupby(["arm", "basis"])["bytes"].sum().max())  # room for the number behind a bar
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -91,16 +89,12 @@ def steps(rows: pd.DataFrame) -> Figure:
 
 
 def _draw_step(ax: Axes, place: int, row: Any) -> None:
-    words = f"{row.arm}, {row.basis}: {row.seconds:.2g} s"
     if pd.isna(row.low):
-        (mark,) = ax.plot(row.seconds, place, **PUBLISHED)
-        style.set_tooltip(mark, row.arm, words)
+        ax.plot(row.seconds, place, **PUBLISHED)
         return
-    (line,) = ax.plot([row.low, row.high], [place] * 2, color=colour(row.arm), linewidth=2)
-    (mark,) = ax.plot(row.seconds, place, "o", color=colour(row.arm), markerfacecolor=CARD)
-    style.annotate(ax, f"{row.seconds:.2g} s", row.high, place, row.arm)
-    for part in (line, mark):
-        style.set_tooltip(part, row.arm, f"{words} ({row.low:.2g} to {row.high:.2g})")
+    ax.plot([row.low, row.high], [place] * 2, color=colour(row.arm), linewidth=2)
+    ax.plot(row.seconds, place, "o", color=colour(row.arm), markerfacecolor=CARD)
+    style.annotate(ax, f"{row.seconds:.2g} s", row.high, place)
 
 
 @style.figure
@@ -123,13 +117,11 @@ def draw_traffic(ax: Axes, rows: pd.DataFrame) -> list:
     arms = style.ordered(rows["arm"])
     for place, arm in enumerate(arms):
         times = sums(counted[counted["arm"] == arm], "collective", "times")
-        named = [(times[kind], kind, f"{arm}, {kind}: {times[kind]:.2g} times an all-reduce") for kind in times]
-        pieces = [(length, style.COLLECTIVES.get(kind, FAINT), words) for length, kind, words in named]
-        end = style.stack(ax, place, arm, pieces)
+        pieces = [(length, style.COLLECTIVES.get(kind, FAINT)) for kind, length in times.items()]
+        end = style.stack(ax, place, pieces)
         if arm in paper:
-            (mark,) = ax.plot(paper[arm], place, **PREDICTED)
-            style.set_tooltip(mark, arm, f"{arm}, ZeRO paper: {paper[arm]:.2g} times")
-        style.annotate(ax, f"{end:.2g}", max(end, paper.get(arm, 0)), place, arm)
+            ax.plot(paper[arm], place, **PREDICTED)
+        style.annotate(ax, f"{end:.2g}", max(end, paper.get(arm, 0)), place)
     style.name_bars(ax, arms)
     ax.margins(x=0.12, y=0.03)
     ax.set_xlim(left=0)

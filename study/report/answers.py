@@ -258,7 +258,7 @@ def of_time() -> Answer:
     """Return predicted and published times. No GPU was measured here, and times of a CPU say nothing about GPUs."""
     rows = steps()
     where = (f"predictions: {side_by_side.RANKS} x {side_by_side.GPU}; nothing was measured on a GPU here",)
-    links, bases = (("predictions.html", "how good such predictions are"),), (PREDICTED, PUBLISHED)
+    links, bases = (("calculator.html#basis", "how good such predictions are"),), (PREDICTED, PUBLISHED)
     sentence, more, figure = time_in_words(rows), published_in_words(rows), answer_figures.steps(rows)
     return Answer("time", "Does it cost time?", sentence, more, rows, figure, bases, where, links)
 
@@ -335,7 +335,7 @@ def of_traffic(runs: Runs) -> Answer:
         figure=answer_figures.traffic(rows),
         bases=(VIRTUAL if mine[0].virtual else MEASURED,),
         where=machines(mine),
-        links=(("claims/L-32.html", "claim L-32"), ("compare.html#Bytes-moved", "every group of runs")),
+        links=(("claims.html#L-32", "claim L-32"), ("compare.html#Bytes-moved", "every group of runs")),
         command="" if mine[0].virtual else AT_SCALE,
     )
 

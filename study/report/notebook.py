@@ -1,10 +1,9 @@
 """What a notebook shows: figures, tables and sentences, and what is missing.
 
-Where `data` names a folder, the rows behind each figure and table are also written to it. From it come the verdicts
-and the scoreboard, which `study report` makes once; without it a notebook judges the claims itself.
+Where `data` names a folder, the rows behind each figure and table are also written to it. From it come the verdicts,
+which `study report` makes once; without it a notebook judges the claims itself.
 """
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -30,11 +29,11 @@ from study.spec.arms import all_paths
 from study.spec.settings import Settings
 
 NAME = "study_name"  # in the metadata of an output: its file in the data folder, without the suffix
-VERDICTS, SCORES = "verdicts.json", "scores.json"  # in the data folder
+VERDICTS = "verdicts.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ("group", "line", "against", "largest_difference", "seeds_differ_by", "final_loss", "steps", "n")
 CENTRAL = ("claim", "claimed", "found", "finding", "certainty", "rests on")
-CLAIMS = ("claim", "verdict", "basis", "plainly", "quote")  # the page of a claim has the rest
+CLAIMS = ("claim", "verdict", "basis", "plainly", "quote")  # the page of all claims has the rest
 OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
 
 
@@ -45,8 +44,7 @@ class Book:
         self.name = name
         self.protocols = protocols
         self.data = Path(data) if data else None
-        # A report gives the same data folder to all notebooks, and its runs do not change while it is made.
-        self.runs = _loaded(runs) if data else records.load_to_share(runs)
+        self.runs = records.load_to_share(runs)
         self.judged_by = self.runs  # verdicts rest on all runs, figures on those of the protocols
         if protocols:
             mine = tuple(run for run in self.runs if protocol_of(run) in protocols)
@@ -146,7 +144,8 @@ class Book:
 
     def verdicts(self, document: str | None = None) -> pd.DataFrame:
         """Return the claims of one document, or of all, with their verdicts. If a claims file is wrong, say so."""
-        if rows := self._kept(VERDICTS):
+        if self.data and (self.data / VERDICTS).exists():
+            rows = json.loads((self.data / VERDICTS).read_text())
             return pd.DataFrame([row for row in rows if document in (None, row["document"])])
         try:
             return claims.judge(self.judged_by, document).table
@@ -154,23 +153,9 @@ class Book:
             say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
             return pd.DataFrame()
 
-    def scores(self) -> list[dict]:
-        """Return the cells of the scoreboard. Only the report makes them, because that needs DeepSpeed."""
-        return self._kept(SCORES)
-
     def _write(self, name: str, rows: pd.DataFrame) -> None:
         if self.data:
             write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
-
-    def _kept(self, name: str) -> list[dict]:
-        if self.data and (self.data / name).exists():
-            return json.loads((self.data / name).read_text())
-        return []
-
-
-@functools.cache
-def _loaded(runs: str) -> Runs:
-    return records.load_to_share(runs)
 
 
 def protocol_of(run: Run) -> str:

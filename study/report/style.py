@@ -3,21 +3,17 @@
 No figure tells things apart by colour alone: each arm has its own marker; virtual or emulated is open or hatched.
 """
 
-import base64
-import hashlib
 import html
 import io
 import math
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -29,7 +25,6 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from study.io.numbers import short
 from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, UNDERSTATED
 from study.report.grouping import parts
 from study.spec.arms import NAMES, all_paths
@@ -49,7 +44,6 @@ OPEN: Look = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor":
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
-# Its black is a little lighter: of #000000, matplotlib writes no fill, and a dark page could not replace it.
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#010101", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
 # More, for FSDP2 and for groups of ranks: the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
@@ -82,15 +76,6 @@ COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "
 COLLECTIVES |= {"all-to-all": ORANGE, "any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
 VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document compared with its own numbers
-COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
-PLACE = r"([-\d.e]+)"
-STRAIGHT = [  # lines and bars in fewer words
-    (re.compile(rf"M{PLACE} {PLACE}L{PLACE} \2L\3 {PLACE}L\1 \4z"), r"M\1 \2H\3V\4H\1z"),
-    (re.compile(rf'M{PLACE} {PLACE}L\1 {PLACE}"'), r'M\1 \2V\3"'),
-    (re.compile(rf'M{PLACE} {PLACE}L{PLACE} \2"'), r'M\1 \2H\3"'),
-]
-MARK = "mark of "  # the id of a mark that belongs to an arm begins with it
-MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
 UNITS_OF_LABELS = {"rows/pass": "rows per pass", "warmup steps": "warm-up steps"}
 UNITS_OF_LABELS |= {name: name for name in ("passes", "tokens", "epochs", "steps", "hosts", "threads")}
 UNITS_OF_LABELS |= {name: name for name in ("virtual ranks", "evaluation rows")}
@@ -101,19 +86,6 @@ WORDS_OF_LABELS = {
     "checkpoint every": "a checkpoint every {} steps",
     "measured by version": "instruments of version {}",
 }
-# A third of what matplotlib writes.
-UNNEEDED = [
-    re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL),
-    re.compile(r"""font-family: 'DejaVu Sans', 'Verdana', 'Arial', sans-serif; """),  # the same in all texts: see FONT
-    re.compile(r' transform="rotate\(-?0 [^"]*\)"'),
-    re.compile(r' id="(?:figure|axes|text|patch|[xy]tick|line2d|legend|matplotlib\.axis|\w+Collection)_\d+"'),
-    re.compile(r"\n\s*(?=<)"),
-]
-LOOK = re.compile(r'(?: clip-path="([^"]*)")? style="([^"]*)"')  # of a mark, or of marks that are all alike
-ALIKE = re.compile(r'<g( clip-path="[^"]*")>((?:<use [^>]*/>)+)</g>')
-OPAQUE = 3  # pale marks on each other that look like one that is not pale
-OFTEN = 3  # from so many marks on, a look is a class
-FONT = 'font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
 
@@ -177,14 +149,8 @@ def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any
     is_open = getattr(row, "kind", "real") in ("virtual", "capped", "emulated")
     look: dict[str, Any] = {"color": colour(row.arm), "marker": marker(row.arm), "capsize": 2.5, "linestyle": "none"}
     look["markerfacecolor"] = CARD if is_open else colour(row.arm)
-    text = short(float(value))
-    interval = None
-    if has_interval:
-        interval = [[value - row.low], [row.high - value]]
-        text += f" ({short(float(row.low))} to {short(float(row.high))})"
-    drawn = axes.errorbar(x, value, interval, **look, **options)
-    for part in drawn.get_children():
-        set_tooltip(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
+    interval = [[value - row.low], [row.high - value]] if has_interval else None
+    axes.errorbar(x, value, interval, **look, **options)
 
 
 def keys(arms: Iterable[str], marks: Mapping[str, Look] | None = None) -> list[Line2D]:
@@ -206,9 +172,7 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
         columns = max(1, min(columns, int(WIDTH / column)))
         height += 0.1 + 0.19 * math.ceil(len(entries) / columns)
         look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
-        for name in drawing.legend(handles=entries, loc="outside upper left", **look).get_texts():
-            if name.get_text() in all_paths():
-                set_legend_id(name, name.get_text())
+        drawing.legend(handles=entries, loc="outside upper left", **look)
     if note:
         drawing.supxlabel(note, x=0.01, ha="left", fontsize=NOTE_SIZE, color=FAINT)
     drawing.set_figheight(height + LINE * _wrap_titles(drawing))
@@ -247,22 +211,18 @@ def _wrap_titles(drawing: Figure) -> int:
 
 
 def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None = None) -> None:
-    """Name horizontal bars, the first one on top. A name that begins with an arm's is its key."""
+    """Name horizontal bars, the first one on top."""
     names = list(names)
     axes.set_yticks(list(range(len(names)) if places is None else places), names)
-    for label, name in zip(axes.get_yticklabels(), names, strict=True):
-        if (arm := re.split("[:, ]", name)[0]) in all_paths():
-            set_legend_id(label, arm)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
 
-def stack(axes: Axes, place: float, arm: str, pieces: Iterable[tuple[float, str, str]], **look: Any) -> float:
-    """Draw a bar of pieces: of each its length, its colour and the words over it. Return the length of the bar."""
+def stack(axes: Axes, place: float, pieces: Iterable[tuple[float, str]], **look: Any) -> float:
+    """Draw a bar of pieces: of each its length and its colour. Return the length of the bar."""
     left = 0.0
-    for length, tone, words in pieces:
-        (piece,) = axes.barh(place, length, 0.8, left, color=tone, edgecolor=FAINT, linewidth=0.6, **look)
-        set_tooltip(piece, arm, words)
+    for length, tone in pieces:
+        axes.barh(place, length, 0.8, left, color=tone, edgecolor=FAINT, linewidth=0.6, **look)
         left += length
     return left
 
@@ -307,11 +267,10 @@ def _draw_stacks(
             first = mine.iloc[0]
             is_solid = source.startswith(solid)
             hatch = "////" if is_solid and first["kind"] != "real" else None
-            about = f"{first['line']}, {source}, "
             named = zip(mine[part], mine["length"], strict=True)
-            pieces = [(size, colours.get(name, FAINT), f"{about}{name}: {words(size)}") for name, size in named]
-            end = stack(ax, at, first["arm"], pieces, alpha=1 if is_solid else 0.55, hatch=hatch)
-            annotate(ax, words(end), end, at, first["arm"])
+            pieces = [(size, colours.get(name, FAINT)) for name, size in named]
+            end = stack(ax, at, pieces, alpha=1 if is_solid else 0.55, hatch=hatch)
+            annotate(ax, words(end), end, at)
             names.append(source if number else f"{first['line']}: {source}")
             places.append(at)
             at += 1
@@ -333,19 +292,9 @@ def headed(axes: Axes, group: str, lead: str = "") -> None:
     axes.set_title("\n".join(filter(None, [lead, conditions(group)])))
 
 
-def annotate(axes: Axes, text: str, x: float, y: float, arm: str) -> None:
-    """Write a number behind the end of an arm's bar."""
-    set_tooltip(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
-
-
-def set_tooltip(artist: Artist, arm: str, words: str = "") -> None:
-    """Set the text that a reader sees over a mark, and the arm that the mark belongs to. Both are in the SVG."""
-    artist.set_gid(f"{MARK}{arm}|{words}|")
-
-
-def set_legend_id(artist: Artist, arm: str) -> None:
-    """The name of an arm in a figure: in the report a click on it hides the arm's marks."""
-    artist.set_gid(f"{MARK}{arm}||key")
+def annotate(axes: Axes, text: str, x: float, y: float) -> None:
+    """Write a number behind the end of a bar."""
+    axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def conditions(group: str) -> str:
@@ -361,70 +310,9 @@ def conditions(group: str) -> str:
     return ", ".join(words).replace("links of unlimited Mbit/s", "links without a limit")
 
 
-def _rounded(attribute: re.Match) -> str:
-    """Coordinates with one decimal: a tenth of a point is a fifth of a dot, and all six make a large report."""
-    rounded = re.sub(r"\.0(?!\d)", "", re.sub(r"(\.\d)\d+", r"\1", attribute[0]))
-    text = re.sub(r"\s*([MLCQz])\s+(?=[-\d])|\s+(?=z|\"$)", r"\1", rounded)
-    for shape, shorter in STRAIGHT:
-        text = shape.sub(shorter, text)
-    return text
-
-
-def _alike(group: re.Match) -> str:
-    """Marks of one look, which their group has for all of them. More that coincide add nothing."""
-    looks = set(LOOK.findall(group[2]))
-    if len(looks) > 1:
-        return group[0]
-    counts = Counter(re.findall("<use [^>]*/>", LOOK.sub("", group[2])))
-    marks = "".join(mark * min(count, OPAQUE) for mark, count in counts.items())
-    return f'<g{group[1]} style="{looks.pop()[1]}">{marks}</g>'
-
-
-def _ungrouped(text: str) -> str:
-    """The figure without the groups that say nothing."""
-    kept: list[bool] = []  # of each group that is open
-
-    def tag(match: re.Match) -> str:
-        if match[0] == "</g>":
-            return match[0] * kept.pop()
-        kept.append(match[0] != "<g>")
-        return match[0] * kept[-1]
-
-    return re.sub("<g( [^>]*)?>|</g>", tag, text)
-
-
-def _classed(text: str) -> str:
-    """The figure with a class for each look that it has often. A page has many figures: equal names are equal looks."""
-    counts = Counter(LOOK.findall(text))
-    names = {look: _short_name(look) for look in counts if counts[look] >= OFTEN}
-    rules = [f".{name}{{{clip and f'clip-path:{clip};'}{look}}}" for (clip, look), name in names.items()]
-
-    def shortened(match: re.Match) -> str:
-        name = names.get((match[1] or "", match[2]))
-        return f' class="{name}"' if name else match[0]
-
-    return LOOK.sub(shortened, text).replace("</style>", f"{''.join(rules)}</style>", 1)
-
-
-def _short_name(look: tuple[str, str]) -> str:
-    """Return a class for a look: of a thousand million names, so that no two looks of a page share one."""
-    return f"s{base64.urlsafe_b64encode(hashlib.md5(repr(look).encode()).digest())[:5].decode()}"
-
-
-def _with_data(group: re.Match) -> str:
-    arm, words, is_key = group.groups()
-    kind = ' data-key=""' if is_key else ""
-    return f'<g data-arm="{arm}"{kind}>' + (f"<title>{words}</title>" if words else "")
-
-
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
     with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):  # `savefig` would draw it twice
         FigureCanvasSVG(drawing).print_svg(out := io.StringIO(), metadata={"Date": None, "Creator": None})
-    text = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue()))
-    label = html.escape(label or name)
-    for unneeded in UNNEEDED:
-        text = unneeded.sub("", text)
-    text = LOOK.sub(lambda look: look[0].replace(": ", ":").replace("; ", ";"), text)
-    text = _ungrouped(_classed(ALIKE.sub(_alike, text)))
-    return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" {FONT} ', 1)
+    _, _, text = out.getvalue().partition("<svg ")
+    return f'<svg role="img" aria-label="{html.escape(label or name)}" {text}'

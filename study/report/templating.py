@@ -6,7 +6,6 @@ Everything that a template shows is escaped: records come from anybody.
 import functools
 import itertools
 import re
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,20 +13,14 @@ import jinja2
 import pandas as pd
 
 from study.io.numbers import quantity, short, size
+from study.records.privacy import redact
 from study.records.runs import Run
 from study.report.grouping import records
-from study.report.style import BLACK, CARD, FAINT, GRID, INDIGO, INK, WINE, conditions
+from study.report.style import conditions
 
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-OPTIONAL = re.compile(  # end tags that HTML does not need
-    r"</t[dhr]>\s*(?=</?t(?:[dhr]|body|head|able)\b)|</thead>\s*(?=<tbody)|</tbody>\s*(?=</?t(?:able|body)\b)"
-    r"|</li>\s*(?=<li\b|</[uo]l>)|</d[dt]>\s*(?=<d[dt]\b|</d(?:l|iv)>)|</p>\s*(?=<(?:p|h[1-6]|[uod]l|div|table|pre|details)\b)"
-)
-BETWEEN = re.compile(r"(</(?:[uod]l|div|h[1-6]|figure|table|details|figcaption|svg|pre|nav|section)>)\s*\n\s*")
-# What is dark on a white card is light on a dark one. Elsewhere, as in a file of its own, a figure keeps its colours.
-THEMED = {INK: "ink", FAINT: "faint", CARD: "card", GRID: "line", BLACK: "ink", WINE: "wine", INDIGO: "indigo"}
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
@@ -52,10 +45,9 @@ UNITS = {"_s": " s", "_mb": " MB", "_gb": " GB", "_bytes": ""}  # at the end of 
 
 
 def write_page(path: Path, template: str, **values) -> None:
-    """Fill in a template. `up` leads to the site's root from where the page is."""
-    text = _templates().get_template(template).render(**{"up": ""} | values)
+    """Fill in a template."""
     # Half of a surrogate pair, as JSON may hold, cannot be encoded.
-    path.write_text(BETWEEN.sub(r"\1", OPTIONAL.sub("", text)), errors="replace")
+    path.write_text(_templates().get_template(template).render(values), errors="replace")
 
 
 @functools.cache
@@ -64,21 +56,21 @@ def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
-    templates.filters |= {"short": short, "size": size, "prose": prose, "inline": inline, "conditions": conditions}
-    templates.filters |= {"to_claims": to_claims, "heading": heading, "cell": cell, "themed": themed}
+    templates.filters |= {
+        "short": short,
+        "size": size,
+        "prose": prose,
+        "inline": inline,
+        "conditions": conditions,
+        "redact": redact,
+    }
+    templates.filters |= {"to_claims": to_claims, "heading": heading, "cell": cell}
     return templates
 
 
-def themed(image: str) -> str:
-    """Return a figure whose text and card have the colours of the page, in the light and in the dark."""
-    for colour, name in THEMED.items():
-        image = image.replace(f":{colour}", f":var(--{name},{colour})")
-    return image
-
-
 def to_claims(table: str, claims: set[str]) -> str:
-    """Return a table of a notebook in which the names of claims lead to their pages."""
-    page = '<td><a href="claims/{0}.html">{0}</a></td>'
+    """Return a table of a notebook in which the names of claims lead to their places."""
+    page = '<td><a href="claims.html#{0}">{0}</a></td>'
     return re.sub(r"<td>([\w-]+)</td>", lambda cell: page.format(cell[1]) if cell[1] in claims else cell[0], table)
 
 
@@ -154,12 +146,6 @@ def write_csv(path: Path, rows: pd.DataFrame) -> None:
     """Write a table as CSV, every digit of it."""
     texts = rows.select_dtypes(exclude="number").astype(object).map(no_formula)
     rows.assign(**{str(name): texts[name] for name in texts}).rename(columns=no_formula).to_csv(path, index=False)
-
-
-def write_zipped(path: Path, name: str, content: bytes) -> None:
-    """Write a file as the only one in a zip file, which pandas reads as it is. Equal contents give equal bytes."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, 9)
 
 
 def no_formula(value: object) -> object:

@@ -105,12 +105,11 @@ def figure(rows: pd.DataFrame) -> Figure:
     """Size of a checkpoint per parameter, measured and predicted."""
     drawing, (ax,) = style.panels([0.8 + 0.2 * len(rows)])
     names = [f"{row.arm}, {number_of(row.ranks, 'ranks')}" for row in each(rows)]
-    for place, (name, row) in enumerate(zip(names, each(rows), strict=True)):
+    for place, row in enumerate(each(rows)):
         size, predicted = row.bytes_per_parameter, row.predicted_bytes_per_parameter
-        style.stack(ax, place, row.arm, [(size, colour(row.arm), f"{name}: {size:.4g} bytes per parameter")])
+        style.stack(ax, place, [(size, colour(row.arm))])
         if not pd.isna(predicted):
-            (mark,) = ax.plot([predicted], [place], **PREDICTED)
-            style.set_tooltip(mark, row.arm, f"{name}, predicted: {predicted} bytes per parameter")
+            ax.plot([predicted], [place], **PREDICTED)
     style.name_bars(ax, names)
     ax.margins(x=0.1, y=0.02)
     style.headed(ax, rows["group"].iloc[0])

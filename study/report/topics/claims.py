@@ -202,11 +202,10 @@ def figure(verdicts: pd.DataFrame) -> Figure:
         ax.set_title(title)
         for place, of_document in enumerate(of_panel.values()):
             counts = Counter(of_document["verdict"])
-            known = [(verdict, tone) for verdict, tone in style.VERDICTS.items() if counts[verdict]]
-            pieces = [(counts[verdict], tone, f"{verdict}: {counts[verdict]}") for verdict, tone in known]
-            style.stack(ax, place, "", pieces)
+            pieces = [(counts[verdict], tone) for verdict, tone in style.VERDICTS.items() if counts[verdict]]
+            style.stack(ax, place, pieces)
             middle = 0.0
-            for count, tone, _ in pieces:
+            for count, tone in pieces:
                 if count >= least_named:
                     ink = style.ON_DARK if tone == style.VERDICTS[SUPPORTED] else style.ON_BRIGHT
                     ax.text(middle + count / 2, place, str(count), va="center", ha="center", color=ink)

@@ -172,12 +172,11 @@ def _coinciding(rows_of: dict[str, pd.DataFrame]) -> list[list[pd.DataFrame]]:
 
 def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
     """Draw a row for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
-    for place, (line, mine) in enumerate(rows_of.items()):
+    for place, mine in enumerate(rows_of.values()):
         arm = mine["arm"].iloc[0]
         largest = mine.groupby("step")["difference"].max().clip(lower=EXACT)
         look: dict[str, Any] = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
-        (points,) = ax.plot(largest, [place] * len(largest), marker(arm), **look)
-        style.set_tooltip(points, arm, f"{line}: at most {nats(mine['difference'].max())}, in {len(largest)} steps")
+        ax.plot(largest, [place] * len(largest), marker(arm), **look)
     against = ", ".join(sorted(pd.concat(rows_of.values())["against"].dropna().unique()))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(EXACT / 1.6, None))
@@ -190,7 +189,4 @@ def band(ax: Axes, rows: pd.DataFrame, tone: str, name: str = "loss", **look: An
     values = rows.groupby("step", sort=False)[name].agg(["min", "mean", "max"])
     if (values["min"] < values["max"]).any():
         ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
-    (line,) = ax.plot(values.index, values["mean"], color=tone, **look)
-    first = rows.iloc[0]
-    ends = f"from {values['mean'].iloc[0]:.4g} to {values['mean'].iloc[-1]:.4g}"
-    style.set_tooltip(line, first.get("arm", ""), f"{first.get('line', '')}: {ends}")
+    ax.plot(values.index, values["mean"], color=tone, **look)

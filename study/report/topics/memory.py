@@ -211,11 +211,9 @@ def figure_of_peaks(rows: pd.DataFrame) -> Figure:
     order = style.ordered(rows["arm"])
     seen = rows[rows["source"] == "seen"]
     for arm, mine in parts(rows[rows["source"] == "predicted"], "arm").items():
-        sizes = list(mine["bytes"])
         number = order.index(arm)
         dashes = (5 * number, (9, 6)) if number else "-"
-        (line,) = ax.plot(mine["ranks"], sizes, color=colour(arm), linestyle=dashes)
-        style.set_tooltip(line, arm, f"{arm}, predicted: {size(sizes[0])} to {size(sizes[-1])}")
+        ax.plot(mine["ranks"], mine["bytes"], color=colour(arm), linestyle=dashes)
     for row in each(seen):
         offset = 1 + APART * (order.index(row.arm) / max(1, len(order) - 1) - 0.5)
         style.point(ax, row.ranks * offset, row, row.bytes, zorder=3)

@@ -127,15 +127,3 @@ def on_gpu(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 # --- who predicts memory best --------------------------------------------------------------------------------------
-
-
-def scores(cells: list[dict]) -> pd.DataFrame:
-    """Return how far each predictor is off the measured peaks, from the cells of `make scoreboard`."""
-    rows = []
-    for name in PREDICTORS if cells else ():
-        off = pd.Series([abs(cell[name]) for cell in cells if cell[name] is not None])
-        if len(off):
-            row = {"predictor": name, "cells": len(off), "median_error": percent(off.median())}
-            row |= {"largest_error": percent(off.max()), "not_covered": len(cells) - len(off)}
-            rows.append(row)
-    return pd.DataFrame(rows)

@@ -1,9 +1,8 @@
 """Writes `calculator.json.gz`: the memory of the built-in shapes under each arm, as tables for the report's calculator.
 
-`python -m study.report.calculator_tables` computes them with the functions of `study estimate`, in minutes. Rows and
+`python reproductions/laboratories/calculator_tables.py` computes them as `study estimate` does, in minutes. Rows and
 tokens stay open: what is held at a moment of a step is a number of bytes, and a polynomial for the activations. Of all
-moments the tables have those that are the peak for some rows and tokens. The buckets are those of `study advise`, whose
-answers for some machines are kept beside the tables.
+moments the tables have those that are the peak for some rows and tokens. The buckets are those of `study advise`.
 """
 
 import gzip
@@ -11,35 +10,24 @@ import itertools
 import json
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy
 
-from study.predictor.advice.advise import advise
-from study.predictor.advice.question import Given, Question
-from study.predictor.advice.settled import BUCKET_ELEMENTS, with_buckets
+from study.predictor.advice.settled import with_buckets
 from study.predictor.estimate import estimate, memory
 from study.predictor.memory.profile import Gradient, Held, Profile
 from study.predictor.setup import Setup, distribution
 from study.predictor.tracing import committed
 from study.predictor.tracing.tape import Tape
 from study.predictor.tracing.transformer import Transformer
-from study.report import advice as answer
+from study.report.calculator import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS
 from study.report.topics.memory import PARTS
 from study.spec import arms, optimizers
 from study.spec.shapes import SHAPES, config_of
 
-FILE = Path(__file__).with_name("calculator.json.gz")
-ARMS = (
-    *("single", "ddp", "zero1", "zero1_cpu", "zero2", "zero2_cpu", "zero3", "zero3_cpu", "zero3_nvme"),
-    *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
-)
-GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 PRECISIONS = ("bf16_cast", "bf16", "fp32")
 OPTIMIZERS = ("adamw_8bit", "sgd")  # besides AdamW: the peak differs by their states alone
-ADVISED = ((8, "H100-80GB"), (64, "H100-80GB"), (8, "A100-80GB"), (4, "A100-40GB"), (1, "RTX4090"))
 KINDS = ("decoder", "encoder", "seq2seq")  # whose rows have tokens
-LEAST_TOKENS = 2  # a size of 1 leads to other kernels
 SAMPLES = [(rows, LEAST_TOKENS + more) for rows in (2, 3, 1) for more in range(3)]
 GROUPS = (slice(0, 6), slice(6, 9))  # the samples of passes over several rows, and over one row
 # A pass makes activations and temporaries. The calculator shows them as one part.
@@ -206,6 +194,15 @@ def _peaks(moments: list[tuple[numpy.ndarray, list[int]]], samples: slice, table
     return [[table[tuple(activations[place].tolist())], *moments[place][1]] for place in highest(whole)]
 
 
+def parts_of(components: dict[str, int]) -> dict[str, int]:
+    """Return bytes by the calculator's parts."""
+    parts = dict.fromkeys(PARTS, 0)
+    names = list(parts)
+    for role, size_bytes in components.items():
+        parts[names[PART_OF[role]]] += size_bytes
+    return parts
+
+
 def of_model(name: str) -> dict | None:
     """Return the tables of a shape; None if its passes are not in the package."""
     model = Transformer.of(config_of(name), name)
@@ -287,37 +284,15 @@ def _polynomials(samples: numpy.ndarray) -> list[list[int]]:
     return [differences(samples[part]).tolist() for part in GROUPS]
 
 
-def advice_on(model: Transformer, gpus: int, gpu: str) -> dict:
-    """Return the answer of `study advise` in words, and its settings if the tables have them."""
-    advice = advise(Question.of(model, gpus, gpu, Given()))
-    kept: dict = {"words": answer.in_words(advice)}
-    choice = advice.choice
-    if choice and choice.arm in ARMS and choice.bucket_elements in (None, BUCKET_ELEMENTS):
-        kept["settings"] = {
-            "precision": choice.precision,
-            "rows": choice.micro_batch,
-            "tokens": advice.question.sequence,
-            "passes": choice.accumulation,
-            "recomputes": choice.checkpointing,
-            "optimizer": "adamw",
-        }
-        kept["arm"] = choice.arm
-    return kept
-
-
 def main(names: list[str]) -> None:
-    """Compute the tables of the named shapes, or of all. Others keep theirs. `--advice` renews only the advice."""
+    """Compute the tables of the named shapes, or of all. Others keep theirs."""
     models = json.loads(gzip.decompress(FILE.read_bytes()))["models"] if names else {}
     for name in names or [name for name in SHAPES if not name.endswith(("-micro", "-tiny"))]:
-        if name != "--advice" and (tables := of_model(name)):
+        if tables := of_model(name):
             models[name] = tables
             sys.stderr.write(f"{name}: {', '.join(precision for precision in PRECISIONS if precision in tables)}\n")
     models = {name: models[name] for name in SHAPES if name in models}
-    advised = {
-        name: {f"{gpus} {gpu}": advice_on(Transformer.of(config_of(name), name), gpus, gpu) for gpus, gpu in ADVISED}
-        for name in models
-    }
-    content = json.dumps({"gpus": GPUS_TRIED, "models": models, "advice": advised}, separators=(",", ":"))
+    content = json.dumps({"gpus": GPUS_TRIED, "models": models}, separators=(",", ":"))
     FILE.write_bytes(gzip.compress(content.encode(), mtime=0))
 
 
