@@ -18,7 +18,6 @@ from study.report import style
 from study.report.grouping import parts
 from study.report.topics import (
     capacity,
-    checkpoints,
     claims,
     documents,
     losses,
@@ -81,14 +80,6 @@ def made_up(name: str) -> list[dict]:
                 | {"measured": number * sizes[quantity], "predicted": factor * number * sizes[quantity]}
                 for number, (quantity, source, (role, factor)) in errors
             ]
-        case "checkpoints":
-            sizes = ((arm, ranks, 16.0 if arm == "zero2" else 12.0) for arm in FOUR for ranks in (2, 4))
-            return [
-                {"group": "imdb, bert-tiny, fp32", "arm": arm, "ranks": ranks, "bytes_per_parameter": size * 1.01}
-                | {"predicted_bytes_per_parameter": None if arm == "zero1" else size}
-                | {"save_s": size / 50, "seal_s": 0.1 * ranks, "load_s": 0.3 if ranks == 2 else None}
-                for arm, ranks, size in sizes
-            ]
         case _:
             raise ValueError(name)
 
@@ -104,7 +95,6 @@ FIGURES = {
     "timeline": (timeline.figure, lambda runs: timeline.table()),
     "claims": (claims.figure, None),
     "outside": (predictions.figure, None),
-    "checkpoints": (checkpoints.figure, None),
 }
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = tuple(FIGURES)
@@ -252,14 +242,6 @@ def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
     for axes, (quantity, mine) in zip(figure.axes, parts(rows, "quantity").items(), strict=True):
         scale = {"memory": 1e9, "time": 1}[quantity]
         assert_drawn(list(zip(mine["measured"] / scale, mine["predicted"] / scale, strict=True)), axes)
-
-
-def test_checkpoints(drawn):
-    figure, rows = drawn["checkpoints"]
-    (ax,) = figure.axes
-    assert bars(ax) == pytest.approx(list(rows["bytes_per_parameter"]))
-    assert {x for x, _ in points(ax)} == set(rows["predicted_bytes_per_parameter"].dropna())
-    assert "12.1 to 16.2 bytes per parameter**, at most 1.0%" in checkpoints.sentence(rows)
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------
