@@ -4,6 +4,7 @@ Where `data` names a folder, the rows behind each figure and table are also writ
 which `study report` makes once; without it a notebook judges the claims itself.
 """
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -34,6 +35,7 @@ TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ("group", "line", "against", "largest_difference", "seeds_differ_by", "final_loss", "steps", "n")
 CENTRAL = ("claim", "claimed", "found", "finding", "certainty", "rests on")
 CLAIMS = ("claim", "verdict", "basis", "plainly", "quote")  # the page of all claims has the rest
+gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
 
 

@@ -40,7 +40,7 @@ REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_00
 NOTEBOOKS = ("stages", "compare", *REPLICATIONS)
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
-QUIET = ["--log-level=ERROR"]  # a kernel warns that it talks over TCP
+QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
 def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:

@@ -17,7 +17,6 @@ ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (sty
 MEANINGS = {"test": "not used to build the model", "fit": "used to fit times", "": "not used for times"}
 MEANINGS["interval"] = "used for the interval's width"
 SCALES = {"memory": (1e9, "GB"), "time": (1, "s per step")}
-PREDICTORS = ("ours", "deepspeed", "accelerate")
 
 
 def table() -> pd.DataFrame:
