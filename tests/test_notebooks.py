@@ -99,7 +99,7 @@ def test_over_nothing(name, home, tmp_path, monkeypatch):
             space |= {"runs": str(tmp_path), "data": ""}
     text = "\n".join(shown)
     assert "**0 runs** below" in text
-    assert "Not here yet" in text
+    assert name == "claims" or "Not here yet" in text, "most claims need no run"
     assert "study sweep " in text or "papermill" in text
 
 
