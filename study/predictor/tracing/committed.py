@@ -46,8 +46,8 @@ class Member(NamedTuple):
 def member(config: dict, dropout: float | None) -> Member:
     """Return the member for a config, whether the file has it or not."""
     config = _plain(config)
-    family = config.get("model_type")
-    if str(family) not in DIMENSIONS:
+    family = str(config.get("model_type"))
+    if family not in DIMENSIONS:
         return Member(f"{family}-{_digest([config, dropout])}", {}, None)
     config = _with_defaults(config)
     free = {**DIMENSIONS[family], "layers": LAYERS[family]}
