@@ -124,10 +124,18 @@ def test_a_missing_column_is_named_and_another_one_is_ignored(tmp_path):
     path.write_text(f"{lines[0]},more\n{lines[1]},1\n")
     assert published.read_rows(path)[0].n_gpus == 4
     path.write_text(path.read_text().replace("n_gpus", "gpus"))
-    with pytest.raises(Stop, match="lacks the column n_gpus"):
+    with pytest.raises(Stop, match="lacks the column n_gpus; unknown: gpus, more"):
         published.read_rows(path)
     with pytest.raises(Stop, match="cannot be read"):
         published.read_rows(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("name", ["config", "dtype"])
+def test_a_file_whose_rows_all_lack_what_predictions_need_stops_at_once(name, tmp_path):
+    path = file(tmp_path / "rows.csv", {name: ""}, {name: ""})
+    with pytest.raises(Stop, match=f"no row of .* has a value for {name}"):
+        published.read_rows(path)
+    assert len(published.read_rows(path, {name: "bf16"})) == 2
 
 
 def test_what_a_source_says_of_all_its_rows_fills_in_empty_fields(tmp_path):

@@ -23,6 +23,7 @@ from study.spec.arms import ROOT
 FOLDER = ROOT / "reports" / "outside"
 MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
 MAX_ROWS = 100_000
+NEEDED = ("config", "dtype")  # without them no row is predicted
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
 Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
@@ -251,9 +252,15 @@ def read_rows(path: Path, settings: dict | None = None) -> list[Row]:
         raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
     required = [name for name, field in Row.model_fields.items() if field.is_required()]
     if missing := [name for name in required if name not in (*header, *settings)]:
-        what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        what = f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        if unknown := [name for name in header if name not in Row.model_fields]:
+            what += f"; unknown: {', '.join(unknown)}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
-    return [_row(path, number, line, settings) for number, line in lines]
+    found = [_row(path, number, line, settings) for number, line in lines]
+    for name in NEEDED:
+        if found and not any(getattr(row, name) or row.not_predicted for row in found):
+            raise Stop(f"no row of {path} has a value for {name}", "fill it in: no row is predicted without it")
+    return found
 
 
 def _row(path: Path, number: int, line: dict[str, str], settings: dict) -> Row:
