@@ -200,7 +200,7 @@ def test_script(drawn):
     for axes, mine in zip(figure.axes, parts(rows, "script").values(), strict=True):
         means = mine.groupby(["training", "step"])["loss"].mean()
         assert_drawn([(step, loss) for (_, step), loss in means.items()], axes)
-    assert "DeepSpeed called 0 times, training 2 starts" in figure.axes[0].get_title("left").replace("\n", " ")
+    assert "training 2 calls DeepSpeed 0 times, and starts" in figure.axes[0].get_title("left").replace("\n", " ")
 
 
 @pytest.mark.parametrize(("name", "value"), [("memory", "bytes"), ("memory_000", "bytes"), ("traffic", "times")])

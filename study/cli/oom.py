@@ -14,6 +14,7 @@ from study.oom.explain import Explanation, explain
 from study.oom.proposals import Proposal, proposals
 from study.oom.reading import OomError
 from study.oom.training import Described
+from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.wanted import Wanted
 from study.spec.options import AsJson
 
@@ -86,8 +87,11 @@ def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
         return
     now, *fitting = changes
     named = f"{gpu} ({size(GPUS[gpu].memory_bytes)})"
-    fits = "should fit: the training is not as described, or rows are longer" if now.fits else "does not fit"
-    say_wrapped("", f"Predicted for {named} under {run.arm}: a peak of {size(now.peak_bytes)}, which {fits}.")
+    fits = "should fit" if now.fits else "does not fit"
+    beside = f"besides {size(int(reserve_bytes(GPUS[gpu])))} for the CUDA context, NCCL and fragmentation"
+    say_wrapped("", f"Predicted for {named} under {run.arm}: a peak of {size(now.peak_bytes)}, which {fits} {beside}.")
+    if now.fits:
+        say_wrapped("So the training is not as described, or rows are longer.")
     if run.assumed:
         say_wrapped(f"Assumed: {', '.join(run.assumed)}.")
     if fitting:

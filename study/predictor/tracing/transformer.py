@@ -225,5 +225,7 @@ def _tracing() -> ModuleType:
         from study.predictor.tracing import tracing
     except ModuleNotFoundError as error:
         what = f"this model with these options has to be traced, and {error.name} is not installed"
-        raise Stop(what, "install PyTorch and transformers: pip install './zero-study[train]'", "unavailable") from error
+        raise Stop(
+            what, "install PyTorch and transformers: pip install './zero-study[train]'", "unavailable"
+        ) from error
     return tracing

@@ -220,9 +220,10 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
             band(ax, training, tone, **look)
             first = training.iloc[0]
             marks[f"{number}: {first['name']}, batch {first['batch']}"] = look | {"color": tone}
-        calls = mine.groupby("training")["deepspeed_calls"].max().sum()
-        start = next(iter(mine[mine["training"] == 2]["weights_from"]), "-")
-        ax.set_title(f"{kind}: DeepSpeed called {times_in_words(calls)}, training 2 starts from {start}")
+        second = mine[mine["training"] == 2]
+        calls = second["deepspeed_calls"].max()
+        start = next(iter(second["weights_from"]), "-")
+        ax.set_title(f"{kind}: training 2 calls DeepSpeed {times_in_words(calls)}, and starts from {start}")
         ax.set_ylabel("loss (nats)")
     axes[-1].set_xlabel("optimizer step of each training")
     text = f"Points: mean loss of {rows['step'].min()} steps (n = {rows['seed'].nunique()} seeds)."
