@@ -55,7 +55,7 @@ def test_advise_estimate_and_timeline_give_one_answer(question, monkeypatch, cap
     assert command == "estimate"
     whole = answer_to(f"estimate {' '.join(flags)}", monkeypatch, capsys)
     step = answer_to(f"timeline {' '.join(flags)}", monkeypatch, capsys)
-    assert whole["arm"] == ("zero1" if choice["layout"] else choice["arm"])
+    assert whole["arm"] == choice["arm"]
     assert whole["estimate"]["peak_bytes"] == choice["peak_bytes"]
     assert whole["kinds"]["driver"] == choice["driver_bytes"]
     memory_bytes = GPUS[advice["question"]["gpu"]].memory_bytes

@@ -340,16 +340,6 @@ def test_rows_of_the_test_are_not_fitted():
     assert all(row.role for row in published.rows() if row.step_s)
 
 
-def test_ceilings_that_are_fitted_have_rows_of_their_own_and_hold_for_another_model():
-    (gpu,) = fit.fitted_ceilings()
-    mine, others = ([each for each in timed(role) if each[1].gpu == gpu] for role in ("fit", "test"))
-    known = {kind: value for kind, (value, _) in pace.ceilings(gpu).items()}
-    assert fit.ceilings(gpu, mine) == pytest.approx(known, rel=0.01)
-    off = [step_time(training.setup, machine).seconds / training.row.step_s - 1 for training, machine in others]
-    assert np.median(np.abs(off)) < 0.1
-    assert not {training.row.model for training, _ in mine} & {training.row.model for training, _ in others}
-
-
 class Traffic(TorchDispatchMode):
     """Counts the bytes that kernels read and write; numbers of one element are left out."""
 
@@ -699,7 +689,7 @@ def test_each_source_weighs_the_same_in_the_interval():
 
 
 def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_the_fit_are_left_out():
-    fitted, others = fit.deciding(), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
+    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
     without = []
 
     def never_again(rest):
@@ -762,7 +752,7 @@ def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
     for name in ("large", "small"):
         assert kept.pop(name) == pytest.approx(pace._read()["interval"][name], abs=0.003)
     refused = {name: pace.origins()[name]["refused"] for name in kept}
-    refit = fit.fit(fit.deciding(), list(refused), pace.pace())
+    refit = fit.fit(timed("fit"), list(refused), pace.pace())
     assert {name: getattr(refit, name) for name in refused} == pytest.approx(refused, rel=0.01)
 
 
@@ -792,7 +782,7 @@ def test_a_timeline_has_a_lane_for_each_stream(tmp_path, capsys):
     picture = tmp_path / "step.svg"
     links = steps.Links(gpu="A100")
     training = Training(arm="zero3", micro_batch=8)
-    timeline(Wanted(model="gpt2"), training, steps.Kernels(), steps.Divided(), links, gpus=4, svg=picture)
+    timeline(Wanted(model="gpt2"), training, steps.Kernels(), links, gpus=4, svg=picture)
     drawn = {line.split(" ")[0] for line in capsys.readouterr().out.splitlines()}
     assert {"compute", "communication", "launch"} <= drawn
     assert picture.read_text().count("<svg") == 1

@@ -8,6 +8,7 @@ each source has the same weight, however many rows it has. Large and small model
 spend more of a step on Python and on kernels that move bytes, which differ between libraries.
 """
 
+import contextlib
 import re
 import sys
 from collections import Counter, defaultdict
@@ -19,8 +20,7 @@ from scipy.optimize import least_squares
 
 from study.io.tables import say
 from study.ledger.ratios import quantile
-from study.machine.gpus import GPUS
-from study.predictor.outside.described import Training, training_of
+from study.predictor.outside.described import NotPredicted, Training, training_of
 from study.predictor.outside.published import Role, rows
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
@@ -37,8 +37,12 @@ Off = dict[str, list[float]]  # by source: logarithms of how far its measurement
 
 def timed(role: Role) -> list[tuple[Training, Machine]]:
     """Return the rows of a role that have a step time and can be predicted."""
-    measured = [training_of(row) for row in rows() if row.role == role and row.step_s is not None and row.config]
-    return [(training, training.machine) for training in measured if training.machine]
+    chosen = []
+    for row in rows():
+        if row.role == role and row.step_s is not None and row.config:
+            with contextlib.suppress(NotPredicted):
+                chosen.append(training_of(row))
+    return [(training, training.machine) for training in chosen if training.machine]
 
 
 def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
@@ -118,29 +122,8 @@ def _off(training: Training, machine: Machine, constants: Pace) -> float:
     return float(numpy.sqrt(max(0.0, off**2 - host**2)))
 
 
-def ceilings(gpu: str, fitted: Sequence[Timed]) -> dict[str, float]:
-    """Return a GPU's ceilings such that the shares of them, which other GPUs decided, bring predictions closest."""
-    start = pace.pace()
-    names = {"products": "product_share", "attention": "attention_share"}
-    best = fit([each for each in fitted if each[1].gpu == gpu], [*names.values()], start)
-    known = pace.ceilings(gpu)
-    return {kind: known[kind][0] * getattr(best, name) / getattr(start, name) for kind, name in names.items()}
-
-
-def fitted_ceilings() -> list[str]:
-    """Return the GPUs whose ceilings are fitted, to rows of their own."""
-    return [gpu for gpu in GPUS if pace.ceilings(gpu)["products"][1].startswith("fitted")]
-
-
-def deciding() -> list[Timed]:
-    """Return the rows that decide constants: those of the role fit, without those that decide a GPU's ceilings."""
-    return [each for each in timed("fit") if each[1].gpu not in fitted_ceilings()]
-
-
 def main() -> None:
-    for gpu in fitted_ceilings():
-        say(f"ceilings of {gpu}: {ceilings(gpu, timed('fit'))}")
-    fitted = deciding()
+    fitted = timed("fit")
     names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]
     constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 

@@ -134,7 +134,7 @@ def _recomputed(setup: Setup) -> Found:
 
 def _long_rows(setup: Setup) -> Found:
     """Name what keeps the passes over long rows small, if the setup does not have all of it."""
-    if setup.row_tokens < LONG or setup.model.look.kind != "decoder" or setup.layout or not setup.on_gpu:
+    if setup.row_tokens < LONG or setup.model.look.kind != "decoder" or not setup.on_gpu:
         return
     less: dict[str, Any] = {"loss": "chunked", "tiled_mlp": True, "host_checkpoints": True}
     small = replace(setup, checkpointing=setup.checkpointing or True, **less)

@@ -6,10 +6,9 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import MEGATRON, Row
+from study.predictor.advice.advise import Row
 from study.predictor.advice.question import HALF, Question
 from study.predictor.advice.settled import settled_arm, zero_of
-from study.predictor.parallel.layout import Layout
 from study.predictor.setup import ADAMW, trainers_name
 from study.report.advice import machine, precision_in_words, use
 from study.spec import arms
@@ -27,8 +26,8 @@ WHY_YAML = {
     arms.SEQUENCE: "GPUs that share rows, each with a part of their tokens",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
 }
-# What --write can write for an arm: Accelerate's yaml, torchtitan's config, or a call of Megatron-LM.
-SUFFIXES = {MEGATRON: (".sh",)} | dict.fromkeys(("fsdp2", "fsdp2_grad_op"), (".yaml", ".yml", ".toml"))
+# What --write can write for an arm: Accelerate's yaml, or torchtitan's config.
+SUFFIXES = dict.fromkeys(("fsdp2", "fsdp2_grad_op"), (".yaml", ".yml", ".toml"))
 DEFAULTS = (("num_machines", 1), ("mixed_precision", "no"))
 WHY_VALUE: dict[tuple[str, object], str] = {
     ("distributed_type", "DEEPSPEED"): "ZeRO",
@@ -134,8 +133,8 @@ def write(path: Path, row: Row, question: Question, nvme_dir: Path | None = None
         raise Stop(
             f"{path} is not the name of a file for {row.arm}", f"give a name that ends in {' or '.join(suffixes)}"
         )
-    if row.layout or path.suffix == ".toml":
-        lines = megatron(row, question) if row.layout else torchtitan(row, question)
+    if path.suffix == ".toml":
+        lines = torchtitan(row, question)
         return _write({path: "\n".join([f"# {use(row, question)}.", *lines]) + "\n"})
     accelerate, deepspeed = config(row, question, nvme_dir)
     json_path = path.with_suffix(".json")
@@ -157,34 +156,6 @@ def _write(texts: dict[Path, str]) -> list[Path]:
     except OSError as error:
         raise Stop(f"{target} cannot be written ({error.strerror})", "give a file in a folder that exists") from None
     return list(texts)
-
-
-def megatron(row: Row, question: Question) -> list[str]:
-    """Return a call of Megatron-LM's pretrain_gpt.py, without data and tokenizer."""
-    model = question.model.dimensions
-    layout = row.layout or Layout()
-    gated = "num_key_value_heads" in model
-    sizes = {
-        "tensor-model-parallel-size": layout.tensor,
-        "pipeline-model-parallel-size": layout.pipeline,
-        "num-layers": model.get("num_hidden_layers", model.get("n_layer")),
-        "hidden-size": model.get("hidden_size", model.get("n_embd")),
-        "ffn-hidden-size": model.get("intermediate_size", model.get("n_inner")),
-        "num-attention-heads": model.get("num_attention_heads", model.get("n_head")),
-        "num-query-groups": model.get("num_key_value_heads"),
-        "num-experts": model.get("num_local_experts", model.get("num_experts")),
-        "seq-length": question.sequence,
-        "max-position-embeddings": question.model.positions,
-        "micro-batch-size": row.micro_batch,
-        "global-batch-size": question.batch,
-    }
-    flags = ["bf16", "use-distributed-optimizer"] + ["sequence-parallel"] * (layout.tensor > 1)
-    flags += ["group-query-attention", "swiglu", "normalization RMSNorm", "disable-bias-linear"] * gated
-    if row.checkpointing:
-        flags += ["recompute-granularity full", "recompute-method uniform", "recompute-num-layers 1"]
-    flags += [f"{name} {size}" for name, size in sizes.items() if size is not None]
-    start = f"torchrun --nproc-per-node {question.local} --nnodes {question.gpus // question.local} pretrain_gpt.py"
-    return [" \\\n    ".join([start, *(f"--{flag}" for flag in flags)])]
 
 
 TORCHTITAN = {

@@ -8,7 +8,7 @@ import tyro
 
 from study.cli import combinations, steps
 from study.cli import loading as loads
-from study.cli.steps import Divided, Kernels, Links, Training
+from study.cli.steps import ARM, Kernels, Links, Training
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, say_wrapped, show
@@ -71,7 +71,6 @@ def estimate(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
     training: Annotated[Training, tyro.conf.arg(name="")],
     kernels: Annotated[Kernels, tyro.conf.arg(name="")],
-    divided: Annotated[Divided, tyro.conf.arg(name="")],
     links: Annotated[Links, tyro.conf.arg(name="")],
     *,
     ranks: Annotated[int, tyro.conf.arg(aliases=("--gpus",))] = 8,
@@ -91,7 +90,6 @@ def estimate(
         wanted: The model.
         training: The training.
         kernels: How it computes.
-        divided: How ranks divide the model.
         links: The machine.
         ranks: Number of processes that train together, one per GPU.
         fsdp: Instead of an arm, predict PyTorch's own FSDP without Accelerate, with each layer as a unit.
@@ -103,7 +101,7 @@ def estimate(
         loading: Predict instead the host memory that a node needs until its ranks have loaded the model.
         as_json: Print the prediction as JSON.
     """
-    arm = training.arm or divided.arm
+    arm = training.arm or ARM
     is_number = _is_only_a_number(wanted)
     _refuse(arm, fsdp, training, kernels, links, is_number)
     if (explain or beside) and links.gpu is None:
@@ -111,7 +109,7 @@ def estimate(
     check_share(beside)
     prediction = None
     if not is_number:
-        known = steps.full_setup(asked_for(wanted, training.sequence or 1), training, kernels, divided, links, ranks)
+        known = steps.full_setup(asked_for(wanted, training.sequence or 1), training, kernels, links, ranks)
         prediction = _predicted(known if fsdp is None else steps.with_fsdp(known, fsdp), beside)
     if loading:
         return _loading(prediction, as_json)
@@ -119,7 +117,7 @@ def estimate(
     used = recipe or recipe_of(training.precision, kernels.optimizer)
     spread: dict = {"fsdp": fsdp} if fsdp else distribution(arms.load_arm(arm), ranks)
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(spread.get("fsdp", ""), arms.load_arm(arm).stage or 0)
-    parts = divided.tp * divided.pp * spread.get("tensor_ranks", 1)
+    parts = spread.get("tensor_ranks", 1)
     states = states_bytes(parameters / parts, stage, spread.get("group", ranks) // parts, used)
     if as_json:
         answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": parameters, "published_states_bytes": states}

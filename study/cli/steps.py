@@ -11,11 +11,9 @@ from study.io import chrome
 from study.io.numbers import short
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
-from study.predictor.advice.advise import LAYOUT_ARM
 from study.predictor.advice.question import Precision, bytes_of, default_sequence, link_named, node_size
 from study.predictor.advice.settled import settled_arm
 from study.predictor.library import Library
-from study.predictor.parallel.layout import SHORT, Layout
 from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, distribution
 from study.predictor.timing import pace
 from study.predictor.timing.replay import Span
@@ -38,7 +36,7 @@ class Training:
     """The training to predict."""
 
     arm: str | None = None
-    """Name of an arm; `study arms` lists them. Default: zero3, or zero1 where ranks divide the model."""
+    """Name of an arm; `study arms` lists them. Default: zero3."""
     precision: Precision | Literal["fp8"] = "bf16_cast"
     """As in the trainer. fp8 is refused, with the reason."""
     micro_batch: int = 1
@@ -119,35 +117,6 @@ class Kernels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divided:
-    """How ranks divide a model, as Megatron-LM does. The ranks that are left share optimizer states."""
-
-    tp: int = 1
-    """Tensor parallelism: ranks that divide each layer, and what lies between layers."""
-    pp: int = 1
-    """Pipeline parallelism: ranks that have some of the layers each; --accumulation is their microbatches."""
-    cp: int = 1
-    """Context parallelism: ranks that divide each row."""
-    ep: int = 1
-    """Expert parallelism: ranks that divide the experts of a mixture."""
-    vp: int = 1
-    """With --pp: chunks of layers on each rank. 1: the schedule is 1F1B; more: it is interleaved."""
-
-    @property
-    def layout(self) -> Layout | None:
-        """Return the layout; None if nothing is divided."""
-        sizes = {name: getattr(self, short) for name, short in SHORT.items()}
-        if wrong := [f"--{SHORT[name]} {size}" for name, size in sizes.items() if size < 1]:
-            raise Stop(f"{' and '.join(wrong)}: at least one rank has it", "give 1 or more")
-        return Layout(**sizes) if self != Divided() else None
-
-    @property
-    def arm(self) -> str:
-        """Return the arm of a prediction for which no arm is given."""
-        return LAYOUT_ARM if self != Divided() else ARM
-
-
-@dataclass(frozen=True, kw_only=True)
 class Links:
     """The machine to predict for."""
 
@@ -193,7 +162,7 @@ class Links:
 class Asked:
     """A training on a machine, as `estimate` and `timeline` predict it."""
 
-    arm: str  # with its layout
+    arm: str
     setup: Setup
     machine: Machine | None
 
@@ -204,29 +173,24 @@ def with_fsdp(known: Asked, fsdp: Fsdp) -> Asked:
     return replace(known, arm=fsdp, setup=setup)
 
 
-def full_setup(
-    model: Transformer, training: Training, kernels: Kernels, divided: Divided, links: Links, ranks: int
-) -> Asked:
+def full_setup(model: Transformer, training: Training, kernels: Kernels, links: Links, ranks: int) -> Asked:
     """Return the setup under an arm with the sizes that are given, and the machine."""
-    name = training.arm or divided.arm
+    name = training.arm or ARM
     arm = arms.load_arm(name)
     if ranks < 1:
         raise Stop(f"ranks must be at least 1 (got {ranks})", "give 1 or more")
     ranks = 1 if arm.distributed_type == "NO" else ranks
     machine = links.machine(ranks)
     local = machine.gpus_per_node if machine else ranks
-    layout = divided.layout
     settled = settled_arm(arm, ranks, local, training.group, training.buckets)
-    values = distribution(settled, ranks) | training.values(model) | kernels.values() | {"layout": layout}
-    shown = f"{name} {layout.in_words}" if layout else name
-    return Asked(shown, Setup(model=model, ranks=ranks, **values), machine)
+    values = distribution(settled, ranks) | training.values(model) | kernels.values()
+    return Asked(name, Setup(model=model, ranks=ranks, **values), machine)
 
 
 def timeline(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
     training: Annotated[Training, tyro.conf.arg(name="")],
     kernels: Annotated[Kernels, tyro.conf.arg(name="")],
-    divided: Annotated[Divided, tyro.conf.arg(name="")],
     links: Annotated[Links, tyro.conf.arg(name="")],
     *,
     gpus: Annotated[int, tyro.conf.arg(aliases=("--ranks",))] = 8,
@@ -242,7 +206,6 @@ def timeline(
         wanted: The model.
         training: The training.
         kernels: How it computes.
-        divided: How ranks divide the model.
         links: The machine.
         gpus: Number of GPUs over all nodes.
         svg: Also draw the step into this SVG file.
@@ -254,10 +217,10 @@ def timeline(
     if svg is not None and svg.suffix != ".svg":
         raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
     model = asked_for(wanted, training.sequence or 1)
-    arm = training.arm or divided.arm
+    arm = training.arm or ARM
     if gpus != 1 and arms.load_arm(arm).distributed_type == "NO":
         raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
-    known = full_setup(model, training, kernels, divided, replace(links, gpu=links.gpu or GPU), gpus)
+    known = full_setup(model, training, kernels, replace(links, gpu=links.gpu or GPU), gpus)
     machine = known.machine or Machine(gpu=GPU)
     step = step_time(known.setup, machine)
     nodes = machine.links(gpus).nodes

@@ -13,7 +13,6 @@ from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.kept import by_library
 from study.predictor.memory.moments import held_bytes
 from study.predictor.memory.profile import Profile
-from study.predictor.parallel import memory as parallel
 from study.predictor.setup import Setup
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
@@ -65,8 +64,6 @@ def estimate(setup: Setup) -> Estimate:
 
 def _between_ranks(setup: Setup, engine: Engine) -> tuple[dict[str, int], dict[str, int]]:
     """Return what stays after a step besides the states, and the bytes by collective."""
-    if setup.layout:
-        return {}, parallel.traffic(setup, setup.layout)
     if not setup.fsdp:
         return _after_step(engine), traffic(engine)
     sharding = Sharding(setup)
@@ -80,8 +77,6 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
 
     Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
     """
-    if setup.layout:
-        return parallel.memory(setup, setup.layout, kept)
     states = {"constants": setup.model.look.buffers_bytes}
     if setup.fsdp:
         sharding = Sharding(setup)
@@ -102,8 +97,6 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
 
 def profile(setup: Setup) -> Profile:
     """Return the activations of a microbatch, as a trace of the model shows them."""
-    if setup.layout:
-        return profile(parallel.whole_pass(setup))
     if setup.tensor_ranks > 1:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
@@ -135,9 +128,6 @@ def operations(setup: Setup) -> int:
     Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
     heads in attention, and some of the tokens everywhere else.
     """
-    if setup.layout:
-        ranks = setup.layout.tensor * setup.layout.pipeline
-        return operations(parallel.whole_pass(setup)) // ranks
     if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
         whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
         return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)

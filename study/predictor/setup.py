@@ -9,7 +9,6 @@ from study.errors import Stop
 from study.predictor.library import Library
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
-from study.predictor.parallel.layout import Layout
 from study.predictor.tracing import transformer
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, LONG_ROWS, TILED_MLP, TraceOptions, Transformer
 from study.spec import arms, library_defaults
@@ -74,7 +73,6 @@ class Setup:
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
     library: Library = field(default_factory=Library)
-    layout: Layout | None = None  # Megatron-LM's; deepspeed then says only whether replicas share states (stage 1)
 
     def __post_init__(self):
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
@@ -85,10 +83,6 @@ class Setup:
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "give a model with adapters")
         self._check_sharing()
-        if self.layout and (self.fsdp or self.stage > 1):
-            raise Stop("with pipeline stages or divided layers, only states are shared here", "give --arm ddp or zero1")
-        if self.layout and (reason := self.layout.refusal(self.model, self.ranks, self.accumulation)):
-            raise Stop(reason, "give other sizes, ranks or passes", "unavailable")
 
     def _check_sharing(self) -> None:
         if self.fsdp and self.deepspeed:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import LAYOUT_ARM, MISS, OFFLOADING_PAYS, SEPARABLE, Advice, Row, Untried
+from study.predictor.advice.advise import MISS, OFFLOADING_PAYS, SEPARABLE, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import HALF, Question, beside_bytes
 from study.predictor.advice.settled import USUAL
@@ -40,7 +40,10 @@ def in_words(advice: Advice) -> list[str]:
     question = advice.question
     choice = advice.choice
     if choice is None:
-        return [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
+        lines = [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
+        if question.gpus > 1:
+            lines.append("To divide the model as well (tensor or pipeline parallelism), see Megatron-LM or torchtitan.")
+        return lines
     lines = [f"Use {use(choice, question)}.", *_instead(advice, choice)]
     if question.precision is None and len({row.precision for row in advice.tried if row.fits}) > 1:
         deepspeed, others = (precision_in_words(each, question) for each in USUAL)
@@ -70,8 +73,6 @@ def _instead(advice: Advice, choice: Row) -> list[str]:
 
 def to_load(row: Row, question: Question) -> str | None:
     """Return what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
-    if row.layout:
-        return None  # Megatron-LM's ranks read their own parts
     arm = arms.load_arm(row.arm)
     method: Way = "plain"
     better: Way = "meta"
@@ -96,9 +97,7 @@ def to_load(row: Row, question: Question) -> str | None:
 def use(row: Row, question: Question) -> str:
     """`zero2 with activation checkpointing, 3 rows per pass, 6 passes; 59 of 85.5 GB; 5 to 9 s per step`."""
     name = row.arm
-    if row.layout:
-        name = f"Megatron-LM with its distributed optimizer, {row.layout.in_words}"
-    elif row.row_ranks > 1:
+    if row.row_ranks > 1:
         name += f" on groups of {row.row_ranks} GPUs"
     if row.checkpointing:
         name += " with activation checkpointing" + " of every second layer" * (row.checkpointing == HALF)
@@ -145,7 +144,7 @@ def reason(advice: Advice) -> str:
 def flags(row: Row, question: Question) -> list[str]:
     """Return the flags with which `study estimate` and `study timeline` predict a row."""
     given: dict[str, object] = {
-        "arm": LAYOUT_ARM if row.layout else row.arm,
+        "arm": row.arm,
         "gpus": question.gpus,
         "gpu": question.gpu,
         "precision": row.precision,
@@ -154,15 +153,13 @@ def flags(row: Row, question: Question) -> list[str]:
         "sequence": question.sequence,
         "buckets": row.bucket_elements,
     }
-    if row.row_ranks > 1 and not row.layout:
+    if row.row_ranks > 1:
         given["group"] = row.row_ranks
     if question.optimizer != "fused":
         given["optimizer"] = question.optimizer
     if question.model.is_partly_frozen:
         given["frozen"] = question.frozen
     given |= {"quantized": question.quantized} | _flags_of_machine(question)
-    if row.layout:
-        given |= {each[:2]: each[2:] for each in row.layout.in_words.split()}
     if row.checkpointing > 1:
         given["recompute-every"] = row.checkpointing
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]

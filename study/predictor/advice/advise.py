@@ -8,7 +8,6 @@ are.
 
 import bisect
 import contextlib
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,6 @@ from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
-from study.predictor.parallel.layout import Layout
 from study.predictor.setup import QUANTIZED_BYTES, Setup, trainers_name
 from study.predictor.timing.steptime import step_time
 from study.spec import arms
@@ -33,11 +31,6 @@ SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE
 SEPARABLE_S = 0.005
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
 FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
-MEGATRON = "megatron"
-LAYOUT_ARM = "zero1"  # as Megatron-LM's distributed optimizer, which shares the optimizer states
-IN_MEGATRON = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # families that it trains
-POWERS = (1, 2, 4, 8, 16)  # sizes of the groups that divide a model
-MICRO_BATCHES = (1, 2, 4)
 SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
@@ -65,7 +58,6 @@ class Row:
     micro_batch: int  # the largest that fits
     accumulation: int
     row_ranks: int = 1  # GPUs that read the same rows, because each has a part of the sequence or of the layers
-    layout: Layout | None = None  # of Megatron-LM, which is then the arm
     bucket_elements: int | None = None  # None without DeepSpeed
     peak_bytes: int
     headroom_bytes: float  # after the reserve; negative if it does not fit
@@ -89,11 +81,11 @@ class Row:
     @property
     def simplicity(self) -> tuple[int, int]:
         """Smaller is simpler."""
-        return len(arms.NAMES) if self.layout else arms.NAMES.index(self.arm), self.checkpointing
+        return arms.NAMES.index(self.arm), self.checkpointing
 
     @property
     def offloads(self) -> bool:
-        return self.layout is None and arms.load_arm(self.arm).offload_optimizer != "none"
+        return arms.load_arm(self.arm).offload_optimizer != "none"
 
     @property
     def drawbacks(self) -> tuple[bool, bool]:
@@ -120,9 +112,6 @@ def advise(question: Question, with_half: bool = True) -> Advice:
     check(question)
     rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES]
     choice = best_of(_usable(rows))
-    if choice is None and question.gpus > 1 and not question.disk_bytes_per_s:  # no blind row has tested such a time
-        rows.append(best_layout(question))
-        choice = best_of(_usable(rows))
     if with_half and choice and question.checkpointing is None and (half := _of_half(question, choice)):
         rows[rows.index(choice)] = half
         choice = half
@@ -180,8 +169,6 @@ def _of_half(question: Question, choice: Row) -> Row | None:
 def setup_of_row(question: Question, row: Row) -> Setup:
     """Return the setup that a row was predicted for."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
-    if row.layout:
-        return setup_of(settled, arms.load_arm(LAYOUT_ARM), row.micro_batch, row.layout)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.row_ranks, row.bucket_elements)
     return setup_of(settled, arm, row.micro_batch)
 
@@ -227,22 +214,6 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
 
 
-def best_layout(question: Question) -> Row | Untried:
-    """Return the best division of a model that Megatron-LM can train: layers within nodes, and stages."""
-    plain = not question.model.is_partly_frozen and question.optimizer == "fused" and question.has_bf16
-    plain = plain and question.checkpointing != HALF
-    if not plain or question.model.family not in IN_MEGATRON or question.precision not in (None, "bf16_cast"):
-        return Untried(MEGATRON, "Megatron-LM")
-    tried: list[Row] = []
-    for tensor_ranks, stages in itertools.product(POWERS, POWERS):
-        layout = Layout(tensor=tensor_ranks, pipeline=stages)
-        if question.local % tensor_ranks == 0 and layout.ranks > 1 and not question.gpus % layout.ranks:
-            tried += _of_layout(question, layout)
-    if not tried:
-        return Untried(MEGATRON, "its layers")
-    return min(_candidates(question, tried), key=lambda row: row.step_s or math.inf, default=_closest(tried))
-
-
 def _candidates(question: Question, tried: list[Row]) -> list[Row]:
     """Return those of the rows that fit, with room if any has it, with their times."""
     return [_timed(question, row) for row in _with_room([row for row in tried if row.fits])]
@@ -251,21 +222,6 @@ def _candidates(question: Question, tried: list[Row]) -> list[Row]:
 def _closest(rows: list[Row]) -> Row:
     """Return the row that comes closest to fitting."""
     return max(rows, key=lambda row: row.headroom_bytes)
-
-
-def _of_layout(question: Question, layout: Layout) -> list[Row]:
-    """Return the most rows per pass of a layout that fit, without and with recomputation."""
-    share = question.batch * layout.ranks // question.gpus
-    layouts = []
-    for checkpointing in [False, True] if question.checkpointing is None else [question.checkpointing]:
-        for micro_batch in (rows for rows in MICRO_BATCHES if share % rows == 0):
-            variant = replace(question, precision="bf16_cast", checkpointing=checkpointing)
-            with contextlib.suppress(Stop):  # heads or layers do not divide so
-                setup = setup_of(variant, arms.load_arm(LAYOUT_ARM), micro_batch, layout)
-                layouts.append(_row(question, MEGATRON, setup, layout=layout, row_ranks=layout.ranks))
-        if any(row.fits for row in layouts):
-            break
-    return layouts
 
 
 def _lack(question: Question, arm: Arm) -> str:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from study.errors import Stop
 from study.predictor.advice.question import Question
-from study.predictor.parallel.layout import Layout
 from study.predictor.setup import Setup, distribution
 from study.predictor.timing.machine import Machine
 from study.spec.arms import Arm
@@ -54,16 +53,14 @@ def usual_precision(arm: Arm) -> str:
     return USUAL[0] if arm.deepspeed else USUAL[1]
 
 
-def setup_of(question: Question, arm: Arm, micro_batch: int, layout: Layout | None = None) -> Setup:
-    together = layout.ranks if layout else arm.row_ranks
+def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
     return Setup(
         model=question.model,
         **distribution(arm, question.gpus),
         ranks=question.gpus,
         precision=question.precision or usual_precision(arm),
         micro_batch=micro_batch,
-        accumulation=question.batch * together // question.gpus // micro_batch,
-        layout=layout,
+        accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=question.checkpointing or False,

@@ -60,7 +60,7 @@ def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     allocated = estimate(setup).peak_bytes
     outside = int(outside_bytes(setup.ranks, setup.library.torch_major))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
-    reserved = None if setup.layout else reserved_bytes(setup, capacity)
+    reserved = reserved_bytes(setup, capacity)
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
 
 

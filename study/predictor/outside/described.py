@@ -10,7 +10,6 @@ from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.library import Library
 from study.predictor.outside.published import FOLDER, Row
-from study.predictor.parallel.layout import FORM, Layout, layers_of
 from study.predictor.setup import Optimizer, Setup
 from study.predictor.timing.steptime import Machine
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
@@ -46,7 +45,7 @@ KNOWN = {
     "trained_too": "",
     "fp32_modules": "|".join(FP32_MODULES),
     "offload": "",
-    "parallel": rf"sp\d+|{FORM}",
+    "parallel": r"sp\d+",
 }
 KNOWN_UNDER_FSDP = KNOWN | {"offload": "params optimizer", "parallel": r"tp\d+"}
 
@@ -171,7 +170,7 @@ def _every(row: Row, model: Transformer) -> int:
     count = int(re.split("[/=]", row.recompute_part)[1])
     if "/" in row.recompute_part:
         return count
-    layers = layers_of(model)
+    layers = len({tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")})
     if count == 0 or layers % count:
         raise NotPredicted(f"recomputation of {count} of {layers} layers is not modelled")
     return layers // count
@@ -186,11 +185,8 @@ def _division(row: Row) -> dict:
     division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
     if row.parallel is None:
         return division
-    shares_rows = row.parallel.startswith("sp")
-    if shares_rows or row.fsdp:
-        return division | {"sequence_ranks" if shares_rows else "tensor_ranks": int(row.parallel[2:])}
-    layout = Layout.of_words(row.parallel)
-    return division | {"layout": replace(layout, by_nanotron="nanotron" in row.libraries)}
+    shared = "sequence_ranks" if row.parallel.startswith("sp") else "tensor_ranks"
+    return division | {shared: int(row.parallel[2:])}
 
 
 def _types(row: Row, dtype: str) -> dict:

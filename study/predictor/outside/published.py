@@ -16,7 +16,6 @@ from study.io import files
 from study.io.load import load
 from study.io.validation import sentence
 from study.predictor.library import Litgpt
-from study.predictor.parallel.layout import FORM, Layout
 from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
 
@@ -122,20 +121,25 @@ class Row(BaseModel, frozen=True):
         """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one."""
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
+        if self.together is None:
+            return None
         tokens = self.seq_mean if self.rows_are == "padded" else self.seq
         counts = (self.micro_batch, self.grad_acc or 1, tokens)
         known = [count for count in counts if isinstance(count, (int, float))]
         return math.prod(known) / self.together / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
 
     @property
-    def together(self) -> int:
-        """Return the number of GPUs that divide a model, and so have the same rows."""
-        return Layout.of_words(self.parallel).ranks if self.parallel and re.fullmatch(FORM, self.parallel) else 1
+    def together(self) -> int | None:
+        """Return the number of GPUs that have the same rows. None: not known here, because stages divide the model."""
+        parallel = self.parallel or "tp1"
+        if parallel.startswith("sp"):  # micro_batch counts the rows that they share
+            return 1
+        return int(parallel[2:]) if re.fullmatch(r"tp\d+", parallel) else None
 
     @property
     def rows_per_s(self) -> float | None:
         """Return the rows a second and GPU. No passes mean one."""
-        if not self.step_s or not isinstance(self.micro_batch, int):
+        if not self.step_s or not self.together or not isinstance(self.micro_batch, int):
             return None
         passes = self.grad_acc if isinstance(self.grad_acc, int) else 1
         return self.micro_batch * passes / self.together / self.step_s

@@ -141,8 +141,7 @@ def _time(training: Training) -> list[Compared]:
     step = step_time(setup, training.machine)
     peak = GPUS[training.machine.gpu].flops_per_s(not setup.has_half_products)
     sharing = setup.sequence_ranks * setup.tensor_ranks
-    together = setup.layout.ranks if setup.layout else sharing  # GPUs that have the same rows
-    flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / together
+    flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / sharing
     others = {FLAT: _short(flops / (FLAT_MFU * peak))}
     interval = (_short(step.low_s), _short(step.high_s))
     return [Compared("time", _short(step.seconds), _short(row.step_s), interval, others)]

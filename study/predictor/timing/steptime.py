@@ -6,9 +6,6 @@ from math import exp, hypot, log
 
 from study.predictor.estimate import operations
 from study.predictor.memory.engine import Engine
-from study.predictor.parallel import memory as parallel
-from study.predictor.parallel.layout import Layout
-from study.predictor.parallel.timing import Division, divided
 from study.predictor.setup import OF_4_BITS, Setup
 from study.predictor.timing.machine import PCIE_SHARES, Machine
 from study.predictor.timing.pace import (
@@ -26,7 +23,7 @@ from study.predictor.timing.pace import (
     work_s,
 )
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
-from study.predictor.timing.schedule import Schedule, update_s
+from study.predictor.timing.schedule import Schedule
 from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
 
 MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
@@ -92,13 +89,12 @@ def _peak_s(setup: Setup, machine: Machine) -> float:
 
     Fused attention need not compute what a causal mask hides: half of the scores.
     """
-    whole = parallel.whole_pass(setup) if setup.layout else setup
     masked = 0.0
     if setup.model.look.kind == "decoder":
         masked = (
-            sum(each.forward.attention_flops + each.backward.attention_flops for each in _blocks(whole, machine)) / 2
+            sum(each.forward.attention_flops + each.backward.attention_flops for each in _blocks(setup, machine)) / 2
         )
-    needed_share = 1 - masked / operations(replace(whole, accumulation=1))
+    needed_share = 1 - masked / operations(replace(setup, accumulation=1))
     peak = peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
     return needed_share * operations(setup) / peak / (2 if machine.casts else 1)
 
@@ -113,8 +109,6 @@ def _is_known(setup: Setup, machine: Machine) -> bool:
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
     """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
     constants = replace(constants, **{name: constants.host_pace * getattr(constants, name) for name in OF_HOST})
-    if setup.layout:
-        return _of_layout(setup, setup.layout, machine, constants)
     passes = min(setup.accumulation, MOST_PASSES)
     spans, parts = _replayed(setup, machine, passes, constants)
     seconds = length_s(spans)
@@ -123,17 +117,6 @@ def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[
         seconds += more * (seconds - length_s(shorter))
         parts = {name: part_s + more * (part_s - fewer[name]) for name, part_s in parts.items()}
     return seconds, parts, spans
-
-
-def _of_layout(
-    setup: Setup, layout: Layout, machine: Machine, constants: Pace
-) -> tuple[float, dict[str, float], list[Span]]:
-    whole = parallel.whole_pass(setup)
-    work = divided(_blocks(whole, machine), setup, layout)
-    seconds = _seconds(work, whole, machine, constants)
-    owned = max(parallel.owned(setup, layout, place) for place in range(layout.pipeline))
-    seconds_of_update = update_s(setup, owned, machine.gpu, constants)
-    return Division(setup, layout, machine.links(setup.ranks), constants).step(seconds, seconds_of_update)
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:

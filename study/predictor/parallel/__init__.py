@@ -1,1 +1,0 @@
-"""Tensor, pipeline, context and expert parallelism, as Megatron-LM has them: the traced layers, divided."""
