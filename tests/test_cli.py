@@ -284,7 +284,7 @@ WRONG = {
     "sweep": "study sweep needs one more word. What to do: give a protocol in study/sweeps/protocols/",
     "sweep smoke --scale papr": "--scale cannot be 'papr'. What to do: did you mean 'paper'?",
     "sweep smoke --onyl arm=ddp": "study sweep has no option --onyl. What to do: did you mean '--only'?",
-    "estimate --model gpt2 --stage 3": "study estimate has no option --stage. What to do: name the arm",
+    "estimate --model gpt2 --stage 3": "study estimate has no option --stage. What to do: did you mean '--arm'?",
     "report": "study report needs --runs. What to do: give folders that contain runs",
     "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
     "advise --gpu": "--gpu is given without a value",

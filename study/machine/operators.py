@@ -70,10 +70,9 @@ def compiled(name: str) -> bool:
     torch = importlib.util.find_spec("torch")
     if not (torch and torch.submodule_search_locations):
         return False
-    library = folder(name) / f"{name}.so"
     build = folder(name) / "build.ninja"
     headers = f"{torch.submodule_search_locations[0]}/include"
-    return library.exists() and build.exists() and headers in build.read_text()
+    return (folder(name) / f"{name}.so").exists() and build.exists() and headers in build.read_text()
 
 
 def folder(name: str) -> Path:
@@ -88,8 +87,7 @@ def why_not(name: str, gpus: int) -> Stop | None:
     """Return why this machine cannot load an operator. None if nothing is known against it."""
     purpose = OPERATORS[name].purpose
     if name == "quantizer" and not gpus:
-        what = f"{purpose}, need a GPU: without one DeepSpeed says {NOT_ON_CPU!r}"
-        return _unavailable(what, "use a machine with a GPU")
+        return _unavailable(f"{purpose}, need a GPU: {NOT_ON_CPU!r} says DeepSpeed", "use a machine with a GPU")
     if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
         return _unavailable(f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH", GET_NINJA)
     if name in ("async_io", "quantizer") and gpus and not nvcc():  # those here that are built against CUDA

@@ -85,7 +85,7 @@ class CollectiveLog:
 
     def look(self) -> None:
         """Write the file if a collective has begun or ended since the last look, or if none has for `still_s`."""
-        status = _counts()
+        status = _ring()
         now_s = time.monotonic()
         if status != self._status:
             self._status = status
@@ -153,7 +153,7 @@ class Heartbeat:
 
     def _write(self, recent: list[Collective], place: str | None, frames: Frames = ()) -> None:
         with contextlib.suppress(OSError):  # no folder yet, or not on this machine, or the disk is full
-            _write(self.file, self.rank, recent, place, bool(_counts()), 0.0, frames)
+            _write(self.file, self.rank, recent, place, bool(_ring()), 0.0, frames)
 
 
 def _write(
@@ -180,19 +180,15 @@ def _write(
     files.write_below(file.parent, file.name, log.model_dump_json().encode(), to_disk=False)
 
 
-def _ring(with_entries: bool) -> dict:
+def _ring(with_entries: bool = False) -> dict:
     """Return NCCL's ring if a group has used it, else gloo's: a group with both libraries counts in each from 1.
 
-    So a wait in gloo is not seen in a process that also has NCCL (by the sources of torch 2.11 and 2.13).
+    So a wait in gloo is not seen in a process that also has NCCL (by the sources of torch 2.11 and 2.13). Without
+    entries it has how many collectives of each group began and ended, and takes microseconds. Empty: no ring.
     """
     dumps = [getattr(_distributed_c10d, name) for name in DUMPS if hasattr(_distributed_c10d, name)]
     rings = [json.loads(dump(with_entries, False)) for dump in dumps]
     return next((ring for ring in rings if ring.get("pg_status")), {})
-
-
-def _counts() -> dict | None:
-    """The number of collectives of each group that began and ended. Takes microseconds. None: PyTorch records none."""
-    return _ring(with_entries=False).get("pg_status")
 
 
 def _copy() -> list[Collective]:
@@ -220,12 +216,12 @@ def _groups() -> dict[str, list[int]]:
     return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
 
 
-def _main_thread() -> list[tuple[FrameType, int]]:
+def _main_thread() -> Frames:
     """Return the frames of the main thread and their lines, the innermost first."""
     return list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident or 0)))
 
 
-def _place(frames: list[tuple[FrameType, int]]) -> str | None:
+def _place(frames: Frames) -> str | None:
     """Return the first line that is not in an installed package; the first of all if there is none."""
     places = []
     for frame, line in frames:

@@ -163,10 +163,8 @@ def fsdp_units(model) -> Iterator:
 
 def _listed(holder, name: str) -> list:
     """Return what FSDP2 keeps under a name: since torch 2.12 a list, in 2.10 and 2.11 one object or None."""
-    if hasattr(holder, f"{name}s"):
-        return getattr(holder, f"{name}s")
-    one = getattr(holder, name)
-    return [] if one is None else [one]
+    one = getattr(holder, name, None)
+    return getattr(holder, f"{name}s", [one] if one else [])
 
 
 def fsdp_sizes(model) -> dict[str, int]:
@@ -182,7 +180,7 @@ def describe_fsdp(model) -> dict:
     units = list(fsdp_units(model))
     root = model._get_fsdp_state() if hasattr(model, "_get_fsdp_state") else None
     # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
-    stay = _listed(root, "_fsdp_param_group") if root is not None and root._auto_reshard_after_forward else ()
+    stay = _listed(root, "_fsdp_param_group") if root and root._auto_reshard_after_forward else ()
     reshards = [unit for unit in units if unit.post_forward_mesh_info is not None and unit not in stay]
     policies = {unit.mp_policy for unit in units}
     return {

@@ -72,9 +72,10 @@ def _not_known(prog: str, word: str, command: Callable) -> Stop:
         return Stop(f"{prog} takes no {word!r}", f"leave it out, or see {prog} --help")
     usage = tyro.extras.get_parser(command, registry=OPTIONS).format_help()
     options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage)
-    if word == "--stage" and "--arm" in options:
-        return Stop(f"{prog} has no option --stage", "name the arm, such as --arm zero3")
-    return Stop(f"{prog} has no option {word}", nearest(word, options, otherwise=f"{prog} --help explains the options"))
+    meant = "--arm" if word == "--stage" else word
+    return Stop(
+        f"{prog} has no option {word}", nearest(meant, options, otherwise=f"{prog} --help explains the options")
+    )
 
 
 def _flag(argument) -> str:
