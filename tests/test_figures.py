@@ -1,4 +1,4 @@
-"""Figures: what is drawn is what the table says, and an arm has one colour and one marker everywhere."""
+"""Figures: what is drawn is what the table says."""
 
 import itertools
 import re
@@ -12,22 +12,17 @@ from matplotlib.collections import PolyCollection
 from shaped import changed, failed, finished, put, script
 
 from study.io.numbers import size
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, OWN, VERDICTS
 from study.records import runs
 from study.report import style
 from study.report.grouping import parts
 from study.report.topics import (
     capacity,
-    claims,
     documents,
     losses,
     memory,
-    predictions,
     speed,
-    timeline,
     traffic,
 )
-from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
 
@@ -59,31 +54,6 @@ def largest_group(rows: pd.DataFrame) -> pd.DataFrame:
     return max(parts(rows, "group").values(), key=len)
 
 
-def made_up(name: str) -> list[dict]:
-    """Rows of figures that the shaped runs have none for."""
-    match name:
-        case "claims":
-            counts = itertools.product(("000", "001"), VERDICTS, range(3))
-            about = {"premise": False, "by_construction": False, "contradiction": None}
-            return [
-                about
-                | {"claim": number, "document": document, "verdict": verdict}
-                | {"basis": OWN if verdict in (CONSISTENT, CONTRADICTS) else MEASURED}
-                for number, (document, verdict, _) in enumerate(counts)
-            ]
-        case "outside":
-            roles = (("fit", 1.0), ("test", 1.4), ("interval", 0.8), (None, 0.5))
-            errors = enumerate(itertools.product(("memory", "time"), ("lab/one", "two"), roles), 1)
-            sizes = {"memory": 4e9, "time": 0.3}
-            return [
-                {"quantity": quantity, "source": source, "role": role, "error": factor - 1}
-                | {"measured": number * sizes[quantity], "predicted": factor * number * sizes[quantity]}
-                for number, (quantity, source, (role, factor)) in errors
-            ]
-        case _:
-            raise ValueError(name)
-
-
 FIGURES = {
     "losses": (losses.figure, losses.table),
     "memory": (memory.figure, memory.table),
@@ -92,49 +62,19 @@ FIGURES = {
     "frontier": (speed.figure_of_frontier, speed.frontier),
     "script": (documents.figure_of_script, documents.script),
     "memory_000": (memory.figure, documents.memory_000),
-    "timeline": (timeline.figure, lambda runs: timeline.table()),
-    "claims": (claims.figure, None),
-    "outside": (predictions.figure, None),
 }
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
-CASES = tuple(FIGURES)
-
-
-def draw(name: str, rows: pd.DataFrame):
-    return FIGURES[name][0](rows)
 
 
 @pytest.fixture(scope="module")
 def drawn(all_runs):
     """Each figure once, laid out, with its rows."""
-    rows = {name: pd.DataFrame(made_up(name)) for name in CASES if not FIGURES[name][1]}
-    rows |= {name: table(all_runs) for name, (_, table) in FIGURES.items() if table}
+    rows = {name: table(all_runs) for name, (_, table) in FIGURES.items()}
     rows |= {name: largest_group(rows[name]) for name in GROUPED}
-    pairs = {name: (draw(name, mine), mine) for name, mine in rows.items()}
+    pairs = {name: (FIGURES[name][0](mine), mine) for name, mine in rows.items()}
     for figure, _ in pairs.values():
         FigureCanvasAgg(figure).draw()
     return pairs
-
-
-# --- colours -------------------------------------------------------------------------------------------------------
-
-
-def test_no_two_arms_or_variants_look_alike():
-    """Colour alone is not enough: a variant has the colour of the arm that it varies."""
-    assert set(style.ARMS) == set(NAMES)
-    looks = {(style.colour(arm), style.marker(arm)) for arm in all_paths()}
-    assert len(looks) == len(all_paths()) > len(NAMES)
-    assert style.colour("zero3_default") == style.colour("zero3") != style.colour("zero3_cpu")
-    assert style.marker("zero3_default") != style.marker("zero3")
-    assert style.colour("unknown") == style.FAINT
-
-
-@pytest.mark.parametrize("name", ["losses", "peaks", "frontier"])
-def test_an_arm_has_its_colour_and_no_other_arm_s(drawn, name):
-    figure, rows = drawn[name]
-    text, present = style.svg(figure, name), set(rows["arm"])
-    for arm, (colour, _) in style.ARMS.items():
-        assert (colour in text) == (arm in present), arm
 
 
 # --- what is drawn is what the table says --------------------------------------------------------------------------
@@ -229,80 +169,6 @@ def test_capacity(all_runs):
 def test_frontier(drawn):
     figure, rows = drawn["frontier"]
     assert_drawn([(row.peak_bytes / 1e6, row.median) for row in rows.itertuples()], figure.axes[0])
-
-
-def test_verdicts(drawn):
-    above, below = drawn["claims"][0].axes
-    assert (bars(above), bars(below)) == ([3] * 10, [3] * 4), "five words of two documents; two of their own numbers"
-    assert {text.get_text() for axes in (above, below) for text in axes.texts} == {"3"}
-
-
-def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
-    figure, rows = drawn["outside"]
-    for axes, (quantity, mine) in zip(figure.axes, parts(rows, "quantity").items(), strict=True):
-        scale = {"memory": 1e9, "time": 1}[quantity]
-        assert_drawn(list(zip(mine["measured"] / scale, mine["predicted"] / scale, strict=True)), axes)
-
-
-# --- what a reader must be told ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_axes_are_named_n_is_stated_and_texts_have_room(drawn, name):
-    figure, _ = drawn[name]
-    assert figure.axes[-1].get_xlabel()
-    for axes in figure.axes:
-        assert axes.get_ylabel() or any(label.get_text() for label in axes.get_yticklabels())
-    if name not in ("claims", "memory_000"):
-        assert re.search(r"n = \d|no run|not measured", figure.get_supxlabel())
-    assert_texts_have_room(figure)
-
-
-def assert_texts_have_room(figure) -> None:
-    """No text is cut off or lies on another."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    texts = [figure._supxlabel, *(text for legend in figure.legends for text in legend.get_texts())]
-    for axes in figure.axes:
-        ticks = [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]  # those in view
-        texts += [*axes.texts, axes._left_title, axes.xaxis.label, axes.yaxis.label, *ticks]
-    shown = [text for text in texts if text is not None and text.get_text().strip() and text.get_visible()]
-    boxes = {text: text.get_window_extent(canvas.get_renderer()) for text in shown}
-    width, height = canvas.get_width_height()
-    for text, box in boxes.items():
-        assert -2 < box.x0 < box.x1 < width + 2, text.get_text()
-        assert -2 < box.y0 < box.y1 < height + 2, text.get_text()
-    for (text, a), (other, b) in itertools.combinations(boxes.items(), 2):
-        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across < 2 or down < 3, (text.get_text(), other.get_text())
-
-
-def test_intervals_are_drawn_where_there_are_any_and_nowhere_else(drawn):
-    figure, rows = drawn["frontier"]
-    ends = sum(len(container[2]) for axes in figure.axes for container in axes.containers)
-    assert ends == rows["low"].notna().sum() > 0
-    few = draw("frontier", rows.assign(low=None, high=None, n=1))
-    assert sum(len(container[2]) for axes in few.axes for container in axes.containers) == 0
-    assert "too few for intervals" in few.get_supxlabel()
-
-
-def test_what_is_virtual_or_emulated_is_marked(all_runs, drawn):
-    figure, rows = drawn["peaks"]
-    faces = {(line.get_marker(), line.get_markerfacecolor()) for line in figure.axes[0].lines}
-    assert ("D", style.CARD) in faces, "a virtual rank of zero2 is open"
-    assert ("o", style.colour("ddp")) in faces
-    rows = memory.table(all_runs.select(arm="zero2", ranks=64))
-    assert set(rows["kind"]) == {"virtual"}
-    assert memory.figure(rows).axes[0].patches[0].get_hatch()
-
-
-def test_long_names_leave_the_title_and_the_legend_whole(drawn):
-    """As those of runs on emulated hosts: names of bars take half the figure, and its title begins where they end."""
-    rows = drawn["losses"][1]
-    memory_rows = drawn["memory"][1]
-    assert_texts_have_room(memory.figure(memory_rows.assign(line=memory_rows["line"] + "_cpu, 64 ranks (virtual)")))
-    long = rows.assign(line=rows["arm"] + "_textbook, 2 ranks (emulated)", group=(rows["group"] + ", ") * 3)
-    assert_texts_have_room(losses.figure(long))
 
 
 # --- as a file -----------------------------------------------------------------------------------------------------
