@@ -154,13 +154,6 @@ def test_one_cell_in_two_environments_stands_together_and_the_first_folder_is_a(
     assert [row["vs A"] for row in turned.rows if row["arm"] == "ddp"] == [1, pytest.approx(4)]
 
 
-def test_environments_beyond_the_alphabet_have_letters_of_their_own(compared_of):
-    compared = compared_of(*({"hardware__cores": cores} for cores in range(1, 31)))
-    assert environments(compared) == list(compared.environments)
-    assert environments(compared)[24:28] == ["Y", "Z", "A1", "B1"]
-    assert [compared.environments[row["environment"]]["cores"] for row in compared.rows] == list(range(1, 31))
-
-
 def test_what_is_not_done_is_counted_and_not_averaged(put, tmp_path):
     error = {"kind": "Stop", "message": "no memory", "where": None, "what_to_do": "try again"}
     for status in ("failed", "failed", "oom", "running"):
@@ -217,20 +210,3 @@ def test_a_folder_without_runs_is_a_mistake(put, tmp_path):
     for missing in ("empty", "nowhere"):
         with pytest.raises(Stop, match=f"there is no run below .*{missing}"):
             compare([tmp_path / "runs", tmp_path / missing])
-
-
-def test_the_notes_name_the_environments_in_full_and_the_unreadable(compared_of, tmp_path):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "record.json").write_text("{")
-    legend, note, unreadable = notes(compared_of({}))
-    for words in ("no GPU", "Some CPU", "cores 2", "host GiB 24", "torch 2.13.0", f"commit {shaped.COMMIT[:12]}"):
-        assert words in legend
-    assert "a ratio between environments, not within a run" in note
-    assert unreadable.startswith("unreadable: ")
-    assert "broken/record.json" in unreadable
-
-
-def test_a_changed_tree_is_always_named(compared_of):
-    compared = compared_of({"dirty": True}, {"dirty": True, "hardware__cores": 4})
-    legend = [line for line in notes(compared) if line.startswith(("A: ", "B: "))]
-    assert legend == [f"{letter}: cores {n}, commit {shaped.COMMIT[:12]} changed" for letter, n in (("A", 2), ("B", 4))]

@@ -1,14 +1,11 @@
 """Releases: what is installed, held to the properties, kept, and said about an upgrade."""
 
 import contextlib
-import itertools
 import json
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 from packaging.version import Version
 
@@ -129,16 +126,6 @@ def test_the_whole_matrix_runs_each_part_and_says_what_changes(pip, monkeypatch,
     assert [each["release"] for each in written["unusable"]] == ["9.9"]
 
 
-def test_the_matrix_is_what_the_issue_asks_for():
-    tried = {part["package"]: part["releases"] for part in PARTS}
-    assert len(tried["deepspeed"]) >= 20
-    assert len(tried["accelerate"]) >= 8
-    assert set(PLAN["properties"]) <= set(PROPERTIES)
-    for part in PARTS:
-        assert part["releases"] == sorted(part["releases"], key=Version)
-        assert set(part["adapters"]) <= set(suite.ADAPTERS)
-
-
 def test_every_kept_result_is_of_the_release_of_its_folder():
     for path in changes.RELEASES.glob("*-*/*.json"):
         package, _, release = path.parent.name.rpartition("-")
@@ -148,12 +135,6 @@ def test_every_kept_result_is_of_the_release_of_its_folder():
             asked = {result.property for result in results}
             assert asked >= set(PLAN["properties"]) or json.loads(path.read_text())["reason"], path
             assert not [result for result in results if result.kind == "hangs"], path
-
-
-@pytest.mark.parametrize("part", PARTS[:2], ids=lambda part: part["adapters"][0])
-def test_the_first_parts_of_the_matrix_are_whole(part):
-    for adapter, release in itertools.product(part["adapters"], part["releases"]):
-        assert (changes.RELEASES / f"{part['package']}-{release}" / f"{adapter}.json").is_file(), release
 
 
 def test_what_changes_is_what_the_kept_results_say():
@@ -218,17 +199,6 @@ def test_configurations_are_part_of_an_upgrade(upgraded, capsys):
     assert "Claim L-15: right since deepspeed 0.19.8." in said
 
 
-def test_a_claim_rests_on_trials_and_is_out_of_date_since_a_release():
-    (limit,) = {value for claim, _, value, _ in trials.claims() if claim == "L-66"}
-    assert len({claim for claim, *_ in trials.claims()}) >= 50
-    assert changes.is_right(limit, limit, 0)
-    assert not changes.is_right(0, limit, 0.01)
-    releases = pd.Series([True, True, False], ["0.9", "0.10", "0.11"])
-    assert changes._range("toy", changes._spans(releases), 3) == "out of date since toy 0.11"
-    assert changes._range("toy", changes._spans(~releases), 3) == "right since toy 0.11"
-    assert changes._range("toy", changes._spans(releases[:2]), 2) == "toy 0.9 to 0.10, all 2 that were tried"
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """Stand in for the processes that try a release, 0.18.1: every answer is 1. Collects what was asked for."""
@@ -262,14 +232,6 @@ def test_trials_are_of_the_release_asked_for_and_kept(asked, tmp_path):
         trials.tried("deepspeed", "0.18.2", tmp_path, tmp_path / "other")
 
 
-def test_a_release_is_asked_what_it_lacks(asked, tmp_path):
-    first, *others = trials.concerning("accelerate")
-    (tmp_path / trials.ANSWERS).write_text(json.dumps(dict.fromkeys(others, 2)))
-    found = trials.tried("accelerate", "0.18.1", tmp_path, tmp_path)
-    assert len(asked) == 1
-    assert found == dict.fromkeys(others, 2) | {first: 1}
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -301,33 +263,6 @@ def test_a_script_of_the_user_is_halved(pip, monkeypatch, tmp_path, capsys):
     assert "changes in deepspeed 0.3: exit code 0 in 0.2, then exit code 1." in capsys.readouterr().out
 
 
-def test_a_reproduction_is_tried_for_the_library_that_it_is_about():
-    names = {
-        package: {each.get("name") for each in trials.concerning(package).values()}
-        for package in ("deepspeed", "accelerate")
-    }
-    assert "mics_is_removed" in names["deepspeed"] - names["accelerate"]
-    assert "sgd_becomes_adam" in names["accelerate"] - names["deepspeed"]
-    assert set(PLAN["long"]) <= {path.stem for path in trials.REPRODUCTIONS.glob("*.py")}
-    assert not names["deepspeed"] & set(PLAN["long"])
-
-
-def test_reproductions_are_part_of_an_upgrade(upgraded, capsys):
-    now = {trials.key(row["trial"]): row["found"] for row in trials.installed().values()}
-    (mics,) = [row["trial"] for row in trials.installed().values() if trials.words(row["trial"]) == "mics_is_removed"]
-    for release, value in {"0.17.5": {"error": "KeyError: 'x'"}, "0.18.3": "accepted"}.items():
-        (upgraded / f"deepspeed-{release}" / trials.ANSWERS).write_text(json.dumps(now | {trials.key(mics): value}))
-    start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
-    printed = " ".join(capsys.readouterr().out.split())
-    history = '"does not run" until 0.17.5, "accepted" in 0.18.3, "DeepSpeedConfigError" since 0.19.8'
-    assert (
-        f"mics_is_removed: {history} Shown by: reproductions/mics_is_removed.py Does not run: KeyError: 'x'" in printed
-    )
-    (table,) = [each for each in changes.content(upgraded)["tables"] if each["adapter"] == trials.REPRODUCTION]
-    assert table["title"] == "deepspeed: what scripts find"
-    assert [each["question"] for each in table["rows"]] == ["mics_is_removed"]
-
-
 def test_bisect_halves(pip, monkeypatch, tmp_path, capsys):
     tried = []
 
@@ -343,22 +278,6 @@ def test_bisect_halves(pip, monkeypatch, tmp_path, capsys):
     assert len(set(tried)) <= 5
     with pytest.raises(Stop, match="is the same in"):
         releases.bisect("zero2", "sgd", ("0.1", "0.2"), overlays=tmp_path)
-
-
-def test_bisect_asks_releases_about_a_claim(pip, monkeypatch, tmp_path, capsys):
-    """L-15 says that the default of clipping is 1. Only its own trial is asked."""
-    asked = []
-
-    def configured(package, version, overlay, given):
-        asked.append(given)
-        return [1.0 if version in ("0.3", "0.4") else 0.0]
-
-    monkeypatch.setattr(trials, "_configured", configured)
-    monkeypatch.setattr(trials, "Ranks", lambda *_: nullcontext())
-    releases.bisect("claim", "L-15", ("0.1", "0.2", "0.3", "0.4"), overlays=tmp_path, out=tmp_path / "out")
-    printed = capsys.readouterr().out
-    assert "L-15 changes in deepspeed 0.3: the claim is wrong in 0.2, then the claim is right." in printed
-    assert {trial["look"] for given in asked for trial in given.values()} == {"gradient_clipping"}
 
 
 @pytest.mark.parametrize(

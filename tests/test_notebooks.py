@@ -11,7 +11,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from conftest import ROOT, at_home, launch
 from packaging.requirements import Requirement
@@ -23,7 +22,6 @@ from study.records import store
 from study.report import notebook
 from study.report import site as report
 from study.report.notebook import Book
-from study.report.templating import as_html
 from study.sweeps import launches
 from study.sweeps.launches import options
 
@@ -99,8 +97,9 @@ def test_over_nothing(name, home, tmp_path, monkeypatch):
             space |= {"runs": str(tmp_path), "data": ""}
     text = "\n".join(shown)
     assert "**0 runs** below" in text
-    assert name == "claims" or "Not here yet" in text, "most claims need no run"
-    assert "study sweep " in text or "papermill" in text
+    if name != "claims":  # most claims need no run
+        assert "Not here yet" in text
+        assert "study sweep " in text or "papermill" in text
 
 
 def test_as_typed_with_its_parameters(real_runs, tmp_path):
@@ -147,25 +146,6 @@ def test_a_page_of_a_document_draws_the_runs_of_its_protocol(book):
     assert [run.name for run in book(*runs, protocols=["stages"]).runs] == ["mine"]
 
 
-def test_verdicts_come_from_the_data_folder_and_are_judged_where_it_has_none(book, tmp_path, monkeypatch):
-    kept = [{"claim": "S1", "document": "000"}, {"claim": "S2", "document": "001"}]
-    (tmp_path / "verdicts.json").write_text(json.dumps(kept))
-    monkeypatch.setattr("study.ledger.ledger.judge_all", lambda claims, gathered: [])
-    reading = book(finished("one"), data=str(tmp_path))
-    assert list(reading.verdicts()["claim"]) == ["S1", "S2"]
-    assert list(reading.verdicts("001")["claim"]) == ["S2"]
-    reading.data = None
-    assert reading.verdicts().empty
-
-
-def test_a_table_shows_units_and_dashes_and_its_csv_has_every_digit(book, tmp_path):
-    rows = pd.DataFrame([{"arm": "ddp", "peak_bytes": 68839037, "step_s": 0.123456789, "low": None}])
-    cells = re.findall(r"<t[hd]>([^<]*)</t[hd]>", as_html(rows))
-    assert cells == ["arm", "peak", "s per step", "from", "ddp", "68.8 MB", "0.1235", "-"]
-    book(finished("one"), data=str(tmp_path)).table(rows, "times")
-    assert (tmp_path / "compare-times.csv").read_text() == "arm,peak_bytes,step_s,low\nddp,68839037,0.123456789,\n"
-
-
 def run_colab(shell, **parameters) -> None:
     """Run the cells of the notebook here. A line that IPython would give to a shell is given to `shell`."""
     space = {"shell": shell}
@@ -195,12 +175,6 @@ def test_colab_ends_at_the_step_that_failed(source, fails, sentence, monkeypatch
         run_colab(shell, source=source)
     assert bool(lines) == bool(source)
     assert not fails or fails in lines[-1], "and nothing after it was run"
-
-
-@pytest.mark.parametrize(("name", "value"), [("scale", "large"), ("precision", "fp8")])
-def test_colab_refuses_a_wrong_parameter_before_it_installs_anything(name, value):
-    with pytest.raises(AssertionError, match=f"{name} = '{value}' is not known. Choose "):
-        run_colab(lambda line: pytest.fail(line), **{name: value})
 
 
 def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):
