@@ -302,25 +302,14 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
 @pytest.mark.parametrize(
     ("change", "values"),
     [
-        ({"experts": "loop"}, {"experts_loop": True}),
         ({"source": "Anassbzdd/fitcheck"}, {"keeps_logits": True}),
-        ({"keeps_cache": "yes"}, {"keeps_cache": True}),
         ({"keeps_cache": "with_outputs"}, {"keeps_cache": True, "keeps_logits": True}),
         ({"deepspeed": "{}", "versions": "torch 2.1"}, {"bucket_view": True}),
-        ({"versions": "torch 1.12.1"}, {"torch_major": 1}),
-        ({"source": "linskybing/LLM", "versions": "deepspeed 0.19.2"}, {"plain_linear": True, "keeps_logits": True}),
         ({"versions": "bitsandbytes 0.43.1"}, {"bitsandbytes": (0, 43, 1)}),
-        ({"attention": "megatron", "recompute": "whole"}, {"one_row_as_two": True, "recomputes_whole_layers": True}),
         ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),
-        ({"fused_kernels": "yes", "quantized": "nf4"}, {"fused_layers": True, "fused_adapters": True}),
         ({"fused_kernels": "yes", "kernels": "unsloth"}, {"fused_layers": True, "fused_adapters": True}),
         (ADAPTED | {"versions": "peft 0.13.2"}, {"fsdp_views": True, "adapter_units": True}),
-        (ADAPTED | {"source": "AnswerDotAI/fsdp_qlora"}, {"fsdp_views": True, "adapter_units": True}),
-        (ADAPTED, {"fsdp_views": True}),
         ({"versions": "torch 2.1, transformers 4.48.1"}, {"cuts_logits": True}),
-        ({"fsdp_units": "layers_and_ends"}, {"fsdp_ends": True}),
-        ({"fsdp": "full_shard", "fsdp_version": 1}, {"fsdp_views": True}),
-        ({"source": "Lightning-AI/litgpt"}, {"litgpt": "pretrain"}),
     ],
 )
 def test_columns_of_a_row_say_what_its_libraries_do(change, values):
@@ -347,11 +336,6 @@ def test_tf32_is_on_where_a_row_or_its_release_of_pytorch_says_so(change, is_on)
     assert machine.tf32 == is_on
 
 
-def test_unsloths_adapters_compute_in_16_bits_without_autocast():
-    plain, unsloth = (training_of(row(**ADAPTERS, versions="peft 0.13.2", kernels=each)) for each in (None, "unsloth"))
-    assert (plain.setup.frozen, unsloth.setup.frozen) == ("bf16_without_autocast", "bf16")
-
-
 def test_the_dropout_of_adapters_is_the_rows_or_the_sources():
     """Without either it is assumed to be 0."""
     assumed = row(**ADAPTERS)
@@ -361,48 +345,12 @@ def test_the_dropout_of_adapters_is_the_rows_or_the_sources():
     assert row(**ADAPTERS, adapter_dropout=0, source="AnswerDotAI/fsdp_qlora").drops == 0
 
 
-def test_layers_divided_beside_fsdp_have_a_time_and_no_memory():
-    divided = row(
-        fsdp="full_shard",
-        deepspeed=None,
-        parallel="tp2",
-        config="tinyllama-1.1b",
-        memory_GB=9,
-        step_time_s=1,
-        gpu_name="A100-80GB",
-    )
-    seen = compare(divided)
-    assert training_of(divided).setup.tensor_ranks == 2
-    assert [each.quantity for each in seen.quantities] == ["time"]
-    assert "divide layers" in (seen.reason or "")
-    assert "cp2 is not modelled" in (
-        compare(row(fsdp="full_shard", deepspeed=None, parallel="cp2", step_time_s=1)).reason or ""
-    )
-
-
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     """Of two exponential lengths the longer one is 1.5 times the mean, and none is longer than the limit."""
     varied = training_of(row(rows_are="padded", seq_mean=300, micro_batch=2))
     assert (varied.setup.sequence, described.timed_setup(varied).sequence) == (1024, 450)
     assert described.timed_setup(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
     assert row(rows_are="padded", seq_mean=300, tokens_per_s_per_gpu=600).step_s == 2
-    bucketed = training_of(
-        row(rows_are="padded", seq_mean=300, micro_batch=4, source="huggingface/peft method_comparison")
-    )
-    assert described.timed_setup(bucketed).sequence == 333, "its rows are sorted within 20 passes"
-    drawn = np.random.default_rng(1).exponential(size=(4000, 20 * 4))
-    longest = np.sort(drawn)[:, 3::4].mean()
-    assert described.longest_over_mean(4, 20) == pytest.approx(longest, rel=0.01)
-    compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
-    assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
-    kernels = {
-        ("te", "torch 2.7.1"): "te",
-        ("sdpa", "torch 2.1.0"): None,
-        ("sdpa", "torch 2.10.0, accelerate 1"): "fa2",
-    }
-    assert training_of(row(attention_kernel="sdpa", fsdp_version=2)).machine.attention_kernel == "fa2"
-    for (kernel, versions), meant in kernels.items():
-        assert training_of(row(attention_kernel=kernel, versions=versions)).machine.attention_kernel == meant
 
 
 @pytest.mark.slow
@@ -477,11 +425,6 @@ def test_the_accuracy_is_of_all_committed_rows_that_nothing_was_fitted_to():
 
 
 # --- stored predictions, and the command ---------------------------------------------------------------------------
-
-
-def test_stored_predictions_are_of_the_rows_as_they_are_and_a_sample_is_as_computed():
-    for kept in [each for each in stored.predictions() if each.row.source == "VIA-Research/vTrain"][::40]:
-        assert compare(kept.row) == kept
 
 
 def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():

@@ -19,17 +19,17 @@ from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate, operations
 from study.predictor.library import Library
-from study.predictor.memory import tensor
 from study.predictor.memory.engine import Engine
-from study.predictor.outside import published
+from study.predictor.outside import published, stored
+from study.predictor.outside.trainings import compare
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.machine import Links, collective_s
-from study.predictor.timing.pace import CAST_BYTES, filled, work_s
+from study.predictor.timing.pace import filled
 from study.predictor.timing.replay import Task, busy_s, length_s, replay
 from study.predictor.timing.schedule import Schedule, update_bytes
-from study.predictor.timing.steptime import Machine, _seconds, step_time
-from study.predictor.timing.work import LOOP_KERNELS, Product, Work, blocks
+from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.timing.work import Product, Work, blocks
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted
 from study.spec.shapes import config_of
@@ -95,6 +95,18 @@ def test_further_passes_take_as_long_as_one_in_the_middle(monkeypatch):
     assert shorter.parts == pytest.approx(whole.parts)
 
 
+# --- published rows ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_each_kind_has_its_stored_prediction():
+    """Every part of the model of time stands in one of them: tiles, caches, casts, hooks, adapters, divided layers."""
+    names = ("source", "arm", "recompute", "adapter", "quantized", "products", "fused_kernels", "attention_kernel")
+    kinds = {tuple(getattr(kept.row, name) for name in names): kept for kept in stored.predictions()}
+    assert len(kinds) > 100
+    for kept in kinds.values():
+        assert compare(kept.row) == kept, kept.row
+
+
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
@@ -142,21 +154,6 @@ def test_a_ring_by_hand():
     twice = 8.4e-6 + 2 * (14 * 3.4e-6 + 9.6e-6) + 2 * 15 / 16 * 1e9 / bandwidth
     assert collective_s("all_reduce", 1e9, links, constants) == pytest.approx(twice)
     assert collective_s("all_gather", 1e9, Links(1, 8, "nvlink3", "ib-hdr"), constants) == 0
-
-
-def test_tiles_fill_waves():
-    """108 tiles of 128 x 64 are a wave of an A100; one more takes a second wave; half a tile takes a whole one."""
-    assert filled(Product(1, 128 * 108, 64, 64), 108) == 1
-    assert filled(Product(1, 128 * 109, 64, 64), 108) == pytest.approx(109 / 216)
-    assert filled(Product(108, 64, 64, 64), 108) == 0.5
-
-
-def test_few_tiles_are_divided_along_the_sum_and_narrow_products_have_narrow_tiles():
-    """16 tiles of an adapter's gradient leave 92 of 108 processors idle, unless four share the sum of 4096 terms."""
-    few, long = (Product(1, 16, 1024, terms) for terms in (1023, 4096))
-    assert filled(long, 108) == pytest.approx(4 * filled(few, 108)) == pytest.approx(0.5 * 64 / 108)
-    assert filled(Product(1, 128, 64, 10**6), 108) == 1, "no more parts than processors"
-    assert filled(Product(1, 128 * 108, 32, 64), 108) == 1
 
 
 def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
@@ -232,12 +229,6 @@ def test_groups_divide_the_ranks_that_are_sharded(change):
         replace(setup("ddp"), **{"fsdp": "full_shard"} | change)
 
 
-def test_python_works_for_modules_whose_weights_are_gathered():
-    """Norms and biases stay whole (stage3_param_persistence_threshold); their modules cost the host nothing more."""
-    layer = next(block for block in blocks(setup("zero3")) if block.name == "layer.0")
-    assert (layer.modules_above(0), layer.modules_above(100_000)) == (6, 4)
-
-
 def hosts_s(**values) -> float:
     """Return the host's seconds of a step."""
     return busy_s(step_time(setup(**values), replace(A100, host_pace=1.0)).timeline)["launch"]
@@ -255,56 +246,6 @@ def test_python_works_for_the_units_of_fsdp_and_the_gradients_of_stages_1_and_2(
     fsdp1 = replace(setup("ddp"), fsdp="full_shard", library=Library(fsdp_views=True))
     launches = busy_s(step_time(fsdp1, replace(A100, host_pace=1.0)).timeline)["launch"]
     assert launches == pytest.approx(alone + 2 * layers * constants.unit_s)
-
-
-def test_checkpoints_that_do_not_re_enter_have_hooks_for_what_they_keep():
-    """Their seconds come to those of the kernels that are computed again. Reentrant ones save tensors by themselves."""
-    for reentrant in (False, True):
-        again = setup(checkpointing=True, library=Library(recomputes_whole_layers=reentrant))
-        kernels = sum(block.forward.kernels for block in blocks(again) if block.is_layer)
-        host = replace(A100, host_pace=1.0)
-        none, hooked = (
-            busy_s(step_time(again, host, replace(pace.pace(), checkpoint_share=share)).timeline)["launch"]
-            for share in (0, 1.5)
-        )
-        more_s = 0 if reentrant else 1.5 * kernels * pace.pace().kernel_s
-        assert hooked - none == pytest.approx(more_s), reentrant
-
-
-def test_a_gpu_waits_for_the_host_where_adapters_are_units_of_their_own():
-    adapted = replace(named("tinyllama-1.1b"), lora_rank=8)
-    together = Setup(model=adapted, ranks=2, fsdp="full_shard", precision="bf16_pure", device="cuda", sequence=512)
-    apart = replace(together, library=Library(adapter_units=True))
-    busy = [busy_s(step_time(each, replace(A100, host_pace=1.0)).timeline)["compute"] for each in (together, apart)]
-    matrices = sum(tensor.trains for tensor in adapted.tensors)
-    assert matrices == 2 * 7 * 22
-    assert busy[1] - busy[0] == pytest.approx(2 * matrices * pace.pace().module_s)
-
-
-def test_layers_whose_adapters_are_fused_too_launch_fewer_kernels():
-    """Unsloth's do. Other fused layers keep the host as busy, as Transformer Engine's do in SimuMax's rows."""
-    layer = next(block for block in blocks(setup(model=named("tinyllama-1.1b"))) if block.name == "layer.0").forward
-    plain, fused, most = (
-        work_s(layer, "A100-80GB", False, each, pace.pace(), with_adapters=adapters).launching
-        for each, adapters in ((False, False), (True, False), (True, True))
-    )
-    spared = layer.moving_kernels * (1 - pace.pace().fused_traffic)
-    assert 0 < spared < layer.kernels
-    assert plain == fused == pytest.approx(most + spared * pace.pace().kernel_s)
-
-
-def test_products_with_an_odd_number_of_tokens_are_slow_in_16_bits():
-    """GPT-2 has 50,257. Megatron fills the vocabulary, and fp32 needs no alignment of 16 bytes."""
-    odd, even = (named("gpt2"), Transformer.of(config_of("gpt2") | {"vocab_size": 50304}, "filled"))
-
-    def head_s(model, **values):
-        each = setup("ddp", model, **values)
-        return _seconds(blocks(each), each, A100, pace.pace())["head"][0].products
-
-    assert head_s(odd) == pytest.approx(head_s(even) / pace.pace().odd_share, rel=0.01)
-    assert head_s(odd, precision="fp32") == pytest.approx(head_s(even, precision="fp32"), rel=0.01)
-    megatron = {"library": Library(one_row_as_two=True)}
-    assert head_s(odd, **megatron) == pytest.approx(head_s(even, **megatron), rel=0.01)
 
 
 def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
@@ -351,34 +292,6 @@ class Traffic(TorchDispatchMode):
         tensors = [each for each in tree_leaves((args, kwargs, written)) if isinstance(each, torch.Tensor)]
         self.total += sum(each.nbytes for each in tensors if each.numel() > 1)
         return made
-
-
-def test_ranks_that_divide_layers_beside_fsdp_sum_twice_a_pass_and_gather_their_part():
-    adapted = replace(named("tinyllama-1.1b"), lora_rank=8)
-    both = {"fsdp": "full_shard", "precision": "bf16_pure", "sequence": 512, "device": "cuda", "micro_batch": 4}
-    alone, divided = (Setup(model=adapted, ranks=8, tensor_ranks=ranks, **both) for ranks in (1, 2))
-    products = [step_time(each, A100).parts["products"] for each in (alone, divided)]
-    assert 0.5 < products[1] / products[0] < 0.65, "the product of the head stays whole here"
-    spans = [span.task.name for span in step_time(divided, A100).timeline]
-    assert {"forward layer.0", "all_reduce layer.0", "all_gather layer.0", "reduce_scatter layer.0"} <= set(spans)
-    assert tensor.layer_bytes(divided, "backward") == tensor.layer_bytes(divided, "forward")
-    timeline = step_time(divided, A100).timeline
-    sums, gathers = ([each for each in timeline if each.task.name.startswith(kind)] for kind in ("all_red", "all_gat"))
-    assert any(a.start_s < b.end_s and b.start_s < a.end_s for a in sums for b in gathers), "two process groups"
-    assert {each.name for each in divided.tensors if each.trains} == {
-        each.name for each in adapted.tensors if each.trains
-    }
-    with pytest.raises(Stop, match="how AutoTP divides adapters"):
-        setup("zero1_tp", adapted)
-
-
-def test_fsdp2_copies_what_it_gathers_and_reduces_between_the_kernels():
-    """Each weight twice and each gradient once: 2 bytes are read and 2 written, at 0.92 of 2.039 TB/s."""
-    copying = replace(setup("ddp"), fsdp="full_shard")
-    viewing = replace(copying, library=Library(fsdp_views=True))
-    seconds = [busy_s(step_time(each, A100).timeline)["compute"] for each in (copying, viewing)]
-    weights = sum(tensor.elements for tensor in MEDIUM.tensors)
-    assert seconds[0] - seconds[1] == pytest.approx(3 * weights * 4 / (0.92 * 2.039e12), rel=1e-3)
 
 
 def test_foreach_moves_three_times_the_bytes_of_the_fused_update():
@@ -445,52 +358,6 @@ def test_without_autocast_only_products_of_quantized_weights_are_in_16_bits():
     assert pace.product_flops_per_s("T4", True) == pytest.approx(4.35e12, rel=0.001)
 
 
-def test_older_bitsandbytes_dequantizes_slowly_and_computes_in_fp32_where_values_are():
-    """Up to 0.47 and up to 0.46. On an L4 its kernels were as fast before."""
-    adapted = replace(named("gpt2"), lora_rank=8)
-    packed = setup("ddp", adapted, precision="fp32", quantized="nf4", sequence=128)
-
-    def layer(gpu, release, of=packed):
-        each = replace(of, library=Library(bitsandbytes=release))
-        return _seconds(blocks(each), each, Machine(gpu=gpu, tf32=False), pace.pace())["layer.1"][0]
-
-    today = layer("A100-80GB", ())
-    assert layer("A100-80GB", (0, 48)) == today
-    lasting = blocks(packed)[1].forward.lasting_bytes
-    more_s = 0.7 * lasting / (pace.pace().moving_share * GPUS["A100-80GB"].memory_bytes_per_s)
-    assert layer("A100-80GB", (0, 47)).moving - today.moving == pytest.approx(more_s)
-    assert layer("L4", (0, 47)) == layer("L4", ())
-    assert layer("A100-80GB", (0, 47)).products == today.products
-    assert layer("A100-80GB", (0, 46, 1)).products > 3 * today.products
-    half = replace(packed, precision="bf16")
-    assert layer("A100-80GB", (0, 46, 1), half).products == layer("A100-80GB", (), half).products
-
-
-def test_fused_kernels_spare_no_traffic_of_quantized_weights():
-    constants = pace.pace()
-    plain, packed = Work(moved_bytes=3e9, moving_kernels=2), Work(moved_bytes=4e9, moving_kernels=3, lasting_bytes=1e9)
-    for fused in (False, True):
-        seconds = [pace.work_s(each, "A100-80GB", False, fused, constants).moving for each in (plain, packed)]
-        more_s = 1e9 / GPUS["A100-80GB"].memory_bytes_per_s / constants.moving_share
-        assert seconds[1] - seconds[0] == pytest.approx(more_s), fused
-
-
-def test_small_kernels_find_in_a_large_cache_what_the_one_before_has_written():
-    constants, cache = pace.pace(), pace._read()["cache_bytes"]["L40S"]
-    assert cache == 96 * 2**20
-    assert "A100-80GB" not in pace._read()["cache_bytes"]
-
-    def moving_s(gpu, each_bytes, lasting=0.0):
-        work = Work(moved_bytes=10 * each_bytes, moving_kernels=10, lasting_bytes=lasting)
-        return pace.work_s(work, gpu, False, False, constants).moving * GPUS[gpu].memory_bytes_per_s / each_bytes
-
-    small = moving_s("L40S", cache / 4)
-    assert small == pytest.approx(moving_s("A100-80GB", cache / 4) * constants.cached_traffic)
-    spared = moving_s("L40S", cache) - small
-    assert spared == pytest.approx(small / constants.cached_traffic - (small + moving_s("A100-80GB", cache)) / 2)
-    assert moving_s("L40S", cache / 4, lasting=10 * cache / 4) == pytest.approx(moving_s("A100-80GB", cache / 4))
-
-
 def test_adapters_are_where_they_are_wanted():
     model = replace(named("gpt-tiny"), lora_rank=4, lora_targets=("c_attn",))
     width = model.dimensions["n_embd"]
@@ -499,66 +366,8 @@ def test_adapters_are_where_they_are_wanted():
         replace(model, lora_targets=("c_attn", "q_proj")).trained  # noqa: B018
 
 
-class Kernels(TorchDispatchMode):
-    """Counts kernels; views, and what only takes memory, are none."""
-
-    NONE = (
-        "view",
-        "t.",
-        "expand",
-        "slice",
-        "select",
-        "squeeze",
-        "unsqueeze",
-        "unbind",
-        "detach",
-        "_unsafe_view",
-        "permute",
-    )
-    total = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.total += not function.__name__.startswith(self.NONE)
-        return function(*args, **(kwargs or {}))
-
-
-def kernels_of_a_loop(experts: int) -> tuple[int, int]:
-    """Return the kernels of both passes over a mixture as transformers 4 computes it, one expert after the other."""
-    layers = torch.nn.ModuleList([torch.nn.Linear(16, 16, bias=False) for _ in range(3 * experts)])
-    tokens, weights = torch.randn(64, 16, requires_grad=True), torch.rand(64, 2, requires_grad=True)
-    chosen = torch.tensor([[row % experts, (row + 1) % experts] for row in range(64)])
-    with Kernels() as forward:
-        out = torch.zeros_like(tokens)
-        mask = torch.nn.functional.one_hot(chosen, num_classes=experts).permute(2, 1, 0)
-        for number in range(experts):
-            place, rows = torch.where(mask[number])
-            gate, up, down = layers[3 * number : 3 * number + 3]
-            mine = tokens[None, rows].reshape(-1, 16)
-            mine = down(torch.nn.functional.silu(gate(mine)) * up(mine)) * weights[rows, place, None]
-            out.index_add_(0, rows, mine)
-    with Kernels() as backward:
-        out.sum().backward()
-    return forward.total, backward.total
-
-
 def flops(work: Work) -> float:
     return sum(product.flops for product in work.products) + work.attention_flops
-
-
-def test_a_loop_over_experts_launches_kernels_and_gathers_modules_one_by_one():
-    few, many = kernels_of_a_loop(4), kernels_of_a_loop(6)
-    assert [(b - a) / 2 for a, b in zip(few, many, strict=True)] == list(LOOP_KERNELS.values())
-    grouped = setup("zero2", named("mixtral-micro"), sequence=64)
-    looped = replace(grouped, library=Library(experts_loop=True))
-    layer, loop = (next(each for each in blocks(one) if each.name == "layer.0") for one in (grouped, looped))
-    experts = named("mixtral-micro").dimensions["num_local_experts"]
-    assert loop.forward.kernels - layer.forward.kernels == 10 * experts
-    assert loop.modules_above(100) - layer.modules_above(100) == 3 * experts - 1
-    assert (loop.elements, flops(loop.forward)) == (layer.elements, flops(layer.forward))
-    launching = [step_time(each, A100).parts["launching"] for each in (looped, grouped)]
-    constants, layers = pace.pace(), named("mixtral-micro").dimensions["num_hidden_layers"]
-    more_s = 30 * experts * constants.kernel_s + (3 * experts - 2) * constants.gradient_s  # gate and up were one tensor
-    assert launching[0] - launching[1] == pytest.approx(layers * more_s * constants.host_pace)
 
 
 def test_every_second_layer_is_computed_again():
@@ -574,47 +383,6 @@ def test_every_second_layer_is_computed_again():
         False,
         False,
     ]
-
-
-def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
-    def attention_s(model, kernel, gpu="H100-80GB"):
-        each = setup("ddp", named(model), sequence=512)
-        return step_time(each, replace(A100, gpu=gpu, attention_kernel=kernel)).parts["attention"]
-
-    assert attention_s("gpt2", "fa2") == pytest.approx(attention_s("gpt2", None) / 2)
-    assert attention_s("gpt2", "fa3") < attention_s("gpt2", "fa2")
-    assert attention_s("gpt2", "te") == attention_s("gpt2", "fa3")
-    reached = 346 / (0.47 * 2250)  # of what cuDNN reaches there, by FlashAttention-2 with Hopper's instructions at best
-    assert attention_s("gpt2", "te", "B200") / attention_s("gpt2", "fa2", "B200") == pytest.approx(reached, rel=0.01)
-    assert attention_s("gpt2", Machine(gpu="H100-80GB").attention_kernel) == attention_s("gpt2", "fa2")
-    assert attention_s("bert-base", "fa2") == attention_s("bert-base", None), "it has no mask"
-    assert attention_s("gpt2", "fa2", A100.gpu) == attention_s("gpt2", None, A100.gpu), "as nine sources have it"
-
-
-def test_products_in_8_bits_take_half_the_time_and_casts():
-    """Memory limits one product; the head's stays. Weights are cast more often than activations, unless by TE."""
-    each = setup("ddp", named("gpt2"), precision="bf16", micro_batch=32)
-    of_casts = {
-        casts: _seconds(blocks(each), each, replace(H100, casts=casts), pace.pace()) for casts in (None, *CAST_BYTES)
-    }
-    assert len({seconds["head"] for seconds in of_casts.values()}) == 1
-    forward, backward = ({name: of["layer.1"][phase] for name, of in of_casts.items()} for phase in (0, 1))
-    assert 0.5 * forward[None].products < forward["tensorwise"].products < 0.53 * forward[None].products
-    assert backward["rowwise"].products < 0.55 * backward[None].products
-    assert backward["rowwise"].products < backward["rowwise_with_gw_hp"].products < backward[None].products
-    of_a_weight = Work(products=(Product(1, 768, 3072, each.tokens),))
-    in_16_bits = work_s(of_a_weight, "H100-80GB", False, False, pace.pace())
-    assert work_s(of_a_weight, "H100-80GB", False, False, pace.pace(), "rowwise_with_gw_hp", each.tokens) == in_16_bits
-    linear = blocks(each)[1].forward.products
-    activations = sum(product.m * product.k for product in linear)
-    weights = sum(product.k * product.n for product in linear)
-    share = pace.pace().moving_share * GPUS["H100-80GB"].memory_bytes_per_s
-    for name, (of_activations, of_weights) in CAST_BYTES.items():
-        cast_s = (of_activations * activations + of_weights * weights) / share
-        assert forward[name].moving - forward[None].moving == pytest.approx(cast_s)
-    fused = _seconds(blocks(each), each, replace(H100, casts="te", fused_kernels=True), pace.pace())["layer.1"][0]
-    plain = _seconds(blocks(each), each, replace(H100, fused_kernels=True), pace.pace())["layer.1"][0]
-    assert fused.moving - plain.moving == pytest.approx(2 * (activations + weights) / share), "no fusing spares casts"
 
 
 def of_others(values: list[float]) -> float:
@@ -647,36 +415,6 @@ def test_the_share_of_pcie_is_that_of_machines_and_the_interval_has_its_spread()
     assert alone.most_s == alone.seconds
 
 
-def test_the_pace_of_an_unknown_host_is_that_of_sources_and_graphs_need_none():
-    """The paces are those that bring a source's rows closest; mean and interval of the others follow from them."""
-    known = pace._read()["host"]
-    hosts = {source: host["value"] for source, host in known.items()}
-    today = [host["value"] for host in known.values() if not host.get("old")]
-    assert len(hosts) - len(today) == 2
-    assert np.exp(np.log(today).mean()) == pytest.approx(pace.pace().host_pace, abs=0.01)
-    assert of_others(list(hosts.values())) == pytest.approx(pace.pace().host_factor, abs=0.01)
-    rows = [each for role in ("fit", "interval") for each in timed(role) if each[0].row.source in hosts]
-    assert not [training for training, _ in rows if training.row.role == "test"]
-    paces = {  # of the fastest and the slowest host that the rows at these places would have
-        "DeepSpeed tutorial": ((0, 1), 1.0, 1.1),
-        "huggingface/transformers": ((4,), 0.49, 0.51),
-        "huggingface/optimum-benchmark": ((2, 7, 12, 17, 22, 29), 0.39, 0.64),  # of one sequence
-        "deepspeedai/DeepSpeedExamples": ((0, 1), 0.58, 0.65),
-    }
-    for source, (places, fast, slow) in paces.items():
-        mine = [each for each in rows if source in each[0].row.source]
-        assert fast < next(each for name, each in hosts.items() if source in name) < slow
-        for training, machine in (mine[place] for place in places):
-            within = [step_time(training.setup, replace(machine, host_pace=each)).seconds for each in (fast, slow)]
-            assert within[0] < training.row.step_s < within[1], training.row
-    one = setup("zero3", micro_batch=1, sequence=64)
-    graphs, fast, slow = (step_time(one, replace(A100, host_pace=each)).parts for each in (0, 0.5, 1))
-    assert "launching" not in graphs
-    assert slow["launching"] == pytest.approx(2 * fast["launching"])
-    with pytest.raises(Stop, match="no host's pace"):
-        replace(A100, host_pace=-1)
-
-
 # --- how wide the interval is --------------------------------------------------------------------------------------
 
 
@@ -686,25 +424,6 @@ def test_each_source_weighs_the_same_in_the_interval():
     assert fit.factor(off.values()) == pytest.approx(1.5)
     assert fit.factor(list(off.values())[:4]) == pytest.approx(1.1), "four of four"
     assert fit.left_out(off) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0}
-
-
-def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_the_fit_are_left_out():
-    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
-    without = []
-
-    def never_again(rest):
-        without.append({training.row.source for training, _ in rest})
-        return pace.pace()
-
-    off = fit.off_by_size(fitted, others, pace.pace(), never_again)
-    large = {"VIA-Research/vTrain", "mosaicml/llm-foundry"}
-    assert (set(off["large"]), set(off["small"])) == (large, large | {"karpathy/nanoGPT"})
-    assert {name for each in without for name in large if name not in each} == large
-    (first, _) = off["small"]["karpathy/nanoGPT"]
-    training, machine = others[0]
-    step = step_time(training.setup, machine)
-    unexplained = np.log(training.row.step_s / step.seconds) ** 2 - np.log(step.most_s / step.seconds) ** 2
-    assert first == pytest.approx(np.sqrt(unexplained)), "less what an unknown host explains"
 
 
 def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
@@ -754,25 +473,6 @@ def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
     refused = {name: pace.origins()[name]["refused"] for name in kept}
     refit = fit.fit(timed("fit"), list(refused), pace.pace())
     assert {name: getattr(refit, name) for name in refused} == pytest.approx(refused, rel=0.01)
-
-
-def test_fusing_spares_gpt_2_the_casts_and_the_loss_if_that_is_fused_too():
-    """Its norms and gelu already are single kernels."""
-    plain, fused = Machine(gpu="A100-80GB"), Machine(gpu="A100-80GB", fused_kernels=True)
-
-    def moved(config, **values):
-        model = Transformer.of(config, "drawn")
-        usual = {"micro_batch": 16, "accumulation": 1}
-        parts = [step_time(setup("ddp", model, **usual | values), each).parts for each in (plain, fused)]
-        return parts[1]["memory traffic"] / parts[0]["memory traffic"]
-
-    one_kernel = config_of("gpt2-xl") | {"activation_function": "gelu", "vocab_size": 512}
-    assert moved(one_kernel, precision="bf16_cast") == pytest.approx(1, abs=0.03)
-    assert 0.4 < moved(one_kernel, precision="bf16") < 0.75
-    several = one_kernel | {"activation_function": "gelu_new"}
-    assert moved(several, precision="bf16_cast", loss="in_place") == pytest.approx(0.25)
-    whole_loss = several | {"vocab_size": 50257}
-    assert moved(whole_loss, precision="bf16_cast") > 0.28
 
 
 # --- as it is shown ------------------------------------------------------------------------------------------------
