@@ -5,11 +5,7 @@ import pytest
 
 from study.bench import board
 from study.cli.outside import outside
-from study.errors import Stop
-from study.predictor.outside import published
 from study.predictor.outside.trainings import FLAT
-
-KEYS = [*board.tests()]
 
 
 @pytest.fixture
@@ -25,24 +21,6 @@ def mine(tmp_path, monkeypatch):
 
     yield write
     board.predictions.cache_clear()
-
-
-def test_rows_that_no_predictor_has_met_are_off_the_board(tmp_path, monkeypatch):
-    for name in ("frozen.csv", "splits.toml"):
-        (tmp_path / name).write_text((published.FOLDER / name).read_text())
-    splits = tmp_path / "splits.toml"
-    splits.write_text(splits.read_text().replace("on_board = false\n", ""))
-    monkeypatch.setattr(board, "FOLDER", tmp_path)
-    everything = board.tests.__wrapped__()
-    splits.write_text(splits.read_text().replace('name = "lora"\n', 'name = "lora"\non_board = false\n'))
-    fewer = board.tests.__wrapped__()
-    assert len(everything) - len(fewer) == 129, "the rows of the split, as splits.toml counts them"
-
-
-def test_no_row_of_the_board_decided_anything():
-    roles = {row.role for row in published.rows() if board.key_of(row) in set(KEYS)}
-    assert roles == {"test"}
-    assert all(entry["fitted"] and entry["address"] for entry in board.predictors().values())
 
 
 def test_refusing_costs_as_much_as_being_off_by_all(mine):
@@ -65,15 +43,6 @@ def test_the_order_is_of_rows_of_one_table(mine):
     assert board.scores()[0]["in order"] == 1
     mine([(each.row, "time", 1 / each.measured**9, None, None) for each in table.itertuples()])
     assert board.scores()[0]["in order"] < 0.5
-
-
-def test_a_wrong_file_is_a_sentence(mine):
-    mine([(KEYS[0], "time", 1, 1, 1)] * 2)
-    with pytest.raises(Stop, match="twice"):
-        board.scores()
-    mine([(KEYS[0], 1)], ("row", "predicted"))
-    with pytest.raises(Stop, match="lacks the column quantity, low, high"):
-        board.scores()
 
 
 def test_the_command_and_simulators_on_their_own_rows(capsys):

@@ -36,21 +36,6 @@ def test_only_the_newest_set_counts_and_a_refused_row_has_no_error(scores):
     assert time.inside == 0.75, "half of the rows of one, all of another: each source weighs the same"
 
 
-def test_the_accuracy_is_of_every_first_score_that_was_not_refused(scores):
-    scores(
-        "lora_2,old,time,1.0,1.5,,",
-        "lora_3,one,time,1.0,1.2,,",
-        "lora_3,two,time,1.0,0.8,,",
-        "lora_3,two,time,1.0,,,",
-        "lora_2,old,memory,1e9,0.88e9,,",
-        "lora_3,two,memory,1e9,1.04e9,,",
-    )
-    words = accuracy()
-    assert "half of 3 predicted step times were within 20%" in words
-    assert "67% within a third" in words
-    assert "half of 2 memory peaks were within 8.0%, but 50% were more than 10% too low" in words
-
-
 def test_the_committed_accuracy_is_that_of_the_first_scores():
     words = accuracy()
     assert "half of 563 predicted step times were within 28% of the measured one, and 60% within a third" in words
@@ -61,20 +46,6 @@ def test_a_split_is_scored_once(scores):
     scores("lora_2,old,time,1.0,9.0,8.0,10.0")
     with pytest.raises(Stop, match="lora_2 was scored before"):
         first_scores.add(["lora_2"])
-
-
-def test_new_splits_are_added(scores, tmp_path, monkeypatch):
-    lines = (FOLDER / "frozen.csv").read_text().splitlines(keepends=True)
-    one = next(line for line in lines if line.startswith("Oneflow-Inc/DLPerf") and line.endswith("one_gpu_3\n"))
-    (tmp_path / "frozen.csv").write_text(lines[0] + one)
-    monkeypatch.setattr(first_scores, "FOLDER", tmp_path)
-    scores("lora_2,old,time,1.0,9.0,8.0,10.0")
-    with pytest.raises(Stop, match="one_gpu_9 is not a split"):
-        first_scores.add(["one_gpu_9"])
-    first_scores.add(["one_gpu_3"])
-    old, new = first_scores.read()
-    assert (old.split, new.split, new.quantity) == ("lora_2", "one_gpu_3", "time")
-    assert new.low < new.predicted < new.high
 
 
 def test_each_row_of_a_scored_split_has_its_score():
