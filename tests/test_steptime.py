@@ -370,6 +370,20 @@ def flops(work: Work) -> float:
     return sum(product.flops for product in work.products) + work.attention_flops
 
 
+def test_a_loop_over_experts_launches_kernels_and_gathers_modules_one_by_one():
+    grouped = setup("zero2", named("mixtral-micro"), sequence=64)
+    looped = replace(grouped, library=Library(experts_loop=True))
+    layer, loop = (next(each for each in blocks(one) if each.name == "layer.0") for one in (grouped, looped))
+    experts = named("mixtral-micro").dimensions["num_local_experts"]
+    assert loop.forward.kernels - layer.forward.kernels == 10 * experts
+    assert loop.modules_above(100) - layer.modules_above(100) == 3 * experts - 1
+    assert (loop.elements, flops(loop.forward)) == (layer.elements, flops(layer.forward))
+    launching = [step_time(each, A100).parts["launching"] for each in (looped, grouped)]
+    constants, layers = pace.pace(), named("mixtral-micro").dimensions["num_hidden_layers"]
+    more_s = 30 * experts * constants.kernel_s + (3 * experts - 2) * constants.gradient_s  # gate and up were one tensor
+    assert launching[0] - launching[1] == pytest.approx(layers * more_s * constants.host_pace)
+
+
 def test_every_second_layer_is_computed_again():
     """Whole layers: the forward passes of half of them come again, and hooks of the others run once."""
     whole_layers = Library(recomputes_whole_layers=True)
