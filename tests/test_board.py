@@ -5,7 +5,9 @@ import pytest
 
 from study.bench import board
 from study.cli.outside import outside
-from study.predictor.outside.trainings import FLAT
+from study.predictor.library import Library
+from study.predictor.outside.described import library_of
+from study.predictor.outside.trainings import FLAT, compare
 
 
 @pytest.fixture
@@ -21,6 +23,19 @@ def mine(tmp_path, monkeypatch):
 
     yield write
     board.predictions.cache_clear()
+
+
+def test_our_predictions_are_those_of_the_code():
+    """On the smallest row of each way in which a library differs."""
+    ours = board.predictions("ours").dropna(subset=["predicted"]).groupby("row")
+    rows = {key: row for key, row in board.tests().items() if key in ours.groups and (row.params or 0) < 2e9}
+    usual, kinds = vars(Library()), {}
+    for key, row in sorted(rows.items(), key=lambda each: -(each[1].params or 2e9)):
+        kinds |= {name: key for name, value in vars(library_of(row)).items() if value != usual[name]}
+    assert {"adapter_units", "fused_adapters", "bitsandbytes", "experts_loop"} <= kinds.keys()
+    for key in set(kinds.values()):
+        predicted = {each.quantity: each.predicted for each in compare(rows[key]).quantities}
+        assert dict(ours.get_group(key)[["quantity", "predicted"]].values).items() <= predicted.items(), key
 
 
 def test_refusing_costs_as_much_as_being_off_by_all(mine):
