@@ -312,6 +312,18 @@ def test_what_is_wrong_is_one_sentence(words, monkeypatch, tmp_path, capsys):
     assert not list(tmp_path.glob("mine*"))
 
 
+@pytest.mark.parametrize("words", ["arms", "doctor --help"])
+@pytest.mark.parametrize(
+    ("to", "what"), [(">/dev/full", "cannot be written (No space left"), (">&-", "standard output is closed")]
+)
+def test_an_answer_that_cannot_be_written_is_a_sentence(words, to, what):
+    command = f"exec {Path(sys.executable).with_name('study')} {words} {to}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+\.\n", done.stderr), done.stderr
+    assert what in done.stderr
+
+
 def test_a_sentence_is_all_that_reaches_the_terminal():
     done = study("estimate", "--model", "gpt2", "--ranks", "0")
     message = "ranks must be at least 1 (got 0). What to do: give 1 or more.\n"

@@ -6,6 +6,7 @@ printed as JSON. With --json nothing else goes to stdout, where some libraries p
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib.util
 import io
@@ -56,14 +57,20 @@ def main() -> None:
     # Programs of this Python environment, such as ninja, are found even if nobody has activated it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks our quotation marks
+        # A terminal that is not UTF-8 lacks our quotation marks. What cannot be written is known at its line.
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)
     with exit_on_stop():
+        if sys.stdout is None:
+            raise Stop("standard output is closed", "direct it to a file, or to /dev/null")
         try:
             start(sys.argv[1:])
-            sys.stdout.flush()
-        except BrokenPipeError:  # as in `study arms | head -3`
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ENOSPC):  # a closed pipe: as in `study arms | head -3`
+                raise
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if error.errno == errno.ENOSPC:
+                raise Stop(f"the output cannot be written ({error.strerror})", "make room on its disk") from None
 
 
 def start(words: list[str]) -> None:
