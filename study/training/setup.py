@@ -19,10 +19,11 @@ from accelerate.utils import (
 
 from study.errors import Stop
 from study.io.files import safe_join
+from study.io.words import joined
 from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA
-from study.records import store
+from study.records import collectives, store
 from study.records.schema import Record, Requested
 from study.spec import arms
 from study.spec.arms import Arm
@@ -35,7 +36,6 @@ BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs al
 # Accelerate 1.15 leaves out what equals its default, and the default of its class is NCCL's 10 minutes: with gloo
 # PyTorch would then wait for half an hour.
 WAIT = datetime.timedelta(minutes=10, seconds=1)
-OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
 
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tuple[Path, Record]:
@@ -50,8 +50,9 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
     if rank != 0:
         log_to(None)
         return folder, Record.model_validate({"run_id": folder.name, "started_utc": store.now_utc()})
-    if taken := [name for name in OUR_FILES if (folder / name).exists()]:
-        raise Stop(f"--run-dir {folder} already holds {' and '.join(taken)} of another run", "give a new folder")
+    first = [folder / "output.txt", *collectives.paths(folder)]  # of a sweep, and of ranks that wrote no record
+    if taken := sorted(path.name for path in folder.glob("*") if path not in first):
+        raise Stop(f"--run-dir {folder} already holds {joined(taken[:3])}", "give a new folder")
     disk = settings.nvme_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
