@@ -20,7 +20,8 @@ from study.ledger.files import NO_REPORTS
 NOTES = ["judging the claims (1) by the runs (2)", NO_REPORTS]
 LIGHT = {
     "--version": "zero-study",
-    "arms": "zero3_nvme",
+    "arms": "0 of 30 arms can run",
+    "sweep smoke --dry-run": "0 of 31 cells are possible",
     "estimate --model bert-large": "gradients",
     "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
     "runs runs": "good",
@@ -38,6 +39,8 @@ WHOLE = {  # the rest is called in this process by other tests
 }
 HEAVY = {  # what needs more says so in one sentence
     "report --runs runs": "nbformat",
+    "virtual": "accelerate",
+    "sweep smoke": "accelerate",
 }
 
 

@@ -21,7 +21,7 @@ from study.io.tables import say, show
 from study.machine.gpus import num_gpus
 from study.spec import arms
 from study.spec.arms import ROOT
-from study.sweeps import protocol
+from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 
@@ -81,6 +81,8 @@ def sweep(
     turns = sweeping.plan(cells, options.repeat)
     if options.dry_run:
         _show_plan(cells)
+    elif stop := launches.lacking():
+        raise stop
     else:
         work = functools.partial(
             sweeping.sweep,

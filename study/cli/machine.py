@@ -12,6 +12,7 @@ from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, Arm, all_paths, read
 from study.spec.options import AsJson
+from study.sweeps import launches
 from study.watcher import sources
 from study.watcher.differences import contradictions
 
@@ -54,7 +55,7 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
 
 def _support(arm: Arm, gpus: int) -> str:
     """Return yes if this machine can run an arm, or why not."""
-    if stop := examination.why_not(arm, gpus):
+    if stop := launches.lacking() or examination.why_not(arm, gpus):
         return f"no: {stop.what}; {stop.remedy}"
     if arm.for_cuda_alone and not gpus:
         return f"no: DeepSpeed has {arm.for_cuda_alone} only for NVIDIA GPUs"

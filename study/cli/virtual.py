@@ -93,6 +93,8 @@ def _refuse(settings: Flags, arm: str) -> None:
     """Raise Stop if the training is impossible, before anything starts."""
     chosen = arms.load_arm(arm)
     gpu = num_gpus() > 0
+    if stop := launches.lacking():
+        raise stop
     check(settings)
     optimizers.check(settings, chosen)
     arms.check_virtual(chosen, settings.init)

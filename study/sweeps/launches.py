@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
+from study.machine import software
 from study.machine.linux import OomKillCounter, OomKills, die_with_parent, is_stopped
 from study.records import schema, store
 from study.records.schema import Record
@@ -53,6 +54,14 @@ class Turn:
         """Return a record of this cell, in case the trainer leaves none."""
         requested = schema.Requested(**self.cell.settings, arm=self.cell.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
+
+
+def lacking() -> Stop | None:
+    """Return why nothing can be launched from this Python environment. None if it has the launcher."""
+    if software.version("accelerate"):
+        return None
+    remedy = "pip install 'zero-study[train,report]', or make setup in a checkout"
+    return Stop("this needs accelerate, which the light install does not have", remedy, "unavailable")
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:

@@ -112,7 +112,7 @@ def _by_hardware(cell: Cell, gpus: int) -> Stop | None:
         needed = size(ranks * RANK_HOST_BYTES)
         what = f"{ranks} ranks need at least {needed} of host memory, and there are {size(host_bytes)}"
         return Stop(what, "give fewer ranks", "unavailable")
-    return None
+    return launches.lacking()
 
 
 def _by_arm(cell: Cell, gpus: int) -> Stop | None:
