@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from shaped import failed, finished, put
+from shaped import changed, failed, finished, put
 from test_cli import in_this_process
 
 from study.io.numbers import nats
@@ -51,6 +51,15 @@ def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch,
     assert max(map(len, text.splitlines())) <= 100
     in_this_process(monkeypatch, f"compare --arms --json {SMOKE}")
     assert json.loads(capsys.readouterr().out)[0]["rows"]
+
+
+def test_one_arm_alone_and_what_was_set_aside_are_said(tmp_path, monkeypatch, capsys):
+    put(tmp_path, finished("a", "ddp"), changed(finished("malformed"), memory__components=[3]))
+    assert in_this_process(monkeypatch, f"compare --arms {tmp_path}") == 2
+    said = capsys.readouterr()
+    assert "no task has runs of two arms" in said.err
+    assert "set aside: " in said.out
+    assert "malformed" in said.out
 
 
 def test_runs_that_draw_their_weights_in_place_are_not_compared(tmp_path):

@@ -88,6 +88,9 @@ def _compare_arms(loaded: Runs, as_json: bool) -> list[dict] | None:
         answer, *more = each["in_words"] or ["there is no DDP to compare with."]
         say_wrapped(*[""] * bool(number), f"{each['group']}. {answer}", *more, "", indent="  ")
         show([_shown(row) for row in each["rows"]])
+    say(*[f"set aside: {reason}" for reason in loaded.set_aside])
+    if not compared:
+        raise Stop("no task has runs of two arms to compare", "name folders that hold them")
     return None
 
 
