@@ -10,6 +10,7 @@ from shaped import changed, finished, put
 
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
+from study.errors import Stop
 from study.ledger import files
 from study.records import store
 from study.records.hangs import Finding
@@ -205,6 +206,13 @@ def test_why_a_run_is_not_done_is_told(tmp_path, capsys):
     assert "failed: another rank died. What to do: look in the launcher's output." in capsys.readouterr().out
     (answer,) = command.diagnose((tmp_path,), as_json=True)
     assert answer["error"]["message"] == "another rank died"
+
+
+def test_of_a_folder_of_runs_the_runs_are_named(tmp_path):
+    put(tmp_path, finished("first"), finished("second"))
+    with pytest.raises(Stop, match="holds runs, and is none itself") as stopped:
+        command.diagnose((tmp_path,))
+    assert stopped.value.remedy == "name one of its 2 runs: first, second"
 
 
 EVERYDAY = {  # what tests/everyday.py plants, and the findings of each

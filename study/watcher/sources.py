@@ -65,9 +65,7 @@ def read_config(path: Path) -> Source | None:
 def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
-        if not (path / store.RECORD).exists():
-            raise Stop(f"{path} is a folder without a {store.RECORD}", "name a config file, or the folder of a run")
-        return _record(path / store.RECORD)
+        path = path / store.RECORD
     if path.name == store.RECORD:
         return _record(path)
     content = _parsed(files.read, path)
