@@ -432,6 +432,12 @@ def test_help_is_of_the_command_that_is_named(monkeypatch, capsys):
         assert capsys.readouterr().out.startswith("usage: study sweep")
 
 
+def test_a_cell_is_named_as_the_sweep_prints_it(tmp_path, monkeypatch, capsys):
+    put(tmp_path, finished("train-ddp-r1.1"), finished("train-ddp-r1.2"), finished("train-zero2-r1.1"))
+    assert in_this_process(monkeypatch, f"diff {tmp_path}/train-ddp-r1 {tmp_path}/train-zero2-r1") is None
+    assert "train-ddp-r1.2" in capsys.readouterr().out
+
+
 def test_two_runs_are_explained_with_a_warning_first(tmp_path, monkeypatch, capsys):
     put(tmp_path, finished("a", arm="ddp"), finished("b", arm="zero2", micro_batch=4))
     assert in_this_process(monkeypatch, f"explain {tmp_path}/a {tmp_path}/b") is None
