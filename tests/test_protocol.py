@@ -51,6 +51,7 @@ MISTAKES = {
     "a machine's affair": (PART + 'run_dir = "x"\n', "run_dir is not known"),
     "the same cell twice": (PART.replace("[1, 2, 3]", "[1, 1]"), "twice"),
     "no such scale": (PART.replace("part.tiny", "part.paper"), "'tiny'", "--scale paper"),
+    "no scale at all": (PART.replace("[part.tiny]", ""), "has no scale 'tiny'", "smoke.toml is an example"),
     "unknown script": (PART + 'script = "train2"\n', "train2", "as_printed"),
     "an option of another script": (PART + 'repair = "none"\n', "repair belongs to script"),
     "no choice of a script": (SCRIPT + 'repair = "all"\n', "repair must be", "fresh_model", "'all'"),

@@ -166,7 +166,8 @@ def cells(protocol: dict, scale: str) -> list[Cell]:
     """Return every cell of a protocol at a scale, in the order of the file."""
     scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
     if scale not in scales:
-        raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(scales)}")
+        remedy = f"give --scale {' or '.join(scales)}" if scales else EXAMPLE
+        raise Stop(f"{protocol['file']} has no scale {scale!r}", remedy)
     cells: list[Cell] = []
     for part in protocol["part"]:
         if scale in part:
