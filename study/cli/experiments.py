@@ -1,12 +1,10 @@
 """`study sweep`: runs experiments."""
 
 import dataclasses
-import functools
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -84,14 +82,7 @@ def sweep(
     elif stop := launches.lacking():
         raise stop
     else:
-        work = functools.partial(
-            sweeping.sweep,
-            timeout_s=options.timeout_s,
-            nvme_dir=options.nvme_dir,
-            minutes=options.minutes,
-            refusals=(no_host_memory,),
-        )
-        _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
+        _run(turns, options)
 
 
 def _refuse_impossible(options: SweepOptions) -> None:
@@ -114,19 +105,27 @@ def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
     return cells
 
 
-def _run(work: Callable, shown: Progress, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:
-    """Do a sweep's work, count the outcomes, and end with the exit code for them."""
+def _run(turns: list[sweeping.Turn], options: SweepOptions) -> None:
+    """Run the turns, count the outcomes, and end with the exit code for them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
-    with shown as progress:
+    with Progress(len(turns)) as progress:
         try:
-            outcomes = work(turns, runs, progress=progress)
+            outcomes = sweeping.sweep(
+                turns,
+                options.runs,
+                options.timeout_s,
+                options.nvme_dir,
+                progress,
+                options.minutes,
+                refusals=(no_host_memory,),
+            )
         except KeyboardInterrupt:
-            progress.say(stopped)
+            progress.say("stopped; run the same command again to continue")
             sys.exit(130)
         counts = Counter(outcome.status for outcome in outcomes)
         counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-        progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
+        progress.say(f"{counted or 'nothing to do'}; study runs {options.runs} shows them")
     if counts.keys() & UNFINISHED:
         sys.exit(3)
     sys.exit(1 if counts.keys() & NO_ANSWER else 0)

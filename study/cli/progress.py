@@ -13,12 +13,20 @@ from study.sweeps.launches import Turn, last_step
 from study.sweeps.sweep import Outcome
 
 
-class Screen:
-    """Prints lines; on a terminal also a last line that is redrawn. It is redrawn only when asked: no thread draws."""
+class Progress:
+    """What a sweep calls at each start, step and end of a turn.
 
-    def __init__(self):
+    It prints lines; on a terminal also a last line that is redrawn. It is redrawn only when asked: no thread draws.
+    """
+
+    def __init__(self, turns: int):
         self.console = console()
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if sys.stdout.isatty() else None
+        self.turns = turns
+        self.ended = 0
+        self.ran = 0
+        self.started = time.monotonic()
+        self.ran_now = False  # whether this turn was run; False if its run was done before
 
     def __enter__(self) -> Self:
         if self.live:
@@ -33,26 +41,10 @@ class Screen:
         self.console.print(text, soft_wrap=True)
         sys.stdout.flush()
 
-    def redraw(self, text: str) -> None:
-        if self.live:
-            self.live.update(Text(text, no_wrap=True), refresh=True)
-
-
-class Progress(Screen):
-    """What a sweep calls at each start, step and end of a turn."""
-
-    def __init__(self, turns: int):
-        super().__init__()
-        self.turns = turns
-        self.ended = 0
-        self.ran = 0
-        self.started = time.monotonic()
-        self.ran_now = False  # whether this turn was run; False if its run was done before
-
     def start(self, turn: Turn) -> None:
         self.turn = turn
         if self.live:
-            self._draw("")
+            self._draw(self.live, "")
         else:
             self.say(f"{self._position(turn)}{self.left()}")
 
@@ -62,7 +54,7 @@ class Progress(Screen):
             if newest := last_step(folder):
                 loss = newest["loss"]  # None of a virtual rank, and where it is not finite
                 position = f"step {newest['step']}" + ("" if loss is None else f"  loss {loss:.4f}")
-            self._draw(f"  {position}  {seconds:.0f} s")
+            self._draw(self.live, f"  {position}  {seconds:.0f} s")
 
     def end(self, turn: Turn, outcome: Outcome, ran: bool) -> None:
         self.ran_now |= ran
@@ -86,5 +78,5 @@ class Progress(Screen):
     def _position(self, turn: Turn) -> str:
         return f"[{self.ended + 1}/{self.turns}] {turn.name}"
 
-    def _draw(self, text: str) -> None:
-        self.redraw(f"{self._position(self.turn)}{text}{self.left()}")
+    def _draw(self, live: Live, text: str) -> None:
+        live.update(Text(f"{self._position(self.turn)}{text}{self.left()}", no_wrap=True), refresh=True)

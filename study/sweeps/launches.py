@@ -68,12 +68,7 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | Non
     """Return the command that launches a cell."""
     config = arms.all_paths()[cell.arm]
     words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
-    return words + flags(cell, folder, nvme_dir, resumed)
-
-
-def flags(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None) -> list[str]:
-    """Return the script of a cell with its flags."""
-    words = [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
+    words += [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
     return words + options(cell.settings) + (["--resume", str(resumed)] if resumed else [])
 
