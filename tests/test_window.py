@@ -2,7 +2,9 @@
 
 import sys
 import time
+import types
 
+import psutil
 import pytest
 from shaped import record as shaped
 from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
@@ -10,10 +12,9 @@ from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
 from study.cli import room
 from study.errors import Stop
 from study.io import numbers
-from study.machine import doctor, software
+from study.machine import software
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.records import store
-from study.spec.arms import all_paths, read
 from study.sweeps import launches, protocol, sweep
 from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, Turn, expected_s
 
@@ -105,19 +106,23 @@ def test_out_of_memory_is_settled(tmp_path, monkeypatch):
         ("zero2_cpu", {"virtual_ranks": 4}, 2 * 335.144e6 + 3 * 2**29 + 2**27),
     ],
 )
-def test_what_must_be_on_the_host_is_counted(arm, changes, needed_bytes):
-    values = {"model": "bert-large", "precision": "fp32", "ranks": 1, "virtual_ranks": None} | changes
-    values["arm"] = read(all_paths()[arm])
+def test_what_must_be_on_the_host_is_counted(arm, changes, needed_bytes, monkeypatch):
+    cell = protocol.Cell("p", "p", "one_gpu", arm, 1, {"model": "bert-large", "precision": "fp32"} | changes)
     needed_bytes += HOST_PROCESS_BYTES
-    assert room.host_is_too_small(host_memory_bytes=int(needed_bytes * 1.002), **values) is None
-    stop = room.host_is_too_small(host_memory_bytes=int(needed_bytes * 0.998), **values)
+    memory = types.SimpleNamespace(total=int(needed_bytes * 1.002))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert room.no_host_memory(cell, gpus=1) is None
+    memory.total = int(needed_bytes * 0.998)
+    stop = room.no_host_memory(cell, gpus=1)
     assert stop.status == "unavailable"
     assert f"need {numbers.size(needed_bytes)}" in stop.what
 
 
 def test_only_what_is_offloaded_and_known_needs_the_host(monkeypatch):
-    for model, arm in (("gpt3-13b", "zero3"), ("some/model-of-the-hub", "zero3_cpu")):
-        assert room.host_is_too_small(model, read(all_paths()[arm]), "fp32", 1, None, 1) is None
-    monkeypatch.setattr(doctor, "why_not", lambda *_: None)
-    monkeypatch.setattr(room, "host_is_too_small", lambda *_: pytest.fail("without a GPU all is the host's anyway"))
-    assert sweep.why_not(protocol.Cell("p", "p", "tiny", "zero3_cpu", 1, {}), gpus=0) is None
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(total=1))
+    for model, arm, gpus in (
+        ("gpt3-13b", "zero3", 1),
+        ("hub/model", "zero3_cpu", 1),
+        ("gpt3-13b", "zero3_cpu", 0),
+    ):
+        assert room.no_host_memory(protocol.Cell("p", "p", "tiny", arm, 1, {"model": model}), gpus) is None

@@ -116,12 +116,8 @@ def _every_package() -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package == "study":
             raise
-        raise _lacking(package) from None
-
-
-def _lacking(package: str) -> Stop:
-    remedy = "pip install 'zero-study[train,report]', or make setup in a checkout"
-    return Stop(f"this needs {package}, which the light install does not have", remedy)
+        remedy = "pip install 'zero-study[train,report]', or make setup in a checkout"
+        raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
 
 
 def help_lines() -> list[str]:

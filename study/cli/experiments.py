@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
-import psutil
 import tyro
 
 from study.cli import room
@@ -17,7 +16,6 @@ from study.errors import Stop
 from study.io.numbers import part_of
 from study.io.tables import say, show
 from study.machine.gpus import num_gpus
-from study.spec import arms
 from study.spec.arms import ROOT
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
@@ -25,16 +23,6 @@ from study.sweeps.protocol import Cell
 
 NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: it shows how much is too much
 UNFINISHED = {"left", "interrupted"}  # the same command continues with these
-
-
-def no_host_memory(cell: Cell, gpus: int) -> Stop | None:
-    """Return why the host cannot hold what a cell offloads from its GPUs, or None if it can."""
-    if not gpus:
-        return None
-    arm = arms.read(arms.all_paths()[cell.arm])
-    model, virtual, precision = (cell.value(name) for name in ("model", "virtual_ranks", "precision"))
-    host_bytes = psutil.virtual_memory().total
-    return room.host_is_too_small(str(model), arm, precision, cell.ranks or 1, virtual, host_bytes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +106,7 @@ def _run(turns: list[sweeping.Turn], options: SweepOptions) -> None:
                 options.nvme_dir,
                 progress,
                 options.minutes,
-                refusals=(no_host_memory,),
+                (room.no_host_memory,),
             )
         except KeyboardInterrupt:
             progress.say("stopped; run the same command again to continue")
@@ -138,7 +126,7 @@ def _show_plan(cells: list[Cell]) -> None:
     axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
-        stop = sweeping.why_not(cell, gpus, (no_host_memory,))
+        stop = sweeping.why_not(cell, gpus, (room.no_host_memory,))
         virtual = cell.value("virtual_ranks")
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}

@@ -11,6 +11,7 @@ from study.predictor.setup import Setup, distribution
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES
+from study.sweeps.protocol import Cell
 
 
 def check(settings: Settings, arm: Arm, gpu: bool) -> None:
@@ -42,18 +43,21 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     return VIRTUAL_PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)
 
 
-def host_is_too_small(
-    model: str, arm: Arm, precision: str, ranks: int, virtual_ranks: int | None, host_memory_bytes: int
-) -> Stop | None:
-    """Return why the host cannot hold what an arm offloads; None if it can. Linux would kill the ranks silently."""
-    if model not in SHAPES:
+def no_host_memory(cell: Cell, gpus: int) -> Stop | None:
+    """Return why the host cannot hold what a cell offloads from its GPUs, or None if it can.
+
+    Linux would kill the ranks silently.
+    """
+    model, virtual, ranks = str(cell.value("model")), cell.value("virtual_ranks"), cell.ranks or 1
+    if not gpus or model not in SHAPES:
         return None
     setup = Setup.of_arm(
-        named(model), arm.name, ranks=virtual_ranks or ranks, precision=precision, micro_batch=1, device="cuda"
+        named(model), cell.arm, ranks=virtual or ranks, precision=cell.value("precision"), micro_batch=1, device="cuda"
     )
     offloaded = estimate(setup).host_bytes
-    needed = (offloaded + HOST_PROCESS_BYTES) * (1 if virtual_ranks else ranks)
-    if not offloaded or needed <= host_memory_bytes:
+    needed = (offloaded + HOST_PROCESS_BYTES) * (1 if virtual else ranks)
+    has_bytes = psutil.virtual_memory().total
+    if not offloaded or needed <= has_bytes:
         return None
-    what = f"{arm.name} would need {size(needed)} of host memory for {model}; the host has {size(host_memory_bytes)}"
+    what = f"{cell.arm} would need {size(needed)} of host memory for {model}; the host has {size(has_bytes)}"
     return Stop(what, "use a host with more memory, or a smaller model", "unavailable")

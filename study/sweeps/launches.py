@@ -60,8 +60,8 @@ def lacking() -> Stop | None:
     """Return why nothing can be launched from this Python environment. None if it has the launcher."""
     if software.version("accelerate"):
         return None
-    remedy = "pip install 'zero-study[train,report]', or make setup in a checkout"
-    return Stop("this needs accelerate, which the light install does not have", remedy, "unavailable")
+    what = "this needs accelerate, which the light install does not have"
+    return Stop(what, "pip install 'zero-study[train,report]', or make setup in a checkout", "unavailable")
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:

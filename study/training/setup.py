@@ -49,7 +49,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
     folder = (settings.run_dir or safe_join(Path("runs"), name)).resolve()
     if rank != 0:
         log_to(None)
-        return folder, Record.model_validate({"run_id": folder.name, "started_utc": store.now_utc()})
+        return folder, Record(run_id=folder.name, started_utc=store.now_utc())
     first = [folder / "output.txt", *collectives.paths(folder)]  # of a sweep, and of ranks that wrote no record
     if taken := sorted(path.name for path in folder.glob("*") if path not in first):
         raise Stop(f"--run-dir {folder} already holds {joined(taken[:3])}", "give a new folder")
@@ -62,7 +62,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         # JSON has no NaN. The settings are checked once there is a record to say what is wrong with them.
         wanted = {name: value for name, value in as_dict(settings).items() if str(value) not in ("nan", "inf", "-inf")}
         record.requested = Requested(**wanted, arm=arm.name, config_file=launch.config_file)
-        record.hardware = hardware.describe(disk if disk is not None and disk.exists() else folder)
+        record.hardware = hardware.describe(disk if disk and disk.exists() else folder)
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:

@@ -65,7 +65,7 @@ def read_config(path: Path) -> Source | None:
 def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
-        path = path / store.RECORD
+        path /= store.RECORD
     if path.name == store.RECORD:
         return _record(path)
     content = _parsed(files.read, path)
