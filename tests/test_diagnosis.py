@@ -212,7 +212,7 @@ def test_of_a_folder_of_runs_the_runs_are_named(tmp_path):
     put(tmp_path, finished("first"), finished("second"))
     with pytest.raises(Stop, match="holds runs, and is none itself") as stopped:
         command.diagnose((tmp_path,))
-    assert stopped.value.remedy == "name one of its 2 runs: first, second"
+    assert stopped.value.remedy == "name one of its runs (2): first, second"
 
 
 EVERYDAY = {  # what tests/everyday.py plants, and the findings of each

@@ -120,7 +120,7 @@ def read(path: Path) -> Record:
     runs = [] if path.exists() else sorted(each.parent.name for each in path.parent.glob(f"*/{RECORD}"))
     if runs:
         what = f"{path.parent} holds runs, and is none itself"
-        raise Stop(what, f"name one of its {len(runs)} runs: {', '.join(runs[:MOST_NAMES])}")
+        raise Stop(what, f"name one of its runs ({len(runs)}): {', '.join(runs[:MOST_NAMES])}")
     again = "run that cell again"
     missing = "name the folder of a run"
     return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
