@@ -140,7 +140,7 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, 
 
 
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
-    """Libraries print there while they are imported: DeepSpeed its accelerator, before `study scoreboard` answers."""
+    """Libraries print there while they are imported: DeepSpeed its accelerator, before a command answers."""
 
     def noisy(folder: tyro.conf.Positional[Path], /, *, as_json: runs.AsJson = False) -> dict | None:
         print("a library is glad to be imported")  # noqa: T201

@@ -2,7 +2,7 @@
 
 An answer is kept for a trial, the code that tries it and the versions of the libraries. If the trial itself fails (a
 time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the pinned
-versions, in one file for each machine. `study keep` renews them. They decide before a user's own.
+versions, in one file for each machine. `study runs --keep` renews them. They decide before a user's own.
 """
 
 import ast
