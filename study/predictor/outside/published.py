@@ -258,7 +258,7 @@ def read_rows(path: Path, settings: dict | None = None) -> list[Row]:
     if missing := [name for name in required if name not in (*header, *settings)]:
         what = f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
         if unknown := [name for name in header if name not in Row.model_fields]:
-            what += f"; unknown: {', '.join(unknown)}"
+            what += f"; unknown: {', '.join(unknown):.200}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
     found = [_row(path, number, line, settings) for number, line in lines]
     for name in NEEDED:
