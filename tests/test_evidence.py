@@ -31,7 +31,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("how", "changes", "words"), IMPOSSIBLE)
 def test_a_record_of_impossible_values_is_read_by_nobody(tmp_path, how, changes, words):
-    """The report, the verdicts and `study runs --keep` name it, in the same words. A run that failed may have such values."""
+    """The report, the verdicts and `study runs --keep` name it, in one way. A run that failed may have such values."""
     fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
     put(tmp_path / "runs", fields)
     loaded = shaped.runs(tmp_path / "runs")

@@ -86,10 +86,12 @@ def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
     if not changes or gpu is None or run is None:
         return
     now, *fitting = changes
-    named = f"{gpu} ({size(GPUS[gpu].memory_bytes)})"
     fits = "should fit" if now.fits else "does not fit"
-    beside = f"besides {size(int(reserve_bytes(GPUS[gpu])))} for the CUDA context, NCCL and fragmentation"
-    say_wrapped("", f"Predicted for {named} under {run.arm}: a peak of {size(now.peak_bytes)}, which {fits} {beside}.")
+    say_wrapped(
+        "",
+        f"Predicted for {gpu} ({size(GPUS[gpu].memory_bytes)}) under {run.arm}: a peak of {size(now.peak_bytes)}, "
+        f"which {fits} beside {size(int(reserve_bytes(GPUS[gpu])))} for the CUDA context, NCCL and fragmentation.",
+    )
     if now.fits:
         say_wrapped("So the training is not as described, or rows are longer.")
     if run.assumed:

@@ -177,8 +177,8 @@ def full_setup(model: Transformer, training: Training, kernels: Kernels, links: 
     """Return the setup under an arm with the sizes that are given, and the machine."""
     name = training.arm or ARM
     arm = arms.load_arm(name)
-    if ranks < 1:
-        raise Stop(f"ranks must be at least 1 (got {ranks})", "give 1 or more")
+    if not 0 < ranks <= 65536:
+        raise Stop(f"--ranks must be from 1 to 65536 (got {ranks})", "give such a number")
     ranks = 1 if arm.distributed_type == "NO" else ranks
     machine = links.machine(ranks)
     local = machine.gpus_per_node if machine else ranks

@@ -12,6 +12,7 @@ from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, mod
 
 NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
+MOST_LAYERS = 10_000  # more than any published model has; tracing more would not end
 HEAD_WIDTHS = (64, 80, 96, 128, 192, 256)  # of published decoders
 
 
@@ -30,6 +31,9 @@ def named(model: str, *, trust_remote_code: bool = False, **which) -> Transforme
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name the folder of a model") from None
     if not isinstance(config, dict):
         raise Stop(f"{path} is not the config of a model", "name the folder of a model")
+    for name in ("num_hidden_layers", "n_layer", "num_layers"):
+        if isinstance(layers := config.get(name), int) and layers > MOST_LAYERS:
+            raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
     code = str(model) if trust_remote_code and "auto_map" in config else None
     return Transformer.of(config, model, code_from=code, **which)
 

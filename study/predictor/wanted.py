@@ -40,6 +40,11 @@ class Wanted:
     trust_remote_code: bool = False
     """With --model: run Python code that comes with the model."""
 
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1 and value is not False:
+                raise Stop(f"{flag(name)} must be a finite number above 0 (got {value})", "give a number above 0")
+
 
 WITH_MODEL = ("lora_rank", "adapter_dropout", "train_only", "trust_remote_code")
 NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
@@ -58,9 +63,6 @@ def count_of(params: float | str) -> float:
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value is not None and value is not False}
-    if wrong := [name for name, value in given.items() if isinstance(value, int) and value < 1]:
-        what = f"{_flags(wrong[:1])} must be a finite number above 0 (got {given[wrong[0]]})"
-        raise Stop(what, "give a number above 0")
     options = {name: given.pop(name) for name in WITH_MODEL if name in given}
     if wanted.adapter_dropout and wanted.lora_rank is None:
         raise Stop("--adapter-dropout needs adapters", "give --lora-rank")

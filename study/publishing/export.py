@@ -47,12 +47,13 @@ def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...]
         folder: The folder to write. An earlier export in it is replaced.
         from_runs: Folders that contain runs. Default: the runs/ of every folder in reports/.
     """
-    loaded = runs.load_to_share(from_runs or sorted((ROOT / "reports").glob("*/runs")))
+    output.refuse_foreign(folder)  # before the work
+    loaded = runs.load_to_share(from_runs or sorted(ROOT.glob("reports/*/runs")))
     frames = all_tables(loaded, claims.judge(loaded), evidence.gather(loaded))
     with output.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
-            frame.to_parquet(out / "data" / f"{name}.parquet", compression="zstd", index=False)
+            frame.to_parquet(out / f"data/{name}.parquet", compression="zstd", index=False)
         (out / "README.md").write_text(_card(frames))
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     rows = ", ".join(f"{name} {len(frame)}" for name, frame in frames.items())

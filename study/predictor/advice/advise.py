@@ -214,16 +214,6 @@ def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
 
 
-def _candidates(question: Question, tried: list[Row]) -> list[Row]:
-    """Return those of the rows that fit, with room if any has it, with their times."""
-    return [_timed(question, row) for row in _with_room([row for row in tried if row.fits])]
-
-
-def _closest(rows: list[Row]) -> Row:
-    """Return the row that comes closest to fitting."""
-    return max(rows, key=lambda row: row.headroom_bytes)
-
-
 def _lack(question: Question, arm: Arm) -> str:
     """Return what an arm lacks on these GPUs, whatever its settings; nothing if it can be tried."""
     lacks = {
@@ -262,7 +252,9 @@ def _best(question: Question, arm: Arm) -> Row | Untried:
         tried += _with_most_rows(replace(question, precision=precision, checkpointing=checkpointing), arm)
         if all(row.headroom_bytes < 0 for row in tried):
             break  # without checkpointing it would need more
-    return best_of(_candidates(question, tried)) or _closest(tried)
+    fitting = _with_room([row for row in tried if row.fits])
+    best = best_of([_timed(question, row) for row in fitting])
+    return best or max(tried, key=lambda row: row.headroom_bytes)
 
 
 def _with_most_rows(question: Question, arm: Arm) -> list[Row]:
@@ -313,11 +305,7 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Ro
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
-    settings = {"row_ranks": arm.row_ranks, "bucket_elements": zero_of(arm).get("reduce_bucket_size")}
-    return _row(question, arm.name, setup_of(question, arm, micro_batch), **settings)
-
-
-def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
+    setup = setup_of(question, arm, micro_batch)
     gpu = GPUS[question.gpu]
     prediction = estimate(setup)
     headroom = question.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
@@ -326,14 +314,15 @@ def _row(question: Question, name: str, setup: Setup, **settings) -> Row:
     if headroom < 0:
         limit = "GPU memory"
     return Row(
-        arm=name,
+        arm=arm.name,
         fits=not limit,
         limit=limit,
         precision=setup.precision,
         checkpointing=setup.checkpointing,
         micro_batch=setup.micro_batch,
         accumulation=setup.accumulation,
-        **settings,
+        row_ranks=arm.row_ranks,
+        bucket_elements=zero_of(arm).get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
         components=prediction.at_peak,
