@@ -7,10 +7,9 @@ import pytest
 import shaped
 from shaped import changed, failed, finished, put, script
 
-from study.cli import keep
 from study.ledger import files, ledger, record_checks
 from study.ledger.verdict import MEASURED
-from study.records import evidence, metrics
+from study.records import evidence, keeping, metrics
 from study.records.impossible import ON_DEVICE, impossible
 
 GPU = {"gpu": True, "model": "gpt2", "sequence": 1024, "step": 0.2}
@@ -38,7 +37,7 @@ def test_a_record_of_impossible_values_is_read_by_nobody(tmp_path, how, changes,
     (reason,) = loaded.set_aside
     assert (len(loaded), words in reason) == (0, True), reason
     assert reason in evidence.gather(loaded).set_aside
-    kept, (left_out,) = keep.keep([tmp_path / "runs"], tmp_path / "machine")
+    kept, (left_out,) = keeping.keep([tmp_path / "runs"], tmp_path / "machine")
     assert (kept, words in left_out) == (0, True)
     error = {"kind": "E", "message": "m", "what_to_do": "w"}
     assert impossible(shaped.record(fields | {"status": "failed", "error": error})) == []
