@@ -95,7 +95,7 @@ def claims(
         verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and claims that use it.
         keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them.
-        differences: Only say how the counts differ from the committed ones, and why.
+        differences: Only say which verdicts differ from the committed ones, and how many the runs leave open.
         as_json: Print everything as JSON.
     """
     if checks:

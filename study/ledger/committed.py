@@ -2,20 +2,19 @@
 
 import functools
 import json
-from collections import Counter
 from collections.abc import Iterable
 
 from pydantic import BaseModel, TypeAdapter
 
 from study.io import files
-from study.io.words import joined
 from study.ledger.judging import Verdict
-from study.ledger.verdict import VERDICTS
+from study.ledger.verdict import INCONCLUSIVE, NOT_TESTED
 from study.spec import arms
 
 FILE = arms.ROOT / "reports" / "verdicts.json"
 RANGES = arms.ROOT / "reports" / "conform" / "releases" / "ranges.json"
 MAX_BYTES = 4 * 2**20
+OPEN = (INCONCLUSIVE, NOT_TESTED)
 
 
 class Committed(BaseModel):
@@ -57,12 +56,9 @@ def changes(judged: Iterable[Verdict]) -> list[str]:
 
 
 def differences(judged: list[Verdict]) -> list[str]:
-    """Return how the counts of verdicts differ from the committed ones, and which verdicts do, in few lines."""
+    """Return whether the verdicts are the committed ones where these runs decide, and how many they leave open."""
     known = [each for each in judged if each.claim.id in verdicts()]
-    changed = changes(known)
-    if not changed:
-        return [f"All {len(known)} verdicts, on premises and suspicions as well, are the committed ones."]
-    now = Counter(each.verdict for each in known)
-    before = Counter(verdicts()[each.claim.id].verdict for each in known)
-    counts = [f"{now[word]} {word} (committed: {before[word]})" for word in VERDICTS if now[word] != before[word]]
-    return [f"Of {len(known)} verdicts, on premises and suspicions as well: {joined(counts)}.", *changed]
+    agree = "These runs agree with the published verdicts wherever they can decide."
+    lines = changes(each for each in known if each.verdict not in OPEN) or [agree]
+    left_open = [each for each in known if each.verdict in OPEN and verdicts()[each.claim.id].verdict not in OPEN]
+    return [*lines, f"{len(left_open)} verdicts need experiments that are not among them."]
