@@ -517,7 +517,7 @@ def test_a_verdict_that_is_not_the_committed_one_is_named(claims, monkeypatch):
     assert committed.changes([verdict]) == [words]
     assert committed.differences([verdict])[0] == words
     left_open = replace(verdict, verdict=INCONCLUSIVE)
-    assert committed.differences([left_open])[1].startswith("1 verdicts need")
+    assert committed.differences([left_open])[1].startswith("These runs leave 1 verdict open")
 
 
 def test_what_a_formula_finds_is_kept_for_the_same_code(tmp_path, monkeypatch):

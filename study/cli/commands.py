@@ -1,7 +1,7 @@
 """The list of commands, and how a command is started. Its module is imported only then, which keeps `study` fast.
 
-Benchmarks, which need torch, run as separate processes. If a command returns a value, it is
-printed as JSON. With --json nothing else goes to stdout, where some libraries print while they are imported.
+If a command returns a value, it is printed as JSON. With --json nothing else goes to stdout, where some libraries print
+while they are imported.
 """
 
 import atexit
@@ -116,7 +116,7 @@ def _every_package() -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package == "study":
             raise
-        remedy = "pip install 'zero-study[train,report]', or make setup in a checkout"
+        remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
         raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
 
 

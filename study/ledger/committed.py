@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel, TypeAdapter
 
 from study.io import files
+from study.io.numbers import number_of
 from study.ledger.judging import Verdict
 from study.ledger.verdict import INCONCLUSIVE, NOT_TESTED
 from study.spec import arms
@@ -61,4 +62,4 @@ def differences(judged: list[Verdict]) -> list[str]:
     agree = "These runs agree with the published verdicts wherever they can decide."
     lines = changes(each for each in known if each.verdict not in OPEN) or [agree]
     left_open = [each for each in known if each.verdict in OPEN and verdicts()[each.claim.id].verdict not in OPEN]
-    return [*lines, f"{len(left_open)} verdicts need experiments that are not among them."]
+    return [*lines, f"These runs leave {number_of(len(left_open), 'verdicts')} open, which other experiments decide."]

@@ -61,7 +61,7 @@ def lacking() -> Stop | None:
     if software.version("accelerate"):
         return None
     what = "this needs accelerate, which the light install does not have"
-    return Stop(what, "pip install 'zero-study[train,report]', or make setup in a checkout", "unavailable")
+    return Stop(what, "pip install './zero-study[train,report]', or make setup in the checkout", "unavailable")
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:

@@ -260,11 +260,11 @@ def read_rows(path: Path, settings: dict | None = None) -> list[Row]:
         if unknown := [name for name in header if name not in Row.model_fields]:
             what += f"; unknown: {', '.join(unknown):.200}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
-    found = [_row(path, number, line, settings) for number, line in lines]
+    read = [_row(path, number, line, settings) for number, line in lines]
     for name in NEEDED:
-        if found and not any(getattr(row, name) or row.not_predicted for row in found):
+        if read and not any(getattr(row, name) or row.not_predicted for row in read):
             raise Stop(f"no row of {path} has a value for {name}", "fill it in: no row is predicted without it")
-    return found
+    return read
 
 
 def _row(path: Path, number: int, line: dict[str, str], settings: dict) -> Row:
