@@ -20,17 +20,12 @@ ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_norms"]
-Quantized = Literal["nf4", "nf4_double", "fp4", "int8", "fp8", "mxfp4", "mxfp8", "nvfp4"]
+Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
+OF_4_BITS = ("nf4", "nf4_double", "fp4")
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
-# these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). MX has a byte for 32 (OCP's
-# MX v1.0, section 5.2), NVFP4 a byte for 16 (arXiv 2509.25149, section 2). Scales of rows or tensors are few.
-PACKED_BYTES = dict.fromkeys(("nf4", "nf4_double", "fp4", "mxfp4", "nvfp4"), 0.5) | dict.fromkeys(
-    ("int8", "fp8", "mxfp8"), 1.0
-)
-SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0, "fp8": 0.0}
-SCALES_BYTES |= {"mxfp4": 1 / 32, "mxfp8": 1 / 32, "nvfp4": 1 / 16}
-OF_4_BITS = ("nf4", "nf4_double", "fp4")  # of bitsandbytes
-QUANTIZED_BITS = {kind: 8 if kind == "int8" else 4 for kind in PACKED_BYTES}
+# these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). Scales of rows are few.
+PACKED_BYTES = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "int8": 1.0}
+SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0}
 QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
 FP8 = (
@@ -185,7 +180,7 @@ class Setup:
             logits=self.library.logits,
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
             long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
-            quantized_bits=QUANTIZED_BITS[self.quantized] if self.quantized else 0,
+            quantized_bits=int(8 * PACKED_BYTES[self.quantized]) if self.quantized else 0,
             litgpt=self.library.litgpt,
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
             old_bitsandbytes=self.quantized is not None and () < self.library.bitsandbytes < kept_until,
