@@ -85,25 +85,6 @@ def test_with_several_passes_hpz_gathers_between_nodes_once():
     assert between("zero3_textbook", accumulation=3)["all_gather"] == pytest.approx(6, rel=0.02)
 
 
-def test_zeropp_sends_a_quarter_of_stage_3():
-    """P4: 0.5 M, nothing and 0.25 M for M, M and M, of weights in 16 bits that are all gathered twice; many nodes."""
-    textbook = Setup.of_arm(MODEL, "zero3_textbook", ranks=512, precision="bf16_cast")
-    zero = textbook.deepspeed["zero_optimization"]
-    more = {"zero_hpz_partition_size": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True}
-    zeropp = replace(textbook, deepspeed=textbook.deepspeed | {"zero_optimization": zero | more})
-    sent = {}
-    for setup in (textbook, zeropp):
-        moved = nodes.predicted(setup, 8)
-        sent[setup] = {
-            kind: node_traffic.sent_by_a_node({kind: groups}, 8) * 2 / SIZE for kind, groups in moved.items()
-        }
-    assert sent[textbook] == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
-    quantized = sent[zeropp]
-    assert quantized["all_gather"] == pytest.approx(0.5, rel=0.02)
-    assert quantized["all_to_all"] + quantized["reduce_scatter"] == pytest.approx(0.25, rel=0.1), "vectors in 16 bits"
-    assert "all_to_all" not in nodes.predicted(textbook, 8)
-
-
 def test_the_table_of_a_folder_of_runs(tmp_path):
     """Two ranks are one node of two, so they have no row."""
     counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}

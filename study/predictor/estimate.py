@@ -257,7 +257,7 @@ def disk_bytes(engine: Engine) -> dict[str, int]:
     return dict.fromkeys(("held", "read_per_step", "written_per_step"), swapped_bytes)
 
 
-def traffic(engine: Engine, quantized: bool = True) -> dict[str, int]:
+def traffic(engine: Engine) -> dict[str, int]:
     """Return the bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
     if engine.ranks == 1 and engine.stage == 0:
         return {}
@@ -275,10 +275,10 @@ def traffic(engine: Engine, quantized: bool = True) -> dict[str, int]:
     reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * engine.reduced_bytes * passes}
     if engine.ranks == 1:
         return reduced
-    if quantized and engine.quantizes_gradients:
+    if engine.quantizes_gradients:
         reduced = {"all_to_all": whole * passes // 2}
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     whole += engine.frozen_part * engine.ranks
     gathered = (whole - stay + engine.refetched) * passes + stay
-    gathered_bytes = gathered * (1 if quantized and engine.quantizes_weights else w)
+    gathered_bytes = gathered * (1 if engine.quantizes_weights else w)
     return reduced | {"all_gather": gathered_bytes + muon.gathered_elements(engine) * w}
