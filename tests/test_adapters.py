@@ -5,25 +5,20 @@ product of int8 weights is used.
 """
 
 import contextlib
-import dataclasses
 import importlib.util
 import types
-import warnings
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from families import config_of
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from study.measure.memory import MemoryWatch
 from study.models import config as configs
-from study.models.adapters import Adapted
-from study.models.build import build, freeze
-from study.models.litgpt import as_litgpt, litgpt_attention, losses_in_pieces
+from study.models.build import build
 from study.models.step import inputs, logits_and_losses
-from study.predictor.estimate import estimate, moments, profile
+from study.predictor.estimate import moments, profile
 from study.predictor.library import Library
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
@@ -353,139 +348,3 @@ def test_the_libraries_still_hold_as_much(
     model = real_model(peft, config, targets, training, tmp_path, **how)
     autocast = training in ("autocast", "prepared for k bits", "prepared by TRL")
     assert measured(monkeypatch, config, model, autocast) == (kept, peak)
-
-
-LITGPTS = Library(litgpt="finetune", logits="as_computed")
-LITGPT = [  # groups of 4 heads, whether adapters train, and bytes after a real forward pass with litgpt 5895df10
-    (1, False, 24_242_556),
-    (2, False, 23_849_340),
-    (4, False, 25_422_204),
-    (1, True, 19_496_816),
-    (2, True, 19_301_744),
-    (4, True, 21_270_896),
-]
-
-
-@pytest.mark.parametrize(("groups", "adapted", "kept"), LITGPT)
-def test_litgpts_own_layers_keep_more(groups, adapted, kept):
-    """All in bf16, with dropout in adapters of query and value: within 0.4 %; the rest are its indices and labels.
-
-    Fabric's conversion of the logits to fp32 was imitated in the real passes of this and the next tests.
-    """
-    sizes = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": groups, "tie_word_embeddings": False}
-    adapters = {"lora_rank": 8, "lora_targets": TWO, "adapter_dropout": True} if adapted else {}
-    model = Transformer.of({"model_type": "llama"} | sizes | heads, "llama", **adapters)
-    how = {"precision": "bf16_pure", "device": "cuda", "cuda": ("autocast",)}
-    setup = Setup(model=model, micro_batch=4, sequence=128, library=Library(logits="as_computed"), **how)
-    assert profile(setup).kept < 0.95 * kept
-    setup = dataclasses.replace(setup, library=LITGPTS)
-    assert profile(setup).kept == pytest.approx(kept, rel=0.003)
-    again = dataclasses.replace(setup, checkpointing=True)  # recomputed layers are litgpt's, too
-    assert profile(again).kept < kept
-
-
-def of_litgpt(sizes: dict, rows: int, sequence: int, **values) -> Setup:
-    model = Transformer.of({"model_type": "llama"} | sizes, "llama", lora_rank=8, lora_targets=TWO)
-    values |= {"precision": "bf16_pure", "device": "cuda", "cuda": ("autocast",)}
-    return Setup(model=model, micro_batch=rows, sequence=sequence, library=LITGPTS, **values)
-
-
-PIECES = [(4, 67_907_988), (2, 33_960_148)]  # rows, and the most bytes of a real pass with litgpt 5895df10
-
-
-@pytest.mark.parametrize(("rows", "peak"), PIECES)
-def test_litgpts_head_takes_pieces_where_adapters_train(rows, peak):
-    sizes = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    setup = of_litgpt(sizes | heads, rows, 384)
-    setup = dataclasses.replace(setup, model=dataclasses.replace(setup.model, adapter_dropout=True))
-    most = max(sum(now.values()) for when, now in moments(Engine(setup), profile(setup)) if when == "backward")
-    assert most == pytest.approx(peak, rel=0.003)
-
-
-# The script, and the most bytes of a real second pass with products that keep their inputs; of the first pass
-HELD = [("finetune", 93_732_864), ("finetune_longest_first", 81_326_484)]
-
-
-@pytest.mark.parametrize(("script", "peak"), HELD)
-def test_logits_of_the_pass_before_hold_its_graph(script, peak):
-    """Old bitsandbytes keeps inputs in the graph, and litgpt's loop the logits until the next ones are there."""
-    sizes = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    library = Library(litgpt=script, bitsandbytes=(0, 41))
-    setup = dataclasses.replace(of_litgpt(sizes | heads, 4, 384), quantized="nf4", library=library)
-    setup = dataclasses.replace(setup, model=dataclasses.replace(setup.model, adapter_dropout=True))
-    most = max(sum(now.values()) for when, now in moments(Engine(setup), profile(setup)) if when == "backward")
-    assert most == pytest.approx(peak, rel=0.003)
-
-
-JOINED = [  # other models, their adapters, and bytes at the end of a real forward pass with litgpt 5895df10
-    ({"model_type": "gpt_neox", "rotary_pct": 0.25}, ("query_key_value",), 14_666_096),
-    (
-        {"model_type": "phi", "hidden_act": "gelu_new", "partial_rotary_factor": 0.5, "resid_pdrop": 0.0},
-        ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2", "lm_head"),
-        23_931_248,
-    ),
-]
-
-
-@pytest.mark.parametrize(("config", "targets", "kept"), JOINED)
-def test_litgpts_joined_adapters_and_its_gelu(config, targets, kept):
-    sizes = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "tie_word_embeddings": False}
-    model = Transformer.of(config | sizes | heads, "other", lora_rank=8, lora_targets=targets, adapter_dropout=True)
-    setup = dataclasses.replace(of_litgpt(sizes, 4, 128), model=model)
-    assert profile(setup).kept == pytest.approx(kept, rel=0.004)
-
-
-FLAT = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
-FLAT |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
-
-
-@pytest.fixture
-def one_of_two_ranks():
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
-
-
-def wrapped_by_fabric():
-    """Return a model with adapters as litgpt's script wraps it: Fabric's FSDPStrategy, a layer a unit."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-
-    model = build(configs.of_dict({"model_type": "llama"} | FLAT, "sdpa"), "cpu", torch.bfloat16)
-    freeze(model, 8, None, TWO)
-    for module in model.modules():
-        if isinstance(module, Adapted):
-            module.like_peft = True
-    as_litgpt(model)
-    layers = ModuleWrapPolicy({LlamaDecoderLayer})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as the one of mixed units
-        cpu = {"use_orig_params": True, "device_id": torch.device("cpu")}
-        wrapped = FullyShardedDataParallel(model.train(), auto_wrap_policy=layers, **cpu)
-        apply_activation_checkpointing(wrapped, auto_wrap_policy=layers)
-    return wrapped
-
-
-@pytest.mark.parametrize(("rows", "sequence", "passes"), [(2, 128, 2), (4, 200, 1), (1, 200, 3)])
-def test_frozen_weights_have_gradients_in_fabrics_units(rows, sequence, passes, one_of_two_ranks, monkeypatch):
-    model = wrapped_by_fabric()
-    batch = inputs(configs.of_dict({"model_type": "llama"} | FLAT, "sdpa"), rows, sequence)
-    known = [*model.parameters(), *model.buffers(), *batch.values()]
-    monkeypatch.setattr("study.measure.memory.gc", types.SimpleNamespace(collect=int, get_objects=lambda: known))
-    with MemoryWatch("cpu", dict) as watch, litgpt_attention():
-        for number in range(passes):
-            with contextlib.nullcontext() if number == passes - 1 else model.no_sync():
-                *pieces, last = (each.float() for each in model(input_ids=batch["input_ids"]).logits.split(128, dim=1))
-                losses_in_pieces([*pieces, last[:, :-1]], batch).mean().backward()
-                del pieces, last
-    how = {"checkpointing": True, "fsdp": "full_shard", "ranks": 2, "accumulation": passes, "optimizer": "foreach"}
-    predicted = estimate(of_litgpt(FLAT, rows, sequence, **how))
-    assert predicted.peak_bytes - predicted.at_peak["moments"] == pytest.approx(watch.peak, rel=0.003)

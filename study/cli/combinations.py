@@ -3,23 +3,19 @@
 Each is a sentence with its numbers and the public threads that ask for it.
 """
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import GPUS
 from study.predictor.advice.question import beside_bytes
-from study.predictor.estimate import checkpoints_bytes, estimate
+from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing.steptime import Machine, StepTime, step_time
 from study.spec.arms import OFFLOADS
 
 SEVERAL = 8  # passes in a step, among which its one update is divided
-LONG = 2**14  # tokens of a row on a rank
 HOST = "update on host"  # a part of a step
 PREFIX = "https://github.com/"
 # What reentrant recomputation does with frozen embeddings whose output requires no gradient: if only adapters train,
@@ -50,7 +46,6 @@ def answers(setup: Setup, machine: Machine | None = None, other_share: float = 0
         *_frozen_gathered(setup),
         *_quantized(setup),
         *_recomputed(setup),
-        *_long_rows(setup),
         *_other_program(setup, machine, other_share),
         *_offloaded(setup, machine),
         *_compiled(setup),
@@ -108,7 +103,7 @@ def _quantized(setup: Setup) -> Found:
 def _recomputed(setup: Setup) -> Found:
     if not (setup.model.is_partly_frozen and setup.checkpointing):
         return
-    without = replace(setup, checkpointing=False, host_checkpoints=False)
+    without = replace(setup, checkpointing=False)
     kept = estimate(without).peak_bytes - estimate(setup).peak_bytes
     engine = _engine(setup)
     yield (
@@ -130,25 +125,6 @@ def _recomputed(setup: Setup) -> Found:
             "use_reentrant=False, or use FSDP2",
             ("pytorch/pytorch/issues/95805", "pytorch/pytorch/pull/101982"),
         )
-
-
-def _long_rows(setup: Setup) -> Found:
-    """Name what keeps the passes over long rows small, if the setup does not have all of it."""
-    if setup.row_tokens < LONG or setup.model.look.kind != "decoder" or not setup.on_gpu:
-        return
-    less: dict[str, Any] = {"loss": "chunked", "tiled_mlp": True, "host_checkpoints": True}
-    small = replace(setup, checkpointing=setup.checkpointing or True, **less)
-    with contextlib.suppress(Stop):  # it has to be traced, and cannot be
-        if small != setup:
-            yield (
-                "long_rows",
-                f"A rank has {setup.row_tokens:,} tokens of each row. With --loss chunked --checkpointing --tiled-mlp "
-                f"--host-checkpoints it needs {size(estimate(small).peak_bytes)} at the peak instead of "
-                f"{size(estimate(setup).peak_bytes)}, and {size(checkpoints_bytes(small))} of the host's memory. The "
-                "feed-forward layers are then computed three times, and copies to the host take time that is not "
-                "predicted",
-                ("huggingface/trl/pull/7003", "verl-project/verl/pull/4649", "pytorch/torchtitan/issues/678"),
-            )
 
 
 def _engine(setup: Setup) -> str:

@@ -77,11 +77,6 @@ class Kernels:
     loss: Loss = "whole"
     """How the loss is computed. whole: from all logits at once, as in the trainer. in_place: by a kernel that
     overwrites the logits. chunked: part by part, as Liger does."""
-    tiled_mlp: bool = False
-    """Feed-forward layers compute some tokens at a time, and again in the backward pass, as in DeepSpeed's TiledMLP."""
-    host_checkpoints: bool = False
-    """With --checkpointing: the host keeps the input of each layer, as with transformers' offload=True and in Arctic
-    Long Sequence Training. The time of the copies is not predicted."""
     optimizer: Optimizer = "fused"
     """fused: PyTorch's fused AdamW, as in the trainer. foreach: AdamW with a copy of a moment during the update. The
     others are the trainer's."""

@@ -82,46 +82,31 @@ class _Product(torch.autograd.Function):
         kept = [x] if ctx.needs_input_grad[0] and (how.bits == 8 or how.old) else []
         if kept and how.bits == 8 and how.old:
             kept.append(x.new_empty(x.shape, dtype=torch.int8))
-        if kept and how.before is not None and id(x) not in how.before:
-            how.before[id(x)] = torch.empty_like(x)
         if how.recomputed is None:
             ctx.kept = kept
         else:
             ctx.save_for_backward(*kept)
         with torch.autocast("cpu", enabled=False):
-            return functional.linear(x, how.whole(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+            whole = weight.new_empty(weight.shape, dtype=x.dtype)
+            return functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx, gradient):
         if ctx.how.recomputed is not None:
             ctx.how.recomputed.extend(ctx.saved_tensors)
-        return gradient @ ctx.how.whole(ctx.weight, gradient.dtype), None, None, None
-
-
-# Inputs of products that the loop still holds of the pass before, by the id of this pass's input.
-Before = dict[int, torch.Tensor]
+        return gradient @ ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype), None, None, None
 
 
 class Quantizing(NamedTuple):
-    """How a library quantizes frozen linear layers.
-
-    transformers leaves the head as it is, and Lightning Fabric does not. Fabric quantizes from fp16 whatever the type
-    of a model is (2.1 to 2.4, `_quantize_weight`), and weights return to that type first.
-    """
+    """How a library quantizes frozen linear layers."""
 
     bits: int
     old: bool = False  # bitsandbytes up to 0.43.1 for 4 bits, up to 0.44 for 8 bits
-    by_fabric: bool = False
     recomputed: list[torch.Tensor] | None = None  # what reentrant recomputation keeps; None: it is not reentrant
-    before: Before | None = None  # what the loop holds of the pass before; None: nothing
-
-    def whole(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        made = torch.float16 if self.by_fabric else dtype
-        return weight.new_empty(weight.shape, dtype=made).to(dtype)
 
 
 def quantize(model: nn.Module, how: Quantizing) -> None:
-    """Let the frozen linear layers compute as bitsandbytes' do. Their weights keep their shapes."""
+    """Let the frozen linear layers compute as bitsandbytes' do, except the head. Their weights keep their shapes."""
 
     def forward(self: nn.Linear | Conv1D, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.T if isinstance(self, Conv1D) else self.weight
@@ -131,6 +116,5 @@ def quantize(model: nn.Module, how: Quantizing) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Adapted):
             module.quantized = True
-        chosen = how.by_fabric or IN_A_LAYER.match(name)
-        if isinstance(module, LINEAR) and chosen and not module.weight.requires_grad:
+        if isinstance(module, LINEAR) and IN_A_LAYER.match(name) and not module.weight.requires_grad:
             setattr(module, "forward", types.MethodType(forward, module))  # noqa: B010

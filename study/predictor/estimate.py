@@ -17,7 +17,6 @@ from study.predictor.setup import Setup
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
 SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
-LAYERS = r"\.\d+\."  # in the names of all tensors of layers
 OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
 
 
@@ -55,7 +54,7 @@ def estimate(setup: Setup) -> Estimate:
         after_step=_summed(states, after),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
-        host_bytes=host_bytes + checkpoints_bytes(setup),
+        host_bytes=host_bytes,
         nvme_bytes=disk_bytes(engine),
         traffic=dict(Counter(moved) + exchanged(setup)),
         flops_per_rank_and_step=operations(setup),
@@ -100,16 +99,7 @@ def profile(setup: Setup) -> Profile:
     if setup.tensor_ranks > 1:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
-    if setup.has_flat_units and setup.model.train_only is None:
-        return profile(replace(setup, model=replace(setup.model, train_only=LAYERS)))
     return by_library(setup, setup.model.traced(setup.trace_options, setup.micro_batch).profile)
-
-
-def checkpoints_bytes(setup: Setup) -> int:
-    """Return the bytes that the host keeps for the backward pass in place of the GPU."""
-    if not setup.host_checkpoints:
-        return 0
-    return profile(replace(setup, host_checkpoints=False)).kept - profile(setup).kept
 
 
 def inputs_bytes(setup: Setup) -> int:

@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Litgpt = Literal["pretrain", "finetune", "finetune_longest_first"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
     """How a library, or one of its older releases, differs from today's."""
 
-    # Layers and loop are those of a script of litgpt: its pre-training, which holds no logits; its finetuning, which
-    # holds those of a pass until the next one's are there; the same, with the longest row in the first pass (2023).
-    # Times are little different.
-    litgpt: Litgpt | None = None
     one_row_as_two: bool = False  # Megatron's attention: one row needs as many kernels as two; elsewhere fewer copies
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     fused_adapters: bool = False  # Unsloth's kernels of adapters beside layers in 4 bits, also fms-acceleration's

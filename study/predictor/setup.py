@@ -10,7 +10,7 @@ from study.predictor.library import Library
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.tracing import transformer
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, LONG_ROWS, TILED_MLP, TraceOptions, Transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 
@@ -51,8 +51,6 @@ class Setup:
     data_bytes: int = 0  # the part of the data set that a rank holds
     # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
     loss: Loss = "whole"
-    tiled_mlp: bool = False  # feed-forward layers compute some tokens at a time, as in DeepSpeed's TiledMLP
-    host_checkpoints: bool = False  # on a GPU, with checkpointing: what it keeps of each layer is on the host
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
@@ -109,14 +107,6 @@ class Setup:
         if settings.optimizer not in ("adamw", None):  # None: of older records
             values["optimizer"] = settings.optimizer
         return cls(model=model, **values)
-
-    @property
-    def has_flat_units(self) -> bool:
-        """Return whether each unit of FSDP is one tensor, so that all of it has a gradient if an adapter in it trains.
-
-        Fabric's FSDP1 has such units: each layer with its adapters (torch 2.13, `_validate_frozen_params` warns of it).
-        """
-        return self.library.litgpt is not None and self.fsdp is not None and self.model.is_partly_frozen
 
     @property
     def stage(self) -> int:
@@ -179,9 +169,7 @@ class Setup:
             cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
             logits=self.library.logits,
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
-            long_rows=tuple(name for name in LONG_ROWS if getattr(self, name) and (self.on_gpu or name == TILED_MLP)),
             quantized_bits=int(8 * PACKED_BYTES[self.quantized]) if self.quantized else 0,
-            litgpt=self.library.litgpt,
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
             old_bitsandbytes=self.quantized is not None and () < self.library.bitsandbytes < kept_until,
             reentrant=recomputes and self.model.is_partly_frozen,
@@ -276,13 +264,12 @@ class Setup:
         return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
 
     def packed_elements(self, tensor: Tensor) -> int:
-        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, and of litgpt's head.
+        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, except the head.
 
         The experts of a layer are linear layers where they compute one after the other.
         """
-        blocks = ("layer.", "head") if self.library.litgpt else ("layer.",)
         products = (2, 3) if self.library.experts_loop else (2,)
-        linear = len(tensor.shape) in products and tensor.block.startswith(blocks)
+        linear = len(tensor.shape) in products and tensor.block.startswith("layer.")
         return tensor.elements if self.quantized and linear and not tensor.trains else 0
 
     @property

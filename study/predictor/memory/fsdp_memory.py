@@ -41,8 +41,8 @@ class Sharding:
         self.by_accelerate = setup.fsdp_by == "accelerate"
         self.ranks = setup.state_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
-        # A pass begins with the whole gradients of the passes before it. litgpt's loop has `no_backward_sync`.
-        waits = self.by_accelerate or setup.library.litgpt is not None or setup.library.fsdp_waits
+        # A pass begins with the whole gradients of the passes before it.
+        waits = self.by_accelerate or setup.library.fsdp_waits
         self.keeps_whole_gradients = waits and setup.accumulation > 1
         self.ends_are_units = self.by_accelerate or setup.library.fsdp_ends
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
@@ -53,12 +53,11 @@ class Sharding:
         self.unit_of = {tensor.name: unit for unit, tensors in self.units.items() for tensor in tensors}
         self.trained = {unit: [each for each in tensors if each.trains] for unit, tensors in self.units.items()}
         # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
-        with_gradient = {unit: self._with_gradient(unit) for unit in self.units}
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
         reduced_over_made = setup.reduced_bytes // setup.weight_bytes
-        self.gradient = {unit: self._bytes(tensors) * reduced_over_made for unit, tensors in with_gradient.items()}
+        self.gradient = {unit: self._bytes(tensors) * reduced_over_made for unit, tensors in self.trained.items()}
         # A rank's elements of a unit's gradient, and those of all: its part of each tensor, rounded up.
-        self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in with_gradient.items()}
+        self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in self.trained.items()}
         self.part = sum(self.trained_part.values())
         self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
 
@@ -78,10 +77,6 @@ class Sharding:
         if READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name):
             return TAIL
         return self.first if TOKENS.search(tensor.name) else ROOT
-
-    def _with_gradient(self, unit: str) -> list[Tensor]:
-        trained = self.trained[unit]
-        return self.units[unit] if trained and self.setup.has_flat_units else trained
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """The shape of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
@@ -189,13 +184,10 @@ class Backward:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding = self.sharding
         setup = sharding.setup
-        if setup.library.litgpt:  # FSDP1 joins the gradients of a unit's tensors, beside those of earlier passes
-            joined = 2 if sharding.keeps_whole_gradients else 1
-            yield self.moment(usage, joined * sharding.gradient[unit], ahead)
         self.alive.discard(unit)
         self.reducing = 0
         yield self.moment(usage, sharding.gradient[unit], ahead)
-        self.reducing = 0 if setup.library.litgpt else sharding.gradient[unit]
+        self.reducing = sharding.gradient[unit]
         self.gradients[unit] = 0
         arrived = sharding.trained_part[unit] * setup.reduced_bytes
         part = sharding.trained_part[unit] * setup.stored_bytes
@@ -215,7 +207,6 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     """
     state = Backward(sharding)
     whole = sharding.keeps_whole_gradients
-    adds_later = whole and sharding.setup.library.litgpt  # to those of earlier passes. FSDP2 adds each at once
     usage = profile.most
     begins = True  # until the first gradient the loss holds the most, and nothing is gathered yet
     for unit, same_unit in groupby(profile.gradients, lambda each: sharding.unit_of[each.tensor.name]):
@@ -228,15 +219,13 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             state.alive.add(unit)
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
                 yield state.moment(usage, 0, sharding.buffer(unit))
-        waiting_bytes = 0
         for tensor, most, complete in gradients:
             size = tensor.elements * sharding.setup.weight_bytes
-            waiting_bytes = waiting_bytes + size if adds_later else size
-            yield state.moment(most, waiting_bytes, 0 if begins and unit == TAIL else ahead)
+            yield state.moment(most, size, 0 if begins and unit == TAIL else ahead)
             if not whole:
                 state.gradients[unit] += size
             usage = complete
-            yield state.moment(usage, waiting_bytes if whole else 0, ahead)
+            yield state.moment(usage, size if whole else 0, ahead)
             begins = False
         if unit not in sharding.late:
             yield from state.reduced(unit, usage, ahead)

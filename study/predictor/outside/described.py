@@ -67,6 +67,8 @@ def training_of(row: Row) -> Training:
     """Return the training of a row, or raise NotPredicted."""
     if row.config is None or row.dtype is None:
         raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
+    if row.origin.not_modelled:
+        raise NotPredicted(row.origin.not_modelled)
     model = _adapted(row, model_of(row.config))
     _refuse_unknown(row)
     setup = _setup(row, model, row.dtype)
@@ -106,12 +108,7 @@ def model_of(name: str) -> Transformer:
 
 
 def _adapted(row: Row, model: Transformer) -> Transformer:
-    """Return a row's model with its adapters, and with a head of its own where litgpt trains it."""
-    if row.origin.litgpt:
-        dimensions = model.dimensions | {"tie_word_embeddings": False}
-        if model.dimensions["model_type"] == "phi3":  # litgpt has Llama's layers for it
-            dimensions["model_type"] = "llama"
-        model = Transformer.of(dimensions, model.name)
+    """Return a row's model with its adapters."""
     if row.adapter is None:
         return model
     model = replace(model, lora_rank=row.adapter_rank, lora_targets=_targets(row, model))
@@ -211,7 +208,6 @@ def library_of(row: Row) -> Library:
     """Return what a row's libraries do otherwise than today's."""
     transformers = _version(row, "transformers")
     return Library(
-        litgpt=row.origin.litgpt,
         one_row_as_two=row.attention == "megatron",
         fused_layers=bool(row.fused_kernels),
         fused_adapters=bool(row.fused_kernels and (row.quantized or row.kernels == "unsloth") and not row.compiled),

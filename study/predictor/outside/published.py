@@ -15,7 +15,6 @@ from study.errors import Stop
 from study.io import files
 from study.io.load import load
 from study.io.validation import sentence
-from study.predictor.library import Litgpt
 from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
 
@@ -205,7 +204,7 @@ class Source(BaseModel, extra="forbid", frozen=True):
     own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
     host_pace: float | None = None  # if its host is one of those that constants were fitted to
     adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
-    litgpt: Litgpt | None = None  # its models and loops are those of this script of litgpt
+    not_modelled: str | None = None  # why none of its rows is predicted
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
     outside_zero_init: bool = False  # its models are built outside DeepSpeed's zero.Init
     adapter_units: bool = False  # adapters' matrices are units of its FSDP1, as they are with PEFT

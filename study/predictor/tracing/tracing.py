@@ -23,12 +23,10 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.adapters import Adapted, Before, Quantizing, quantize
+from study.models.adapters import Adapted, Quantizing, quantize
 from study.models.build import WithoutValues, build, freeze
 from study.models.fused import Cutting, InPlace, fuse, part_experts
-from study.models.litgpt import FINETUNING, as_litgpt, finetuning_loss, litgpt_attention
-from study.models.step import Batch, inputs, logits_and_losses, mask
-from study.predictor.tracing.long_rows import keep_less
+from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing.losses import without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Followed, Stack, Unlike, repeat
@@ -122,12 +120,8 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[
         stays = options.frozen == "bf16_except_norms" and "norm" in name
         if not tensor.requires_grad and not stays:
             tensor.data = tensor.data.to(torch.bfloat16)
-    before: Before | None = {} if options.litgpt == "finetune" else None
     if options.quantized_bits:
-        old, by_fabric = options.old_bitsandbytes, options.litgpt is not None
-        quantize(model, Quantizing(options.quantized_bits, old, by_fabric, kept, before))
-    if options.litgpt:
-        as_litgpt(model, before)
+        quantize(model, Quantizing(options.quantized_bits, options.old_bitsandbytes, kept))
     if options.fused:
         fuse(model, "adapters" in options.fused)
     if options.experts_loop:
@@ -231,7 +225,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = cast(PreTrainedModel, _built(model, config, dtype))
     kept: list[torch.Tensor] | None = [] if options.reentrant else None
-    if options.cuda or options.frozen != "as_weights" or options.quantized_bits or options.litgpt:
+    if options.cuda or options.frozen != "as_weights" or options.quantized_bits:
         _freeze_as_others(built, options, kept)
     if options.checkpointing > 1:
         _keep_between(built, options.checkpointing)
@@ -243,7 +237,6 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
             _compute_again(built, place, options.checkpointing == SELECTIVE)
         if kept is not None:
             _as_reentrant(built, kept)
-        keep_less(built, options.long_rows, place)
         _give_device(built)
         with _foreign(model, "cannot be given rows"):  # such as a vocabulary of 0
             batch = inputs(config, rows, options.sequence)
@@ -253,36 +246,25 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
         for stack in stacks:
             mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name, watch)
         with _foreign(model, "cannot be followed without values"), place(), zero3_linear(options.zero3_linear), watch:
-            _run(config, options, built, batch, watch)
+            loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
+            watch.event("end of forward")
+            loss.backward()
     return watch.tape, stacks
 
 
-def _run(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, watch: Watch) -> None:
-    with litgpt_attention() if options.litgpt else contextlib.nullcontext():  # recomputed layers need it, too
-        loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
-        watch.event("end of forward")
-        loss.backward()
-
-
 def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, dtype: torch.dtype) -> tuple:
-    """Return the loss, and the model's logits if the loop keeps them until the backward pass has ended.
-
-    litgpt's scripts for finetuning have losses of their own. Fabric converts logits to fp32.
-    """
+    """Return the loss, and the model's logits if the loop keeps them until the backward pass has ended."""
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
         if options.loss == "chunked":
             return without_logits(config, built, batch), None
-        if options.litgpt in FINETUNING:
-            return finetuning_loss(built, batch, mask(config, batch, dtype))
         kept: list[torch.Tensor] = []
         if options.cuts_logits:  # the model computes the loss itself, and its head's input is a variable of it
             built.get_output_embeddings().register_forward_pre_hook(lambda *seen: kept.extend(seen[-1]))
         if options.keeps_logits or options.cuts_logits:
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
         cutting = Cutting() if options.cuts_logits else contextlib.nullcontext()
-        upcast = options.logits == "fp32" or options.litgpt is not None
         with InPlace() if options.loss == "in_place" else cutting:
-            loss = logits_and_losses(config, built, batch, dtype, upcast)[1].mean()
+            loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
         if options.cuts_logits:
             del kept[0]
             if options.precision in (*AUTOCAST, "bf16_gathered"):

@@ -21,9 +21,6 @@ from study.spec.settings import cache_home
 FORMAT = 18  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
-TILED_MLP = "tiled_mlp"
-HOST_CHECKPOINTS = "host_checkpoints"
-LONG_ROWS = (TILED_MLP, HOST_CHECKPOINTS)  # what keeps passes over long rows small: see long_rows.py
 # As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
 SELECTIVE = -1
 
@@ -45,9 +42,7 @@ class TraceOptions(NamedTuple):
     cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
-    long_rows: tuple[str, ...] = ()  # of LONG_ROWS
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
-    litgpt: str | None = None  # a script of litgpt, as a library's
     old_bitsandbytes: bool = False  # quantized products keep their inputs
     reentrant: bool = False  # recomputation is PyTorch's reentrant kind, which keeps other tensors
     keeps_logits: bool = False  # the loop holds the model's output during the backward pass
@@ -185,7 +180,7 @@ class Transformer:
 
 def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
     """Return the row counts from which a pass over so many rows follows. One row leads to other kernels."""
-    as_many = rows == 1 or options.loss == "chunked" or options.long_rows or options.litgpt  # pieces of so many tokens
+    as_many = rows == 1 or options.loss == "chunked"  # pieces of so many tokens
     return (rows,) if as_many else (2, 3)
 
 

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import flop_registry
 
 import study.predictor.tracing.on_cuda  # noqa: F401 it registers fused attention
 from study.models.build import GROUPED
-from study.predictor.tracing.long_rows import IS_LAST
 from study.predictor.tracing.tape import Tape
 
 aten = torch.ops.aten
@@ -125,7 +124,7 @@ def follow(model: torch.nn.Module, watch: Watch) -> None:
                 watch.event("use " + names[id(tensor)])
 
     def complete(tensor: torch.Tensor) -> None:
-        if tensor.grad is not None and getattr(tensor, IS_LAST, True):
+        if tensor.grad is not None:
             watch.complete(names[id(tensor)], tensor.grad)
             tensor.grad = None
 
