@@ -61,19 +61,8 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
     ("llama", SEVEN, "autocast", {"quantized": "int8", "dropout": True}, 1_423_048, 1_913_608),
     ("llama", SEVEN, "prepared for k bits", {"quantized": "int8", "checkpointing": True}, 748_264, 1_238_824),
     ("gpt2", ("c_attn",), "autocast", {"quantized": "int8"}, 964_552, 1_455_112),
-    ("llama", SEVEN, "autocast", {"quantized": "nf4", "dropout": True, "old": True}, 1_423_048, 1_913_608),
-    ("llama", SEVEN, "autocast", {"quantized": "nf4", "checkpointing": True, "old": True}, 495_848, 986_408),
-    (
-        "llama",
-        SEVEN,
-        "autocast",
-        {"quantized": "nf4", "checkpointing": True, "old": True, "reentrant": True},
-        311_528,
-        802_088,
-    ),
     ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "dropout": True}, 1_760_968, 2_251_528),
     ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "checkpointing": True}, 326_888, 817_448),
-    ("llama", TWO, "autocast", {"quantized": "int8", "old": True}, 1_021_768, 1_512_328),
     ("llama", FOUR, "prepared for k bits, no autocast", {"quantized": "nf4", "checkpointing": True}, 344_808, 835_368),
     ("llama", FOUR, "no autocast", {"checkpointing": True, "keeps_logits": True}, 434_408, 924_968),
     ("llama", FOUR, "autocast", {"quantized": "nf4", "keeps_logits": True}, 913_480, 1_404_040),
@@ -95,14 +84,6 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
     ),
     ("wide", FOUR, "autocast", {"checkpointing": True, "reentrant": True}, 96_488, 2_455_432),
     ("wide", FOUR, "autocast", {"checkpointing": True, "reentrant": True, "fused": True}, 81_128, 2_409_352),
-    (
-        "wide",
-        FOUR,
-        "autocast",
-        {"checkpointing": True, "reentrant": True, "fused": True, "quantized": "nf4", "dropout": True},
-        81_128,
-        2_417_288,
-    ),
 ]
 
 
@@ -152,43 +133,11 @@ class FusedNorm(torch.autograd.Function):
         return gradient, None
 
 
-class FusedAdapter(torch.autograd.Function):
-    """fms-acceleration's adapter (876e2ed, `fast_lora.py`, LoRA_W) beside a layer in 4 bits."""
-
-    @staticmethod
-    def forward(ctx, x, down, up, scaling, layer, dropout):
-        out = layer(x)
-        dropped = dropout(x)
-        out += (dropped @ down.t().to(x.dtype)) @ (scaling * up.t().to(x.dtype))
-        ctx.layer, ctx.scaling = layer, scaling
-        ctx.save_for_backward(down, up, x, dropped)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        import bitsandbytes
-
-        down, up, x, dropped = ctx.saved_tensors
-        flat, kept = gradient.reshape(-1, gradient.shape[-1]), dropped.reshape(-1, dropped.shape[-1])
-        inner = flat @ up.to(flat.dtype)
-        of_down, of_up = inner.t() @ kept, flat.t() @ (kept @ down.t().to(kept.dtype))
-        weight = bitsandbytes.functional.dequantize_4bit(ctx.layer.weight.data, ctx.layer.weight.quant_state)
-        of_x = flat @ weight.to(flat.dtype)
-        del weight
-        of_x += (kept != 0) * (inner @ (ctx.scaling * down.to(flat.dtype)))
-        return of_x.view(x.shape), of_down.to(down.dtype), of_up.to(up.dtype), None, None, None
-
-
 def fuse(model) -> None:
-    """Let norms, and adapters beside layers in 4 bits, compute as fms-acceleration's kernels."""
+    """Let norms compute as fms-acceleration's kernels."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = lambda x, weight=module.weight: FusedNorm.apply(x, weight)
-        if hasattr(module, "lora_A") and hasattr(module.base_layer.weight, "quant_state"):
-            parts = (module.lora_A, module.lora_B, module.scaling, module.lora_dropout)
-            down, up, scaling, dropout = (part["default"] for part in parts)
-            more = (down.weight, up.weight, scaling, module.base_layer, dropout)
-            module.forward = lambda x, more=more: FusedAdapter.apply(x, *more)
 
 
 def real_model(
@@ -232,26 +181,6 @@ def real_model(
     return model.train()
 
 
-def keep_as_before(monkeypatch, old: bool | None) -> None:
-    """Let bitsandbytes' products keep what they kept in 0.42: their lines that set `ctx.tensors`, read in its wheel."""
-    if not old:
-        return
-    from bitsandbytes.autograd import _functions
-
-    for kind in (_functions.MatMul4Bit, _functions.MatMul8bitLt):
-        now = kind.forward
-
-        def forward(ctx, x, *args, now=now, kind=kind):
-            result = now(ctx, x, *args)
-            if any(ctx.needs_input_grad[:2]) and kind is _functions.MatMul4Bit:
-                ctx.tensors = (x, ctx.tensors[1])
-            elif any(ctx.needs_input_grad[:2]):
-                ctx.tensors = (torch.empty(x.shape, dtype=torch.int8), *ctx.tensors[1:])
-            return result
-
-        monkeypatch.setattr(kind, "forward", staticmethod(forward))
-
-
 def tensors_of(model) -> list[torch.Tensor]:
     """Return all tensors that a model keeps between passes, with the scales of quantized weights."""
     found = [*model.parameters(), *model.buffers()]
@@ -263,17 +192,7 @@ def tensors_of(model) -> list[torch.Tensor]:
     return found
 
 
-def loss_of_4_48(model, batch: dict) -> torch.Tensor:
-    """Return the loss as MistralForCausalLM and ForCausalLMLoss of transformers 4.48.1 compute it: their variables."""
-    outputs = model.base_model.model.model(input_ids=batch["input_ids"])
-    hidden_states = outputs[0]
-    logits = model.base_model.model.lm_head(hidden_states)
-    upcast = logits.float()
-    shifted = upcast[..., :-1, :].contiguous()
-    return torch.nn.functional.cross_entropy(shifted.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
-
-
-def measured(monkeypatch, config, model, autocast: bool, cuts: bool = False) -> tuple[int, int]:
+def measured(monkeypatch, config, model, autocast: bool) -> tuple[int, int]:
     """Bytes that a model holds: at the end of a forward pass, and at most until the backward pass ends."""
     batch = inputs(config, ROWS, SEQUENCE)
     known = [*tensors_of(model), *batch.values()]
@@ -285,10 +204,7 @@ def measured(monkeypatch, config, model, autocast: bool, cuts: bool = False) -> 
     with MemoryWatch("cpu", dict) as watch:
         before = watch.total
         with cast:
-            if cuts:
-                loss = loss_of_4_48(model, batch)
-            else:
-                loss = logits_and_losses(config, model, batch, torch.bfloat16)[1].mean()
+            loss = logits_and_losses(config, model, batch, torch.bfloat16)[1].mean()
         kept = watch.total - before
         loss.backward()
     return kept, watch.peak - before
@@ -299,10 +215,8 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
-    ways = {"bitsandbytes": (0, 43) if more.get("old") else (), "recomputes_whole_layers": more.get("reentrant", False)}
-    ways |= {"keeps_logits": more.get("keeps_logits", False)}
+    ways = {"recomputes_whole_layers": more.get("reentrant", False), "keeps_logits": more.get("keeps_logits", False)}
     ways |= {"fused_layers": more.get("fused", False)}
-    ways |= {"fused_adapters": "fused" in more and "quantized" in more}
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda", "cuda": ("autocast",)}
     setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=Library(**ways), **values)
@@ -312,29 +226,6 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     assert most == pytest.approx(peak, rel=0.001)
 
 
-def test_a_loss_that_cuts_the_logits_holds_three_copies(monkeypatch, as_on_a_gpu, tmp_path):
-    """The real pass cuts the last position of each row off; the trace copies all. Here that is 2.5 % of the logits."""
-    model = Transformer.of(dimensions("llama"), "llama", lora_rank=RANK, lora_targets=FOUR)
-    setup = Setup(
-        model=model,
-        micro_batch=ROWS,
-        sequence=SEQUENCE,
-        checkpointing=True,
-        library=Library(cuts_logits=True, recomputes_whole_layers=True),
-        **TRAININGS["autocast"],
-    )
-    seen = profile(setup)
-    cut_bytes = ROWS * dimensions("llama")["vocab_size"] * 4
-    labels_bytes = ROWS * 8
-    losses_bytes = (ROWS * SEQUENCE - 1) * 4  # the trainer's own loss has one for each token
-    assert seen.kept == 305_360 + cut_bytes + labels_bytes
-    assert seen.most.total == 936_144 + 2 * cut_bytes + labels_bytes + losses_bytes
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = configs.of_dict(dimensions("llama"), "sdpa")
-    real = real_model(peft, config, FOUR, "autocast", tmp_path, checkpointing=True, reentrant=True)
-    assert measured(monkeypatch, config, real, autocast=True, cuts=True) == (305_360, 936_144)
-
-
 @pytest.mark.parametrize(("family", "targets", "training", "more", "kept", "peak"), CASES)
 def test_the_libraries_still_hold_as_much(
     family, targets, training, more, kept, peak, as_on_a_gpu, monkeypatch, tmp_path
@@ -342,9 +233,7 @@ def test_the_libraries_still_hold_as_much(
     peft = pytest.importorskip("peft", reason="peft is not installed")
     if "quantized" in more:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-        keep_as_before(monkeypatch, more.get("old"))
     config = configs.of_dict(dimensions(family), "sdpa")
-    how = {name: value for name, value in more.items() if name != "old"}
-    model = real_model(peft, config, targets, training, tmp_path, **how)
+    model = real_model(peft, config, targets, training, tmp_path, **more)
     autocast = training in ("autocast", "prepared for k bits", "prepared by TRL")
     assert measured(monkeypatch, config, model, autocast) == (kept, peak)

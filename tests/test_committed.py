@@ -28,7 +28,7 @@ def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) ->
     assert json.loads(json.dumps(model.traced_look)) == json.loads(json.dumps(model.look))
     fresh = tracing.followed(model, options, rows)
     assert [repeat(tape, fresh.stacks) for tape in fresh.tapes] == [repeat(tape, known.stacks) for tape in known.tapes]
-    both = (read(at_rows(each.tapes, rows, rows[-1]), each.stacks, model.tensors) for each in (fresh, known))
+    both = (read(repeat(at_rows(each.tapes, rows, rows[-1]), each.stacks), model.tensors) for each in (fresh, known))
     assert next(both) == next(both), (options, rows)
 
 

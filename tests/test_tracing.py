@@ -126,7 +126,7 @@ def test_a_search_over_rows_needs_no_other_look(name, checkpointing):
     """Traces of two row counts give every number of rows: for seven rows, the same as a trace of seven."""
     setup = setup_of(name, rows=7, precision="bf16_cast", checkpointing=checkpointing)
     followed = tracing.followed(setup.model, setup.trace_options, (7,))
-    direct = read(*followed.tapes, followed.stacks, setup.model.tensors)
+    direct = read(repeat(*followed.tapes, followed.stacks), setup.model.tensors)
     assert profile(setup) == direct.profile
     assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.profile.kept
 
@@ -143,7 +143,8 @@ def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[
     for with_all_layers in (False, True):
         counts.append([])
         tapes, stacks = tracing.followed(model, options, (2,), with_all_layers)
-        seen.append((read(tapes[0], stacks, model.tensors), repeat(tapes[0], stacks)))
+        whole = repeat(tapes[0], stacks)
+        seen.append((read(whole, model.tensors), whole))
     return seen, counts
 
 

@@ -2,7 +2,7 @@
 
 import re
 import types
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -69,20 +69,17 @@ class Adapted(nn.Module):
 class _Product(torch.autograd.Function):
     """The product with a quantized weight, as in bitsandbytes: each pass makes the weight in 16 bits.
 
-    Products with 8 bits (MatMul8bitLt) keep their input. Those with 4 bits (MatMul4Bit) did so up to 0.43.1. They keep
-    it as an attribute, so only reentrant recomputation drops it, and keeps it until a layer's backward pass ends:
-    traces recompute in the other kind, which drops what is saved. Up to 0.44, products with 8 bits also keep the input
-    in 8 bits. Their columns with outliers, which are few, are left out.
+    Products with 8 bits (MatMul8bitLt) keep their input. They keep it as an attribute, so only reentrant recomputation
+    drops it, and keeps it until a layer's backward pass ends: traces recompute in the other kind, which drops what is
+    saved. Their columns with outliers, which are few, are left out.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, how):
+    def forward(ctx, x, weight, bias, bits, recomputed):
         ctx.weight = weight
-        ctx.how = how
-        kept = [x] if ctx.needs_input_grad[0] and (how.bits == 8 or how.old) else []
-        if kept and how.bits == 8 and how.old:
-            kept.append(x.new_empty(x.shape, dtype=torch.int8))
-        if how.recomputed is None:
+        ctx.recomputed = recomputed
+        kept = [x] if ctx.needs_input_grad[0] and bits == 8 else []
+        if recomputed is None:
             ctx.kept = kept
         else:
             ctx.save_for_backward(*kept)
@@ -92,26 +89,21 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.how.recomputed is not None:
-            ctx.how.recomputed.extend(ctx.saved_tensors)
-        return gradient @ ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype), None, None, None
+        if ctx.recomputed is not None:
+            ctx.recomputed.extend(ctx.saved_tensors)
+        return gradient @ ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype), None, None, None, None
 
 
-class Quantizing(NamedTuple):
-    """How a library quantizes frozen linear layers."""
+def quantize(model: nn.Module, bits: int, recomputed: list[torch.Tensor] | None) -> None:
+    """Let the frozen linear layers compute as bitsandbytes' do, except the head. Their weights keep their shapes.
 
-    bits: int
-    old: bool = False  # bitsandbytes up to 0.43.1 for 4 bits, up to 0.44 for 8 bits
-    recomputed: list[torch.Tensor] | None = None  # what reentrant recomputation keeps; None: it is not reentrant
-
-
-def quantize(model: nn.Module, how: Quantizing) -> None:
-    """Let the frozen linear layers compute as bitsandbytes' do, except the head. Their weights keep their shapes."""
+    `recomputed` collects what reentrant recomputation keeps. None: it is not reentrant.
+    """
 
     def forward(self: nn.Linear | Conv1D, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.T if isinstance(self, Conv1D) else self.weight
-        read = x.to(torch.bfloat16) if how.bits == 4 else x  # 4 bits: BitsAndBytesConfig's compute type
-        return cast(torch.Tensor, _Product.apply(read, weight, self.bias, how)).to(x.dtype)
+        read = x.to(torch.bfloat16) if bits == 4 else x  # 4 bits: BitsAndBytesConfig's compute type
+        return cast(torch.Tensor, _Product.apply(read, weight, self.bias, bits, recomputed)).to(x.dtype)
 
     for name, module in model.named_modules():
         if isinstance(module, Adapted):

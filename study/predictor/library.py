@@ -13,7 +13,6 @@ class Library:
     fused_adapters: bool = False  # Unsloth's kernels of adapters beside layers in 4 bits, also fms-acceleration's
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
-    cuts_logits: bool = False  # the model's loss copies them, and they stay beside: transformers 4.46 to 4.48
     keeps_cache: bool = False  # the model returns keys and values: transformers 4 under a checkpointing not its own
     experts_loop: bool = False  # transformers 4: experts are linear layers that compute one after the other
     # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed

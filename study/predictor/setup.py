@@ -161,9 +161,6 @@ class Setup:
         """Return all that a trace of the model depends on."""
         attention = self.attention if self.model.has_fused_attention else "eager"
         recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
-        kept_until = (
-            (0, 45) if self.quantized == "int8" else (0, 43, 2)
-        )  # inputs of products (`autograd/_functions.py`)
         return TraceOptions(
             *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, self.has_own_linear),
             cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
@@ -171,19 +168,9 @@ class Setup:
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
             quantized_bits=int(8 * PACKED_BYTES[self.quantized]) if self.quantized else 0,
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
-            old_bitsandbytes=self.quantized is not None and () < self.library.bitsandbytes < kept_until,
             reentrant=recomputes and self.model.is_partly_frozen,
-            cuts_logits=self.library.cuts_logits and self.model.is_partly_frozen,
-            fused=self._fused if recomputes else (),
-            experts_loop=self.library.experts_loop and self.model.is_partly_frozen,
+            fused_norms=recomputes and self.library.fused_layers and self.model.is_partly_frozen,  # others: `kept.py`
         )
-
-    @property
-    def _fused(self) -> tuple[str, ...]:
-        """Return what is in single kernels beside frozen weights. Other layers are corrected in `memory/kept.py`."""
-        if not (self.library.fused_layers and self.model.is_partly_frozen):
-            return ()
-        return ("norms", "adapters") if self.library.fused_adapters else ("norms",)
 
     @property
     def _has_frozen_bf16(self) -> bool:

@@ -101,8 +101,7 @@ def _with_cache(setup: Setup, traced: Profile) -> Profile:
     """
     *cache, logits = outputs(setup)
     kept = (sum(cache) + logits) * setup.library.keeps_logits
-    at_end = sum(traced.most) if setup.library.cuts_logits else traced.kept + 2 * logits
-    forward = max(Held(min(sum(traced.most), at_end), 0), *traced.before_use.values(), key=sum)
+    forward = max(Held(min(sum(traced.most), traced.kept + 2 * logits), 0), *traced.before_use.values(), key=sum)
     most = max(_more(forward, sum(cache) + kept), _more(traced.most, kept), key=sum)
     more = dict.fromkeys((tensor.block for tensor in setup.model.tensors), kept)
     return replace(traced, most=most, gradients=_gradients(traced, more))

@@ -213,7 +213,6 @@ def library_of(row: Row) -> Library:
         fused_adapters=bool(row.fused_kernels and (row.quantized or row.kernels == "unsloth") and not row.compiled),
         logits=row.logits or "fp32",
         keeps_logits=row.origin.keeps_logits or row.keeps_cache == "with_outputs",
-        cuts_logits=(4, 46) <= transformers < (4, 49),
         keeps_cache=bool(row.keeps_cache),
         experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",

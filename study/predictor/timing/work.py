@@ -133,7 +133,7 @@ def _more_attention(work: Work, setup: Setup) -> Work:
 
 
 def _traced(setup: Setup) -> tuple[Block, ...]:
-    options = setup.trace_options._replace(cuts_logits=False, fused=(), experts_loop=False)  # of memory alone
+    options = setup.trace_options._replace(fused_norms=False)  # of memory alone
     kernels = setup.model.traced(options, setup.micro_batch, setup.library.one_row_as_two).work
     tensors: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in setup.model.tensors:

@@ -1,15 +1,14 @@
-"""What a pass holds and does, from its tape. A section of the tape is read once for all layers that repeat it."""
+"""What a pass holds and does, from its tape."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
-from study.predictor.tracing.repeating import Name, Place, Sections, Stack
 from study.predictor.tracing.tape import Tape
 
-Kernels = list[tuple[str, tuple[int, ...]]]  # kind and sizes
+Kernel = tuple[str, tuple[int, ...]]  # kind and sizes
 Work = dict[tuple[str, str], list[tuple[str, int, list[int]]]]  # of a phase of a block: kind, number, sizes
 
 
@@ -23,89 +22,52 @@ class Pass:
     inputs_bytes: int
 
 
-class Span(NamedTuple):
-    """The part of a section up to an event. Bytes are those since the section's begin."""
-
-    event: str | Name | None  # None: the section ends here
-    gradient: int  # bytes of the gradient that is complete
-    now: Held
-    most: Held | None  # the most while a kernel ran; None if none did
-    kernels: Kernels
-
-
 class Moment(NamedTuple):
-    """An event of the whole pass, and what there was since the event before it."""
+    """An event of the pass, and what there was since the event before it."""
 
     kind: str  # "use", "gradient", or that of the end of the forward pass
     name: str  # of the tensor
-    gradient: int
+    gradient: int  # bytes of the gradient that is complete
     now: Held
-    since: list[Held]  # the most of each span
-    kernels: list[Kernels]  # of each span; layers that do the same have the same lists
+    most: Held | None  # the most while a kernel ran, the last of those; None if none did
+    kernels: list[Kernel]
 
 
-def read(tape: Tape, stacks: list[Stack], tensors: tuple[Tensor, ...]) -> Pass:
-    sections = Sections(tape, stacks)
-    moments = [*_moments(sections)]
+def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
+    moments = [*_moments(tape)]
     by_name = {tensor.name: tensor for tensor in tensors}
-    entries = [
-        (len(sections.copies[place]), entry) for place, each in sections.followed.items() for entry in each.entries
-    ]
     return Pass(
         profile=_profile(moments, by_name),
         work=_work(moments, by_name),
-        flops=sum(number * entry[2] for number, entry in entries if entry[0] == "kernel"),
-        inputs_bytes=sum(entry[1] for _, entry in entries if entry[0] == "inputs"),
+        flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
+        inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
     )
 
 
-def _moments(sections: Sections) -> Iterator[Moment]:
-    spans = {place: _spans(sections, place) for place in set(sections.models.values())}
-    start = Held(0, 0)  # of the section
-    since: list[Held] = []
-    kernels: list[Kernels] = []
-    for place, model in sections.models.items():
-        for span in spans[model]:
-            since += [_plus(span.most, start)] if span.most else []
-            kernels += [span.kernels] if span.kernels else []
-            now = _plus(span.now, start)
-            if span.event is None:
-                start = now
-                continue
-            event = span.event.at(place.layer) if isinstance(span.event, Name) else span.event
-            kind, _, name = event.partition(" ")
-            yield Moment(kind, name, span.gradient, now, since, kernels)
-            since, kernels = [], []
-
-
-def _spans(sections: Sections, place: Place) -> list[Span]:
-    spans = []
-    held = [0, 0]
-    running: list[tuple[int, int]] = []
-    kernels: Kernels = []
-    for kind, what, *rest in [*sections.followed[place].entries, ("event", None, 0)]:
+def _moments(tape: Tape) -> Iterator[Moment]:
+    held = [0, 0]  # made in the forward pass, and in the backward pass
+    now = 0
+    made: list[tuple[int, bool]] = []
+    most = (-1, 0, 0)  # bytes while a kernel ran, and which of them are whose
+    kernels: list[Kernel] = []
+    for kind, what, *rest in tape:
         if kind == "made":
             held[rest[0]] += what
+            now += what
+            made.append((what, rest[0]))
         elif kind == "freed":
-            size, in_backward = what.allocation
-            copies = 1 if what.near else len(sections.copies[what.place])  # those of all layers are freed at once
-            held[in_backward] -= size * copies
+            size, in_backward = made[what]
+            held[in_backward] -= size
+            now -= size
         elif kind == "kernel":
-            running.append((held[0], held[1]))
-            kernels += [what] if what else []
+            if now >= most[0]:
+                most = (now, held[0], held[1])
+            if what:
+                kernels.append(what)
         elif kind == "event":
-            spans.append(Span(what, rest[0], Held(*held), _most(running) if running else None, kernels))
-            running, kernels = [], []
-    return spans
-
-
-def _most(held: Sequence[tuple[float, float]]) -> Held:
-    """Return the last of those with the most bytes."""
-    return Held(*max(reversed(held), key=sum))
-
-
-def _plus(held: Held, more: Held) -> Held:
-    return Held(held.kept + more.kept, held.in_use + more.in_use)
+            event, _, name = what.partition(" ")
+            yield Moment(event, name, rest[0], Held(*held), None if most[0] < 0 else Held(*most[1:]), kernels)
+            most, kernels = (-1, 0, 0), []
 
 
 def _profile(moments: list[Moment], tensors: dict[str, Tensor]) -> Profile:
@@ -114,40 +76,35 @@ def _profile(moments: list[Moment], tensors: dict[str, Tensor]) -> Profile:
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
     until_gradient: list[Held] = []
-    for kind, name, size, now, since, _ in moments:
-        if not gradients:
-            until_gradient += since
+    for kind, name, size, now, most, _ in moments:
+        if most and not gradients:
+            until_gradient.append(most)
         if kind == "use":
             at_use[name] = now.kept
-            before_use |= {name: _most(since)} if since else {}
+            before_use |= {name: most} if most else {}
         elif kind == "gradient":
-            held = [Held(each.kept, each.in_use - size) for each in (_most(since), now)]
+            held = [Held(each.kept, each.in_use - size) for each in (most or now, now)]
             gradients.append(Gradient(tensors[name], *held))
         else:
             kept = int(now.kept)
-    return Profile(kept, _most(until_gradient), at_use, before_use, tuple(gradients))
+    return Profile(kept, max(reversed(until_gradient), key=sum), at_use, before_use, tuple(gradients))
 
 
 def _work(moments: list[Moment], tensors: dict[str, Tensor]) -> Work:
     """Kernels before a gradient are of its block, others of the last block that was reached."""
     phase = "forward"
     block = next(iter(tensors.values())).block
-    taken: dict[tuple[str, str], list[Kernels]] = defaultdict(list)
+    taken: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
     for moment in moments:
         if moment.kind == "gradient":
             phase, block = "backward", tensors[moment.name].block
         taken[phase, block] += moment.kernels
         if moment.kind == "use":
             block = tensors[moment.name].block
-    summed: dict[tuple[int, ...], list] = {}
-    for parts in taken.values():
-        same = tuple(map(id, parts))
-        if same not in summed:
-            summed[same] = _summed(kernel for kernels in parts for kernel in kernels)
-    return {key: summed[tuple(map(id, parts))] for key, parts in taken.items()}
+    return {key: _summed(kernels) for key, kernels in taken.items()}
 
 
-def _summed(kernels: Iterable[tuple[str, tuple[int, ...]]]) -> list[tuple[str, int, list[int]]]:
+def _summed(kernels: Iterable[Kernel]) -> list[tuple[str, int, list[int]]]:
     """Return kinds with numbers and sizes of kernels. Equal products are one entry; others are summed by kind."""
     products: Counter[tuple[int, ...]] = Counter()
     others: dict[str, list[int]] = defaultdict(lambda: [0, 0])

@@ -182,7 +182,10 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     longer = []
     for place, model in sections.models.items():
         for entry in sections.followed[model].entries:
-            longer += _at(place, entry, sections, first)
+            if isinstance(entry[1], Tensor | Name):
+                longer += _at(place, entry, sections, first)
+            else:
+                longer.append(entry)
     if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(freed):
         raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)
@@ -200,11 +203,9 @@ def _compare(sections: Sections) -> None:
 def _at(place: Place, entry: tuple, sections: Sections, first: dict[Place, int]) -> list[tuple]:
     """Return an entry of a section as it is at a place of the whole tape."""
     kind, what, *rest = entry
-    if isinstance(what, Tensor):
-        return [(kind, number) for number in _numbers(place, what, sections, first)]
     if isinstance(what, Name):
         return [(kind, what.at(place.layer), *rest)]
-    return [entry]
+    return [(kind, number) for number in _numbers(place, what, sections, first)]
 
 
 def _numbers(place: Place, tensor: Tensor, sections: Sections, first: dict[Place, int]) -> list[int]:

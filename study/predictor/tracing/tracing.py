@@ -23,11 +23,10 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.adapters import Adapted, Quantizing, quantize
+from study.models.adapters import Adapted, quantize
 from study.models.build import WithoutValues, build, freeze
-from study.models.fused import Cutting, InPlace, fuse, part_experts
 from study.models.step import Batch, inputs, logits_and_losses
-from study.predictor.tracing.losses import without_logits
+from study.predictor.tracing.fused import InPlace, fuse_norms, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Followed, Stack, Unlike, repeat
 from study.predictor.tracing.stacks import shorten
@@ -121,11 +120,9 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[
         if not tensor.requires_grad and not stays:
             tensor.data = tensor.data.to(torch.bfloat16)
     if options.quantized_bits:
-        quantize(model, Quantizing(options.quantized_bits, options.old_bitsandbytes, kept))
-    if options.fused:
-        fuse(model, "adapters" in options.fused)
-    if options.experts_loop:
-        part_experts(model, options.quantized_bits > 0)
+        quantize(model, options.quantized_bits, kept)
+    if options.fused_norms:
+        fuse_norms(model)
 
 
 def _keep_between(model: torch.nn.Module, every: int) -> None:
@@ -258,20 +255,11 @@ def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, d
         if options.loss == "chunked":
             return without_logits(config, built, batch), None
         kept: list[torch.Tensor] = []
-        if options.cuts_logits:  # the model computes the loss itself, and its head's input is a variable of it
-            built.get_output_embeddings().register_forward_pre_hook(lambda *seen: kept.extend(seen[-1]))
-        if options.keeps_logits or options.cuts_logits:
+        if options.keeps_logits:
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
-        cutting = Cutting() if options.cuts_logits else contextlib.nullcontext()
-        with InPlace() if options.loss == "in_place" else cutting:
-            loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
-        if options.cuts_logits:
-            del kept[0]
-            if options.precision in (*AUTOCAST, "bf16_gathered"):
-                kept[0].float()  # Accelerate converts the outputs (`convert_outputs_to_fp32`)
-        if not options.keeps_logits:
-            kept.clear()
-        return loss, kept
+        with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
+            losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1]
+        return losses.mean(), kept
 
 
 @contextlib.contextmanager

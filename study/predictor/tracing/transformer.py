@@ -43,12 +43,9 @@ class TraceOptions(NamedTuple):
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
-    old_bitsandbytes: bool = False  # quantized products keep their inputs
     reentrant: bool = False  # recomputation is PyTorch's reentrant kind, which keeps other tensors
     keeps_logits: bool = False  # the loop holds the model's output during the backward pass
-    cuts_logits: bool = False  # the model's loss copies the logits, which stay beside the copy
-    fused: tuple[str, ...] = ()  # what is in single kernels: norms, and adapters beside quantized layers
-    experts_loop: bool = False  # experts compute one after the other
+    fused_norms: bool = False
 
 
 class Look(NamedTuple):
@@ -161,11 +158,12 @@ class Transformer:
 
     def traced(self, options: TraceOptions, rows: int, as_many: bool = False) -> Pass:
         """Return what a pass over a microbatch holds and does. `as_many`: one row needs the kernels of several."""
-        return _traced(self, options, rows, _counts(options, max(2, rows) if as_many else rows))
+        return _traced(self, options, rows, as_many)
 
-    def tape(self, options: TraceOptions, rows: int) -> Tape:
+    def tape(self, options: TraceOptions, rows: int, as_many: bool = False) -> Tape:
         """Return all that a pass makes and frees, with all layers."""
-        counts = _counts(options, rows)
+        by_itself = (rows == 1 and not as_many) or options.loss == "chunked"  # one row, or pieces: other kernels
+        counts = (rows,) if by_itself else (2, 3)
         tapes, stacks = _followed(self, options, counts)
         return repeat(at_rows(tapes, counts, rows), stacks)
 
@@ -178,16 +176,9 @@ class Transformer:
         return f"{self.family} ({self.name}), {sizes}: {numbers.count(self.parameters)} parameters"
 
 
-def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
-    """Return the row counts from which a pass over so many rows follows. One row leads to other kernels."""
-    as_many = rows == 1 or options.loss == "chunked"  # pieces of so many tokens
-    return (rows,) if as_many else (2, 3)
-
-
 @functools.cache
-def _traced(model: Transformer, options: TraceOptions, rows: int, counts: tuple[int, ...]) -> Pass:
-    tapes, stacks = _followed(model, options, counts)
-    return read(at_rows(tapes, counts, rows), stacks, model.tensors)
+def _traced(model: Transformer, options: TraceOptions, rows: int, as_many: bool) -> Pass:
+    return read(model.tape(options, rows, as_many), model.tensors)
 
 
 @functools.lru_cache(maxsize=64)  # tapes are large

@@ -1,11 +1,12 @@
-"""The loss of Liger's kernel (arXiv 2410.10989), for tensors without values.
+"""What fused kernels keep: of norms, and of losses that overwrite the logits or never hold all of them.
 
-It works chunk by chunk and never holds all logits.
+For tensors without values: no loss here is one.
 """
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
 from study.errors import Stop
@@ -13,8 +14,56 @@ from study.models.config import kind_of
 from study.models.step import IGNORED, Batch, mask
 
 
+class _Norm(torch.autograd.Function):
+    """Keeps its input and a number for each token. The gradient of its output becomes that of its input, in place.
+
+    As Unsloth's kernel, which fms-acceleration has as well (876e2ed, `kernels/unsloth/rms_layernorm.py`).
+    """
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Let RMS norms be fused kernels."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            setattr(module, "forward", _Norm.apply)  # noqa: B010
+
+
+class _InPlace(torch.autograd.Function):
+    """Copies the logits, because the last one of each row is cut off, and overwrites the copy with their gradient."""
+
+    @staticmethod
+    def forward(ctx, logits):
+        ctx.save_for_backward(logits.clone())
+        return logits.new_zeros(logits.shape[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(ctx.saved_tensors[0])  # including the logits that were cut off
+
+
+class InPlace(TorchFunctionMode):
+    """Inside it, cross-entropy overwrites the logits."""
+
+    def __torch_function__(self, function, _, args=(), kwargs=None):
+        if function is functional.cross_entropy:
+            return _InPlace.apply(args[0])
+        return function(*args, **(kwargs or {}))
+
+
 class _Chunked(torch.autograd.Function):
-    """Computes the logits of a few rows at a time, and both gradients already in the forward pass."""
+    """The loss of Liger's kernel (arXiv 2410.10989): chunk by chunk, so that it never holds all logits.
+
+    It computes both gradients already in the forward pass.
+    """
 
     @staticmethod
     def forward(ctx, hidden, weight, labels):
@@ -42,7 +91,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tensor:
-    """The mean loss, computed like Liger's kernel. For shapes alone: the value is not a loss."""
+    """The mean loss, computed like Liger's kernel."""
     if kind_of(config) != "decoder":
         raise Stop(f"the loss of {config.model_type} cannot be computed in chunks", "leave out --loss chunked")
     head = model.get_output_embeddings()
@@ -52,7 +101,7 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     if getattr(model.config, "final_logit_softcapping", None) is not None:
         model.config.final_logit_softcapping = None  # the kernel does this
     hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, head.weight.dtype)).logits
-    labels = pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+    labels = functional.pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
     weight = head.weight
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
