@@ -7,7 +7,7 @@ import pytest
 from conftest import launch
 from drawn import cells
 
-from study.bench import prediction
+from study.predictor import of_record
 from study.predictor.architecture import named
 from study.records.schema import Record
 
@@ -27,7 +27,7 @@ def off(cell: dict, folder, cache) -> float | None:
     seen = Record.model_validate(run.record)
     with pytest.MonkeyPatch.context() as patch:  # a record does not keep a model's config
         patch.setattr(prediction, "architecture", lambda _: named(str(folder)))
-        return prediction.predicted(seen).peak_bytes / seen.memory.components.per_rank[0].tracked_peak_bytes - 1
+        return of_record.predicted(seen).peak_bytes / seen.memory.components.per_rank[0].tracked_peak_bytes - 1
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, forget_traces
 
-from study.bench.prediction import predicted
 from study.errors import Stop
 from study.predictor.estimate import Estimate
+from study.predictor.of_record import predicted
 from study.predictor.tracing import transformer
 from study.records import runs
 from study.records.runs import Run

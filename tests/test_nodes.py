@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 from shaped import finished, put, rows, runs
 
-from study.bench.prediction import setup_of
 from study.predictor import nodes
 from study.predictor.architecture import named
+from study.predictor.of_record import setup_of
 from study.predictor.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record

@@ -7,11 +7,11 @@ import pytest
 import torch
 from shaped import rows as rows_of
 
-from study.bench.prediction import predicted
 from study.errors import Stop
 from study.measure import readback, roles
 from study.predictor.memory.moments import Piece, held_bytes, multiplied_bytes
 from study.predictor.memory.profile import Tensor
+from study.predictor.of_record import predicted
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of

@@ -8,8 +8,8 @@ from scoreboard import score, scored
 from shaped import changed, finished, put, run
 
 from study.bench import gpu_scores
-from study.bench.prediction import architecture, predicted
 from study.predictor.memory.memory_kinds import outside_bytes
+from study.predictor.of_record import architecture, predicted
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run

@@ -3,9 +3,9 @@
 import pytest
 from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
 
-from study.bench.prediction import predicted, setup_of
 from study.measure import readback
 from study.predictor import nodes
+from study.predictor.of_record import predicted, setup_of
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Observed, Record
 from study.spec import node_traffic

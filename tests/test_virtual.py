@@ -8,10 +8,10 @@ import psutil
 import pytest
 from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of, traceback_of_ours
 
-from study.bench.prediction import predicted
 from study.cli import room
 from study.errors import Stop
 from study.predictor.memory.loading import VIRTUAL_PROCESS_BYTES
+from study.predictor.of_record import predicted
 from study.records import metrics
 from study.records.schema import Record
 from study.spec.arms import NAMES, all_paths, check_virtual, read

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import study
 from study import WatchCallback, watch
-from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io.numbers import size
 from study.measure.collectives import CollectiveLog
+from study.predictor.of_record import predicted
 from study.records import collectives, evidence, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences

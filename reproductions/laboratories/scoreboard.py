@@ -14,10 +14,10 @@ import tyro
 from estimators import accelerate_bytes, deepspeed_bytes
 
 from study.bench import gpu_scores
-from study.bench.prediction import architecture, predicted
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
 from study.predictor.estimate import Estimate
+from study.predictor.of_record import architecture, predicted
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs

@@ -4,12 +4,12 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from study.bench.prediction import setup_of
 from study.bench.published_errors import summary
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import gpu_named
 from study.predictor.memory.memory_kinds import memory_kinds
+from study.predictor.of_record import setup_of
 from study.predictor.outside.stored import predictions
 from study.predictor.outside.trainings import Compared
 from study.predictor.timing.steptime import Machine, step_time

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.bench.prediction import setup_of
 from study.io.numbers import count, nats, size
 from study.io.words import joined
 from study.ledger.verdict import REFUTED
 from study.predictor import papers
 from study.predictor.estimate import estimate
+from study.predictor.of_record import setup_of
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import answer_figures, grouping, side_by_side

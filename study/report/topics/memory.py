@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from study.bench.prediction import predicted
 from study.io.numbers import size
 from study.predictor import papers
+from study.predictor.of_record import predicted
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style

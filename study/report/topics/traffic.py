@@ -5,9 +5,9 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.bench.prediction import setup_of
 from study.io.words import joined
 from study.predictor import nodes, papers
+from study.predictor.of_record import setup_of
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
