@@ -6,7 +6,7 @@ import pytest
 
 from study.io.numbers import nats
 from study.records import runs as records
-from study.report import answers, side_by_side, style
+from study.report import answers, style
 from study.report.topics import memory
 from study.spec.arms import ROOT
 
@@ -74,14 +74,3 @@ def test_over_no_runs_each_says_what_makes_them():
 
 
 # --- the README's picture and findings -----------------------------------------------------------------------------
-
-
-# --- what is kept --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_what_is_kept_is_what_theory_says_now():
-    now, kept = side_by_side.predicted(), side_by_side.read()
-    assert now["advice"] == kept["advice"]
-    for ours, theirs in zip(now["steps"], kept["steps"], strict=True):
-        assert ours == pytest.approx(theirs)

@@ -26,7 +26,7 @@ def off(cell: dict, folder, cache) -> float | None:
         return None
     seen = Record.model_validate(run.record)
     with pytest.MonkeyPatch.context() as patch:  # a record does not keep a model's config
-        patch.setattr(prediction, "architecture", lambda _: named(str(folder)))
+        patch.setattr(of_record, "architecture", lambda _: named(str(folder)))
         return of_record.predicted(seen).peak_bytes / seen.memory.components.per_rank[0].tracked_peak_bytes - 1
 
 

@@ -1,31 +1,24 @@
 """Published measurements: how rows are read, which setups they describe, and the errors of predictions."""
 
 import csv
-import hashlib
 import json
-import os
-import sys
-import tomllib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from study.bench import published_errors
-from study.cli.outside import outside, read_settings
 from study.errors import Stop
 from study.ledger import ratios
 from study.predictor.estimate import estimate
 from study.predictor.library import Library
-from study.predictor.outside import described, published, stored, trainings
+from study.predictor.outside import described, published
 from study.predictor.outside.described import FP32_MODULES, NotPredicted, library_of, model_of, training_of
-from study.predictor.outside.published import NO_DROPOUT, Row
-from study.predictor.outside.trainings import Compared, ComparedRow, compare
+from study.predictor.outside.predicting import of_row
+from study.predictor.outside.published import Row
 from study.predictor.tracing.transformer import SELECTIVE
-from study.report import outside as in_words
 
-FROZEN = published.FOLDER / "frozen.csv"
 GPT = {
+    "set": "known",
     "source": "a lab",
     "model": "GPT L12 h1024 a16",
     "n_gpus": "4",
@@ -69,38 +62,20 @@ def file(path, *lines: dict):
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_project_has_rows_of_many_sources_and_each_says_where_it_is_from():
+def test_rows_are_of_many_sources_each_with_an_address_and_columns_that_the_readme_explains():
     rows = published.rows()
-    assert len(rows) >= 500
-    frozen = published.read_rows(FROZEN)
-    assert {each.source for each in (*rows, *frozen)} == set(published.sources())
+    assert {each.source for each in rows} == set(published.sources())
     assert all(each.url_or_path for each in rows)
-    assert all(each.config or each.not_predicted for each in rows)
-
-
-def test_frozen_rows_are_those_that_were_declared_before_any_was_predicted():
-    header, *lines = FROZEN.read_text().splitlines(keepends=True)
-    splits = tomllib.loads((published.FOLDER / "splits.toml").read_text())["split"]
-    for split in splits:
-        mine = [line for line in lines if line.endswith(f",{split['name']}\n")]
-        assert len(mine) == split["rows"]
-        assert hashlib.sha256("".join([header, *mine]).encode()).hexdigest() == split["sha256"], split["name"]
-    assert sum(split["rows"] for split in splits) == len(lines)
-
-
-def test_frozen_rows_are_tests_of_sources_of_their_own_with_columns_that_the_readme_explains():
-    rows = published.read_rows(FROZEN)
-    assert {each.role for each in rows} == {"test"}
-    assert not {each.source for each in rows} & {each.source for each in published.rows()}
-    assert all(
-        each.url_or_path and each.tier and (each.memory_GB or each.step_time_s or each.tokens_per_s_per_gpu)
-        for each in rows
-    )
+    assert all((each.config and each.dtype) or each.not_predicted for each in rows)
+    assert len({each.key for each in rows}) == len(rows)
+    sets = {published.set_number(each.set): set() for each in rows}
+    for each in rows:
+        sets[published.set_number(each.set)].add(each.source)
+    assert sorted(sets) == [0, 1, 2, 3, 4, 5, 6]
+    assert sum(map(len, sets.values())) == len(published.sources()), "a source is in one set"
     conditions = [name for name, field in Row.model_fields.items() if not field.is_required()]
     explained = (published.FOLDER / "README.md").read_text()
     assert all(f"| `{name}` " in explained for name in conditions)
-    later = {"fsdp_units", "adapter_dropout"}  # conditions that were found after the rows were frozen
-    assert set(conditions) - later <= set(FROZEN.read_text().partition("\n")[0].split(","))
 
 
 @pytest.mark.parametrize(
@@ -108,51 +83,25 @@ def test_frozen_rows_are_tests_of_sources_of_their_own_with_columns_that_the_rea
     [
         ({"memory_GB": "lots"}, "line 3: memory_GB must be a number"),
         ({"step_time_s": "-1"}, "line 3: step_time_s .*-1"),
-        ({"tier": "D"}, "line 3: tier .*'D'"),
         ({"dtype": "int8"}, "line 3: dtype .*'int8'"),
         ({"source": ""}, "line 3: source"),
     ],
 )
 def test_an_error_names_the_line_the_column_and_the_value(change, sentence, tmp_path):
     with pytest.raises(Stop, match=sentence):
-        published.read_rows(file(tmp_path / "rows.csv", {}, change))
+        published.read(file(tmp_path / "rows.csv", {}, change), Row)
 
 
 def test_a_missing_column_is_named_and_another_one_is_ignored(tmp_path):
     path = file(tmp_path / "rows.csv", {})
     lines = path.read_text().splitlines()
     path.write_text(f"{lines[0]},more\n{lines[1]},1\n")
-    assert published.read_rows(path)[0].n_gpus == 4
+    assert published.read(path, Row)[0].n_gpus == 4
     path.write_text(path.read_text().replace("n_gpus", "gpus"))
-    with pytest.raises(Stop, match="lacks the column n_gpus; unknown: gpus, more"):
-        published.read_rows(path)
+    with pytest.raises(Stop, match="lacks the column n_gpus"):
+        published.read(path, Row)
     with pytest.raises(Stop, match="cannot be read"):
-        published.read_rows(tmp_path / "none.csv")
-
-
-@pytest.mark.parametrize("name", ["config", "dtype"])
-def test_a_file_whose_rows_all_lack_what_predictions_need_stops_at_once(name, tmp_path):
-    path = file(tmp_path / "rows.csv", {name: ""}, {name: ""})
-    with pytest.raises(Stop, match=f"no row of .* has a value for {name}"):
-        published.read_rows(path)
-    assert len(published.read_rows(path, {name: "bf16"})) == 2
-
-
-def test_what_a_source_says_of_all_its_rows_fills_in_empty_fields(tmp_path):
-    path = file(tmp_path / "rows.csv", {"attention": "eager", "deepspeed": '{"stage": 1}'}, {})
-    path.write_text(path.read_text().replace(",loss,", ",others_loss,"))
-    says = tmp_path / "says.toml"
-    says.write_text('attention = "sdpa"\nloss = "chunked"\ndeepspeed = { stage = 2 }\n')
-    first, second = published.read_rows(path, read_settings(says))
-    assert (first.attention, second.attention) == ("eager", "sdpa")
-    assert [training_of(each).setup.stage for each in (first, second)] == [1, 2]
-    assert second.loss == "chunked"
-    says.write_text("atention = 1\n")
-    with pytest.raises(Stop, match="'atention' is not a column"):
-        read_settings(says)
-    says.write_text('attention = "flash"\n')
-    with pytest.raises(Stop, match=r"line 3: attention .*'flash'"):
-        published.read_rows(path, read_settings(says) | {"loss": "whole"})
+        published.read(tmp_path / "none.csv", Row)
 
 
 def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
@@ -219,28 +168,21 @@ def test_a_row_that_is_no_setup_says_why(change, reason):
 
 
 def test_memory_needs_no_known_gpu():
-    compared = compare(row(gpu_name=None, memory_GB=10, step_time_s=1, not_predicted="the GPU is not said"))
-    assert [each.quantity for each in compared.quantities] == ["memory"]
-    assert compared.reason == "time: the GPU is not said"
+    predicted, reason = of_row(row(gpu_name=None, memory_GB=10, step_time_s=1, not_predicted="the GPU is not said"))
+    assert [*predicted] == ["memory"]
+    assert reason == "the GPU is not said"
 
 
-def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_path):
-    path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
-    header, line = path.read_text().splitlines()
-    unknown = {"parallel": "dualpipe", "products": "nvfp4", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
-    unknown |= {"experts": "deepep", "offload": "activations", "optimizer_name": "lion"}
-    for name, value in unknown.items():
-        path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")
-        refused, plain = map(compare, published.read_rows(path))
-        assert (refused.quantities, refused.reason) == ((), f"{name} {value} is not modelled")
-        assert plain.quantities
-    varied = compare(row(memory_GB=8, step_time_s=1, rows_are="padded", deepspeed=None))
-    assert [each.quantity for each in varied.quantities] == ["memory"]
-    assert varied.reason == "time: rows are padded, and their mean is not said"
+def test_a_row_that_is_not_predicted_says_why():
+    assert of_row(row(memory_GB=8, not_predicted="parallel dualpipe is not modelled")) == (
+        {},
+        "parallel dualpipe is not modelled",
+    )
+    varied, reason = of_row(row(memory_GB=8, step_time_s=1, rows_are="padded", deepspeed=None))
+    assert [*varied] == ["memory"]
+    assert reason == "rows are padded, and their mean is not said"
     with pytest.raises(NotPredicted, match="recomputation of 5 of 12 layers"):
         training_of(row(recompute_part="layers=5", recompute=None))
-    with pytest.raises(NotPredicted, match="rows vary"):
-        training_of(row(seq_mean=300))
 
 
 def test_a_row_names_its_model_or_has_its_config():
@@ -330,13 +272,10 @@ def test_tf32_is_on_where_a_row_or_its_release_of_pytorch_says_so(change, is_on)
     assert machine.tf32 == is_on
 
 
-def test_the_dropout_of_adapters_is_the_rows_or_the_sources():
-    """Without either it is assumed to be 0."""
-    assumed = row(**ADAPTERS)
-    assert (training_of(assumed).setup.model.adapter_dropout, assumed.assumptions) == (False, (NO_DROPOUT,))
-    for stated in (row(**ADAPTERS, adapter_dropout=0.1), row(**ADAPTERS, source="AnswerDotAI/fsdp_qlora")):
-        assert (training_of(stated).setup.model.adapter_dropout, stated.assumptions) == (True, ())
-    assert row(**ADAPTERS, adapter_dropout=0, source="AnswerDotAI/fsdp_qlora").drops == 0
+def test_the_dropout_of_adapters_is_the_sources():
+    """Without it it is assumed to be 0."""
+    assert training_of(row(**ADAPTERS)).setup.model.adapter_dropout is False
+    assert training_of(row(**ADAPTERS, source="AnswerDotAI/fsdp_qlora")).setup.model.adapter_dropout is True
 
 
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
@@ -350,7 +289,7 @@ def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
 @pytest.mark.slow
 def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
     """24 layers keep the tensor of query, key and value: 2,304 numbers of 2 bytes a token, as was measured."""
-    for each in (each for each in published.rows() if each.micro_batch == 8 and "santacoder" in each.model):
+    for each in (each for each in published.known() if each.micro_batch == 8 and "santacoder" in each.model):
         setup = training_of(each).setup
         without = replace(setup, library=replace(setup.library, keeps_cache=False))
         held, spared = (estimate(one).peak_bytes for one in (setup, without))
@@ -358,67 +297,13 @@ def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
         assert held == pytest.approx(each.memory_bytes, rel=0.002)
 
 
-# --- errors --------------------------------------------------------------------------------------------------------
-
-
-def judged(predicted: list[float], measured: list[float], **change) -> list[ComparedRow]:
-    """Rows of one table with these predicted and measured times."""
-    return [
-        ComparedRow(row(step_time_s=m, **change), (Compared("time", p, m, (0.5, 1.5), {trainings.FLAT: 2 * m}),), None)
-        for p, m in zip(predicted, measured, strict=True)
-    ]
-
-
-def test_errors_are_what_they_are_by_hand():
-    """Three of five rows are complete: two of them are within 10 %, and all within 30 %."""
-    members = [*judged([1.05, 2.5, 3.0], [1, 2, 3]), *judged([9.0, 4.2], [1, 4], assumed="a guess | another")]
-    assert members[-1].row.assumptions == ("a guess", "another")
-    line, last = in_words.lines(members)
-    assert last == line | {"source": "all", "its simulator": None}
-    assert (line["rows"], line["median"], line["off by"], line["worst"]) == (5, "+5.0%", "5.0%", "+800%")
-    assert (line["within 10 %"], line["within 30 %"], line["in interval"]) == ("60%", "80%", "40%")
-    assert (line["complete rows"], line["off by (complete)"]) == (3, "5.0%")
-    assert (line["within 10 % (complete)"], line["within 30 % (complete)"]) == ("2 of 3", "3 of 3")
-    assert line[trainings.FLAT] == "100%"
-
-
-def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_left_over():
-    missed = in_words.misses(stored.predictions())
-    given = {each.why for source in published.sources().values() for each in source.miss}
-    assert given == {miss["why"] for miss in missed}
-    (line,) = in_words.misses(judged([0.5, 0.6], [1, 1]))
-    assert (line["off by"], line["rows"], line["why"]) == ("-50% to -40%", 2, "not explained")
+# --- predictions ---
 
 
 def test_a_flat_share_of_the_peak_counts_no_recomputation():
-    (compared,) = compare(row(step_time_s=1)).quantities
+    (predicted,) = of_row(row(step_time_s=1))[0].values()
     flops = 3 * 2 * (12 * (1024 * 12 * 1024**2 + 2 * 1024**2 * 1024) + 1024 * 1024 * 50257) * 2 * 2
-    assert compared.others[trainings.FLAT] == pytest.approx(flops / (0.4 * 312e12), rel=1e-6)
-
-
-def test_each_source_has_the_same_weight_in_the_accuracy():
-    """One source with many exact rows does not hide the others; and of sources that were fitted to, none counts."""
-    fitted = next(name for name, source in published.sources().items() if source.role == "interval")
-    members = [
-        *judged([1.0] * 50, [1.0] * 50),
-        *judged([0.8], [1], source=fitted),
-        *judged([1.1, 0.5], [1, 1], source="c"),
-    ]
-    accuracy = published_errors.accuracies(members)["time"]
-    assert (accuracy["rows"], accuracy["sources"]) == (53, 3)
-    assert accuracy["median_error"] == pytest.approx(0.2)
-    assert accuracy["too_low"] == pytest.approx((0 + 1 + 1 / 2) / 3)
-    assert accuracy["inside"] is None, "no source is a test"
-    assert "memory" not in published_errors.accuracies(members)
-
-
-def test_the_accuracy_is_of_all_committed_rows_that_nothing_was_fitted_to():
-    kept = stored.read()["accuracy"]
-    assert published_errors.accuracies(stored.predictions()) == kept
-    assert (kept["memory"]["rows"], kept["time"]["rows"]) == (94, 529)
-
-
-# --- stored predictions, and the command ---------------------------------------------------------------------------
+    assert predicted.flat == pytest.approx(flops / (0.4 * 312e12), rel=1e-6)
 
 
 def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():
@@ -439,40 +324,3 @@ def test_each_source_has_the_same_weight_in_the_interval_of_a_ratio(monkeypatch)
     monkeypatch.setattr(ratios, "errors", lambda: off)
     known = ratios.accuracy.__wrapped__()
     assert known.factor == pytest.approx(2), "by pairs, 98 % would be within 1.1"
-
-
-def test_any_file_is_compared_with_predictions_as_json(tmp_path):
-    lines = ({"step_time_s": "0.2", "memory_GB": "8"}, {"config": "", "not_predicted": "tp8", "step_time_s": "1"}, {})
-    answer = outside(file=file(tmp_path / "rows.csv", *lines), as_json=True)
-    good, other, empty = answer["rows"]
-    assert [quantity["quantity"] for quantity in good["quantities"]] == ["memory", "time"]
-    assert good["quantities"][0]["measured"] == 8e9
-    assert good["quantities"][1]["interval"][0] < good["quantities"][1]["predicted"]
-    assert good["reason"] is None
-    assert (other["quantities"], other["reason"]) == ([], "tp8")
-    assert empty["reason"] == trainings.NOTHING
-    assert [line["rows"] for line in answer["summary"] if line["quantity"] == "time"] == [1, 1]
-
-
-def process(_) -> int:
-    return os.getpid()
-
-
-def test_many_rows_are_predicted_by_other_processes_with_the_same_result(monkeypatch):
-    rows = [row(step_time_s=seconds) for seconds in (1, 2, 3)]
-    alone = [*map(compare, rows)]
-    assert alone[0] != alone[1]
-    monkeypatch.setattr(trainings, "MANY_ROWS", 3)
-    monkeypatch.setattr(trainings, "ROWS_AT_ONCE", 1)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert trainings.compare_all(rows) == alone
-    monkeypatch.setattr(trainings, "compare", process)
-    assert os.getpid() not in trainings.compare_all(rows)
-    assert trainings.compare_all(rows[1:]) == [os.getpid()] * 2, "these are few"
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert trainings.compare_all(rows) == [os.getpid()] * 3, "PyTorch has threads, which a fork lacks"
-
-
-def test_a_source_that_nobody_published_is_named():
-    with pytest.raises(Stop, match="there is no such row"):
-        outside(source="nobody")

@@ -128,7 +128,7 @@ def read_arm_and_config(path: Path) -> None:
 
 
 def read_rows(path: Path) -> None:
-    for row in published.read_rows(path):
+    for row in published.read(path, published.Row):
         _ = row.kind, row.step_s, row.memory_bytes
 
 
@@ -166,7 +166,13 @@ ACCELERATE = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precis
 FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_offload_params": False}
 FSDP |= {"fsdp_cpu_ram_efficient_loading": False, "fsdp_reshard_after_forward": True}
 DEEPSPEED = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
-ROW = dict.fromkeys(published.Row.model_fields, "") | {"source": "s", "model": "gpt2", "n_gpus": "8", "memory_GB": "3"}
+ROW = dict.fromkeys(published.Row.model_fields, "") | {
+    "set": "known",
+    "source": "s",
+    "model": "gpt2",
+    "n_gpus": "8",
+    "memory_GB": "3",
+}
 CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "gloo:all_reduce", "retired": False}
 CALL |= {
     "state": "scheduled",

@@ -292,7 +292,7 @@ def test_the_list_of_sources_is_parsed_once(known, monkeypatch):
 
 def test_others_speeds_are_compared_on_one_machine_and_by_rows():
     given = {"model": "M", "gpu": "G", "n_gpus": 2, "seq": 64, "micro_batch": 1, "step_time_s": 1.0}
-    empty = dict.fromkeys(Row.model_fields) | given
+    empty = dict.fromkeys(Row.model_fields) | {"set": "known"} | given
     listed = [
         Row.model_validate(empty | {"source": source, "arm": arm, "micro_batch": rows, "n_gpus": gpus})
         for source, arm, rows, gpus in [
@@ -303,7 +303,7 @@ def test_others_speeds_are_compared_on_one_machine_and_by_rows():
         ]
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published, "rows", lambda: listed)
+        patch.setattr(published, "known", lambda: listed)
         citations._comparable.cache_clear()
         found = citations.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
         nothing = citations.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import ROOT, TRAINED
 from scoreboard import score, scored
 from shaped import changed, finished, put, run
 
-from study.bench import gpu_scores
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.of_record import architecture, predicted
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
-from study.records.runs import Run
+from study.records.runs import Run, Runs
 from study.records.schema import Record
-from study.report.topics import memory
+from study.report.topics import memory, predictions
 from study.spec.shapes import config_of
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
@@ -113,25 +113,27 @@ def test_a_compiled_run_is_not_predicted(tmp_path):
 ON_GPU = {"gpu": True, "model": "gpt2", "ranks": 1, "arm": "single"}
 
 
-def quantities_of(**settings) -> dict:
-    """The quantities of one made-up run; empty if it has none."""
-    quantities = [each.quantities for each in gpu_scores.scored([run(**ON_GPU | settings)])]
-    return quantities[0] if quantities else {}
+NAMES = {"allocated", "reserved", "driver", "step"}
+
+
+def on_gpu(**settings) -> pd.DataFrame:
+    return predictions.on_gpu(Runs((run(**ON_GPU | settings),)))
 
 
 def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():
-    quantities = quantities_of()
-    assert tuple(quantities) == gpu_scores.NAMES
-    assert quantities["allocated"].predicted <= quantities["reserved"].predicted
-    assert quantities["driver"].predicted - quantities["reserved"].predicted == outside_bytes(ranks=1)
-    low_s, high_s = quantities["step"].interval
-    assert low_s < quantities["step"].predicted < high_s
+    rows = on_gpu().set_index("quantity")
+    assert {*rows.index} == NAMES
+    predicted = rows["predicted"]
+    assert predicted["allocated"] <= predicted["reserved"]
+    assert predicted["driver"] - predicted["reserved"] == outside_bytes(ranks=1)
+    assert (rows["predicted over measured"] == rows["predicted"] / rows["measured"]).all()
 
 
 def test_the_rank_that_holds_most_is_compared():
     settings = {"arm": "ddp", "ranks": 2}
     most = run(**ON_GPU | settings).record.memory.per_rank[0].peak_allocated_bytes + 5 * 10**8
-    assert quantities_of(**settings, memory__per_rank__1__peak_allocated_bytes=most)["allocated"].measured == most
+    rows = on_gpu(**settings, memory__per_rank__1__peak_allocated_bytes=most).set_index("quantity")
+    assert rows["measured"]["allocated"] == most
 
 
 @pytest.mark.parametrize(
@@ -140,19 +142,10 @@ def test_the_rank_that_holds_most_is_compared():
         ({"arm": "zero3", "ranks": 8, "virtual": True}, {"driver", "step"}),
         ({"arm": "zero3_nvme"}, {"step"}),
         ({"hardware__devices": [{"name": "NVIDIA Unheard-of", "memory_bytes": 10**12}]}, {"step"}),
-        ({"requested__compile": True}, {"allocated", "reserved", "driver", "step"}),
+        ({"requested__compile": True}, NAMES),
         ({"time__step_s": []}, {"step"}),
     ],
 )
 def test_what_was_not_measured_or_is_not_predicted_is_left_out(settings, lacks):
-    assert set(gpu_scores.NAMES) - set(quantities_of(**settings)) == lacks
-
-
-def test_errors_are_what_they_are_by_hand():
-    """One run took the predicted time, the other twice as long: errors of 0 and -50 %."""
-    ideal_s = quantities_of()["step"].predicted
-    runs = [run(**ON_GPU, run_id=f"run-{times}", time__step_s=[times * ideal_s]) for times in (1, 2)]
-    ours, published = [row for row in gpu_scores.errors(gpu_scores.scored(runs)) if row["quantity"] == "step"]
-    assert (ours["rows"], ours["off by"], ours["worst"], ours["within 10 %"]) == (2, "25%", "-50%", "50%")
-    assert published["measured"] == "published"
-    assert published["rows"] > 100
+    rows = on_gpu(**settings)
+    assert NAMES - set(rows["quantity"] if len(rows) else ()) == lacks

@@ -20,8 +20,8 @@ from study.predictor.architecture import named
 from study.predictor.estimate import estimate, operations
 from study.predictor.library import Library
 from study.predictor.memory.engine import Engine
-from study.predictor.outside import published, stored
-from study.predictor.outside.trainings import compare
+from study.predictor.outside import published, scores
+from study.predictor.outside.predicting import of_row
 from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.machine import Links, collective_s
@@ -99,12 +99,14 @@ def test_further_passes_take_as_long_as_one_in_the_middle(monkeypatch):
 
 
 def test_a_row_of_each_kind_has_its_stored_prediction():
-    """Every part of the model of time stands in one of them: tiles, caches, casts, hooks, adapters, divided layers."""
+    """Every part of the model of time stands in one of them."""
     names = ("source", "arm", "recompute", "adapter", "quantized", "products", "fused_kernels", "attention_kernel")
-    kinds = {tuple(getattr(kept.row, name) for name in names): kept for kept in stored.predictions()}
+    stored = {(each.key, each.quantity): each for each in scores.numbers()}
+    kinds = {tuple(getattr(row, name) for name in names): row for row in published.known() if row.step_s}
     assert len(kinds) > 100
-    for kept in kinds.values():
-        assert compare(kept.row) == kept, kept.row
+    for row in kinds.values():
+        predicted, kept = of_row(row)[0].get("time"), stored[row.key, "time"].ours
+        assert kept == (predicted and pytest.approx(predicted.value, rel=1e-5)), row
 
 
 # --- limits --------------------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
 def test_the_fit_finds_constants_from_rows():
     """The rows are made with a slower host and slower products than the fit starts from."""
     true = replace(pace.pace(), product_share=0.7, kernel_s=8e-5)
-    chosen = [each for each in timed("fit") if "vTrain" in each[0].row.source][::12]
+    chosen = [each for each in timed(newest=False) if "vTrain" in each[0].row.source][::12]
     rows = []
     for training, machine in chosen:
         seconds = step_time(training.setup, machine, true).seconds
@@ -273,12 +275,12 @@ def test_the_fit_finds_constants_from_rows():
     assert constants.kernel_s == pytest.approx(8e-5, rel=0.01)
 
 
-def test_rows_of_the_test_are_not_fitted():
-    """A held-out source has none of its rows in the fit; the same holds for models and machines."""
-    fitted, held = ({(t.row.source, t.row.model, t.row.gpu) for t, _ in timed(role)} for role in ("fit", "test"))
+def test_the_newest_set_is_not_fitted():
+    """No row of its sources is in the fit."""
+    fitted, held = ({t.row.source for t, _ in timed(newest=newest)} for newest in (False, True))
     assert fitted
+    assert held
     assert not fitted & held
-    assert all(row.role for row in published.rows() if row.step_s)
 
 
 class Traffic(TorchDispatchMode):
@@ -438,7 +440,7 @@ def test_each_source_weighs_the_same_in_the_interval():
     assert fit.left_out(off) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0}
 
 
-def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
+def test_the_interval_goes_as_far_as_it_was_decided():
     step_of = {"small": "gpt2", "large": "gpt2-xl"}
     for size, name in step_of.items():
         step = step_time(setup("ddp", named(name), micro_batch=1), A100)
@@ -451,9 +453,6 @@ def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
         assert step.low_s <= known.low_s < known.high_s < step.high_s
         both = np.hypot(np.log(factor), np.log(step.most_s / step.seconds))
         assert step.high_s == pytest.approx(step.seconds * np.exp(both))
-    deciding, held = ({training.row.source for training, _ in timed(role)} for role in ("interval", "test"))
-    assert len(deciding) >= 8
-    assert not deciding & held
 
 
 def test_a_kind_that_no_source_of_the_interval_has_gets_the_widest_one():
@@ -471,20 +470,6 @@ def test_what_went_into_a_time_is_told_with_the_factor_of_its_interval():
     by_name = {row["constant"]: row for row in explained(step, "A100-80GB")}
     assert set(pace.origins()) < set(by_name)
     assert float(by_name["interval"]["value"]) == pytest.approx(step.factor, rel=0.01)
-
-
-@pytest.mark.slow
-def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
-    """It takes two minutes: the fit that was refused, and another one without each source."""
-    kept = {}
-    monkeypatch.setattr("sys.argv", ["fit", "--keep", "--write"])
-    monkeypatch.setattr(fit, "write", lambda values, factors: kept.update(values | factors))
-    fit.main()
-    for name in ("large", "small"):
-        assert kept.pop(name) == pytest.approx(pace._read()["interval"][name], abs=0.003)
-    refused = {name: pace.origins()[name]["refused"] for name in kept}
-    refit = fit.fit(timed("fit"), list(refused), pace.pace())
-    assert {name: getattr(refit, name) for name in refused} == pytest.approx(refused, rel=0.01)
 
 
 # --- as it is shown ------------------------------------------------------------------------------------------------

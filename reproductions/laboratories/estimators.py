@@ -1,20 +1,19 @@
-"""Writes what the libraries' own estimators of memory say of the board's rows.
+"""Writes what the libraries' own estimators of memory say of the published rows, into predictions.csv.
 
 python reproductions/laboratories/estimators.py
 
 Neither knows activations. Accelerate's knows no sharding, and DeepSpeed's no stage 1.
 """
 
-from pathlib import Path
+import contextlib
 
-import pandas as pd
 from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from study.bench import board
 from study.errors import Stop
 from study.io.tables import say
+from study.predictor.outside import published, scores
 from study.predictor.outside.described import NotPredicted, training_of
 from study.predictor.setup import Setup
 
@@ -55,21 +54,17 @@ def _of_setup(setup: Setup) -> dict[str, float]:
 
 
 def main() -> None:
-    """Predict the rows, and write a file for each library."""
-    lines: dict[str, list[tuple]] = {"accelerate": [], "deepspeed": []}
-    for key, row in board.tests().items():
-        if row.memory_bytes is None:
-            continue
-        try:
-            estimates = _of_setup(training_of(row).setup)
-        except (NotPredicted, Stop):
-            continue
-        for name, predicted in estimates.items():
-            lines[name].append((key, "memory", predicted, None, None))
-    for name, mine in lines.items():
-        path: Path = board.BOARD / f"{name}.csv"
-        pd.DataFrame(mine, columns=[*board.COLUMNS]).to_csv(path, index=False)
-        say(f"{path.name}: {len(mine)} numbers")
+    """Predict the rows with a memory, and store the columns of both libraries."""
+    rows = {row.key: row for row in published.rows()}
+    lines = []
+    for each in scores.numbers():
+        estimates: dict[str, float] = {}
+        if each.quantity == "memory":
+            with contextlib.suppress(NotPredicted, Stop):
+                estimates = _of_setup(training_of(rows[each.key]).setup)
+        lines.append(each.model_copy(update=estimates))
+    scores.store(lines)
+    say(*(f"{name}: {sum(getattr(each, name) is not None for each in lines)} numbers" for name in scores.RIVALS))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from dataclasses import replace
 import numpy
 from scipy.optimize import least_squares
 
+from study.errors import Stop
 from study.io.tables import say
 from study.ledger.ratios import quantile
 from study.predictor.outside.described import NotPredicted, Training, training_of
-from study.predictor.outside.published import Role, rows
+from study.predictor.outside.published import rows, set_number
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
 from study.predictor.timing.steptime import Machine, step_time
@@ -35,12 +36,13 @@ Fit = Callable[[Sequence[Timed]], Pace]
 Off = dict[str, list[float]]  # by source: logarithms of how far its measurements are from predictions
 
 
-def timed(role: Role) -> list[tuple[Training, Machine]]:
-    """Return the rows of a role that have a step time and can be predicted."""
+def timed(*, newest: bool) -> list[tuple[Training, Machine]]:
+    """Return the rows of the newest set, or all others, that have a step time and can be predicted."""
+    last = max(set_number(row.set) for row in rows())
     chosen = []
     for row in rows():
-        if row.role == role and row.step_s is not None and row.config:
-            with contextlib.suppress(NotPredicted):
+        if (set_number(row.set) == last) == newest and row.step_s is not None and row.config:
+            with contextlib.suppress(NotPredicted, Stop):
                 chosen.append(training_of(row))
     return [(training, training.machine) for training in chosen if training.machine]
 
@@ -123,14 +125,14 @@ def _off(training: Training, machine: Machine, constants: Pace) -> float:
 
 
 def main() -> None:
-    fitted = timed("fit")
+    fitted = timed(newest=False)
     names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]
     constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 
     def fit_to(rows: Sequence[Timed]) -> Pace:
         return fit(rows, identified(rows, names, constants), constants)
 
-    sizes = off_by_size(fitted, timed("interval"), constants, fit_to)
+    sizes = off_by_size(fitted, timed(newest=True), constants, fit_to)
     factors = {size: factor(off.values()) for size, off in sizes.items()}
     miss = abs(numpy.exp(misses(fitted, constants)) - 1)
     for name in names:

@@ -13,7 +13,6 @@ import pandas as pd
 import tyro
 from estimators import accelerate_bytes, deepspeed_bytes
 
-from study.bench import gpu_scores
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
 from study.predictor.estimate import Estimate
@@ -21,6 +20,7 @@ from study.predictor.of_record import architecture, predicted
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
+from study.report.topics import predictions
 from study.spec.options import parsed
 from study.spec.shapes import SHAPES, shape_of
 
@@ -67,11 +67,10 @@ def main(
     show([{"predictor": name, "of": part} | errors(parts[part][name]) for part, name in names])
     for by in ("family", "arm"):
         show([{by: name} | errors(group["ours"]) for name, group in table.groupby(by)])
-    if on_gpu := gpu_scores.scored(loaded):
-        say("", "On the GPU: what was measured, and how far off the prediction is.")
-        show(gpu_scores.lines(on_gpu))
-        say("")
-        show(gpu_scores.errors(on_gpu))
+    on_gpu = predictions.on_gpu(loaded)
+    if len(on_gpu):
+        say("", "On the GPU: what was measured, and predicted over measured.")
+        show(on_gpu.to_dict("records"))
     return None
 
 

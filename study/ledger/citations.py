@@ -133,7 +133,7 @@ def _read(ids: Iterable[str], own: list[dict] | None) -> str:
 def _comparable() -> list[list[tuple[others.Row, float]]]:
     """Return the published rows with a known speed: those of one source, model, machine and row length together."""
     groups = defaultdict(list)
-    for row in others.rows():
+    for row in others.known():
         if speed := row.rows_per_s:
             groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append((row, speed))
     return [*groups.values()]

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from study.predictor.outside import stored
-from study.predictor.outside.published import Row
+from study.predictor.outside import scores
+from study.predictor.outside.published import KNOWN, Row, rows
 from study.predictor.timing.steptime import StepTime
 
 # The share of pairs inside the interval. With 0.8, as for a single step, the interval of the others covers only three
@@ -38,14 +38,16 @@ def errors() -> dict[str, list[float]]:
     A ratio is the seconds of a step over those of another.
     """
     groups = defaultdict(list)
-    for member in stored.predictions():
-        row = member.row
-        for step in (each for each in member.quantities if each.quantity == "time"):
-            groups[row.source, row.config, row.gpu_name, row.n_gpus, row.seq].append((row, step))
+    by_key = {row.key: row for row in rows()}
+    for step in scores.numbers():
+        if step.set == KNOWN and step.quantity == "time" and step.ours:
+            row = by_key[step.key]
+            times = (step.measured, step.ours)
+            groups[row.source, row.config, row.gpu_name, row.n_gpus, row.seq].append((row, times))
     numbers = {
-        (row.source, step.measured, step.predicted, other_step.measured, other_step.predicted)
+        (row.source, *times, *other_times)
         for members in groups.values()
-        for (row, step), (other, other_step) in itertools.combinations(members, 2)
+        for (row, times), (other, other_times) in itertools.combinations(members, 2)
         if _training(row) != _training(other)
     }
     off = defaultdict(list)

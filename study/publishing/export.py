@@ -14,7 +14,6 @@ import tyro
 import yaml
 from pydantic import BaseModel
 
-from study.bench import board
 from study.conform import changes
 from study.errors import Stop
 from study.io import files
@@ -25,8 +24,7 @@ from study.ledger.certainty import certainty
 from study.ledger.judging import Verdict
 from study.ledger.words import plainly
 from study.machine import output
-from study.predictor.outside import published, stored
-from study.predictor.outside.trainings import key_of
+from study.predictor.outside import published, scores
 from study.records import evidence, metrics, runs, store
 from study.records.evidence import Evidence
 from study.records.runs import Run, Runs
@@ -83,10 +81,9 @@ def all_tables(loaded: Runs, judged: claims.Judged, counting: Evidence) -> dict[
         "collectives": (_place(run, loaded) | row for run in loaded for row in _collectives(run)),
         "claims": map(_claim, judged.verdicts),
         "verdicts": map(_verdict, judged.verdicts),
-        "predictions": _predictions(),
     }
     frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
-    frames |= {"outside": _outside(), "releases": changes.answers(changes.RELEASES)[0]}
+    frames |= {"outside": _outside(), "predictions": _predictions(), "releases": changes.answers(changes.RELEASES)[0]}
     return {name: _typed(name, frames[name]) for name in forms()}
 
 
@@ -192,29 +189,16 @@ def _outside() -> pd.DataFrame:
     """Return the measurements that others published, with the key that the predictions name."""
     licences = {name: source.licence for name, source in published.sources().items()}
     texts = dict.fromkeys((name for name, (kind, _) in forms()["outside"].columns.items() if kind == "text"), str)
-    frames = []
-    for name in ("measurements", "frozen"):
-        path = published.FOLDER / f"{name}.csv"
-        frame = pd.read_csv(path, dtype=texts)
-        keys = [key_of(row) for row in published.read_rows(path)]
-        frame.insert(0, "row", keys)
-        frames.append(frame.assign(file=path.name, licence=frame["source"].map(licences)))
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.read_csv(published.FOLDER / "measurements.csv", dtype=texts)
+    frame.insert(0, "row", [row.key for row in published.rows()])
+    return frame.assign(licence=frame["source"].map(licences))
 
 
-def _predictions() -> Iterator[dict]:
-    """Yield ours of all own rows, then those of every predictor on the rows of the board."""
-    known = set()
-    for member in stored.predictions():
-        for each in member.quantities:
-            low, high = each.interval or (None, None)
-            key = key_of(member.row)
-            known.add((key, each.quantity))
-            row = {"predictor": "ours", "row": key, "quantity": each.quantity, "role": member.row.role}
-            yield row | {"measured": each.measured, "predicted": each.predicted, "low": low, "high": high}
-    roles = {key: row.role for key, row in board.tests().items()}
-    for name in board.predictors():
-        for line in board.predictions(name).dropna(subset="predicted").to_dict("records"):
-            if name != "ours" or (line["row"], line["quantity"]) not in known:
-                row = {"predictor": name, "role": roles[line["row"]]}
-                yield row | {key: line[key] for key in ("row", "quantity", "measured", "predicted", "low", "high")}
+def _predictions() -> pd.DataFrame:
+    """Return a row for each prediction of a published number. Only ours have an interval."""
+    frame = pd.DataFrame([each.model_dump() for each in scores.numbers()]).rename(columns={"key": "row"})
+    about = ["row", "set", "quantity", "measured", "low", "high"]
+    predictors = ["ours", "first", *scores.RIVALS]
+    frame = frame.melt(about, predictors, "predictor", "predicted").dropna(subset="predicted")
+    frame.loc[frame["predictor"] != "ours", ["low", "high"]] = None
+    return frame

@@ -266,7 +266,7 @@ def of_time() -> Answer:
 def steps() -> pd.DataFrame:
     """Return the seconds of a step of each arm in each setting: predicted, and as others measured them."""
     names = ["sequence", "micro_batch", "accumulation"]
-    ours = pd.DataFrame(side_by_side.read()["steps"])[[*names, "arm", "seconds", "low", "high", *OVER_DDP]]
+    ours = pd.DataFrame(side_by_side.steps())[[*names, "arm", "seconds", "low", "high", *OVER_DDP]]
     theirs = pd.DataFrame(
         {"arm": row.arm, "seconds": row.step_s, "source": row.source}
         | dict(zip(names, (row.seq, row.micro_batch, row.grad_acc), strict=True))
@@ -386,7 +386,7 @@ def many_passes(members: list[Run]) -> str:
 
 def advice() -> list[str]:
     """Return which arm `study advise` recommends for 7 billion parameters on eight GPUs."""
-    return side_by_side.read()["advice"]["in_words"]
+    return side_by_side.advice()
 
 
 def beyond_papers(verdicts: list[dict]) -> dict[str, str]:

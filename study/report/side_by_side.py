@@ -1,23 +1,18 @@
-"""Arms side by side at a realistic size: predicted seconds of a step on eight H100, and what others measured.
+"""Arms side by side at a realistic size: predicted seconds of a step on eight H100, and what others measured."""
 
-The predictions are kept in a file, because tracing the model needs torch and takes seconds.
-"""
-
-import json
+import functools
 
 from study.ledger import ratios
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
-from study.predictor.outside import stored
-from study.predictor.outside.published import FOLDER, Row, rows
+from study.predictor.outside.published import Row, known
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.report import advice as answer
 from study.spec.arms import NAMES
 from study.spec.shapes import letters
 
-FILE = FOLDER / "side_by_side.json"
 MODEL = "llama3-8b"
 RANKS = 8
 GPU = "H100-80GB"
@@ -29,7 +24,7 @@ ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion par
 
 def published(model: str = MODEL, ranks: int = RANKS) -> list[Row]:
     """Return the published rows with this model, number of GPUs and an arm of this study."""
-    return [row for row in rows() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
+    return [row for row in known() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
 
 
 def same_name(one: str | None, other: str | None) -> bool:
@@ -49,26 +44,23 @@ def settings() -> list[dict]:
     return all_settings
 
 
-def read() -> dict:
-    """Return the kept predictions."""
-    return stored.read(FILE)
-
-
-def write() -> None:
-    FILE.write_text(json.dumps(predicted(), indent=1) + "\n")
-
-
-def predicted() -> dict:
-    """Predict each arm in each setting, and the advice for a model of 7 billion parameters."""
+@functools.cache
+def steps() -> list[dict]:
+    """Predict each arm in each setting."""
     model = named(MODEL)
-    steps = []
+    rows = []
     for setting in settings():
         usual = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
-        known = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
-        for arm, step in known.items():
-            low, high, _ = ratios.interval(step, known[BASELINE])
+        times = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
+        for arm, step in times.items():
+            low, high, _ = ratios.interval(step, times[BASELINE])
             over_ddp = {"over_ddp_low": low, "over_ddp_high": high}
             seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
-            steps.append({"arm": arm} | setting | seconds | over_ddp)
-    chosen = advise(Question.of(named(ADVISED), RANKS, GPU, Given()))
-    return {"steps": steps, "advice": {"model": ADVISED, "in_words": answer.in_words(chosen)}}
+            rows.append({"arm": arm} | setting | seconds | over_ddp)
+    return rows
+
+
+@functools.cache
+def advice() -> list[str]:
+    """Return the advice for a model of 7 billion parameters."""
+    return answer.in_words(advise(Question.of(named(ADVISED), RANKS, GPU, Given())))

@@ -36,18 +36,6 @@ NAMES: dict[str, tuple[str, ...]] = {
 # PEFT's prepare_model_for_kbit_training keeps all three in fp32. With 4 bits under bf16 TRL converts the last two back
 # (0.9.6 to 0.13.0, peft_module_casting_to_bf16).
 FP32_MODULES = ("norm embed_tokens lm_head", "norm")
-# Conditions that predictions take into account, as regular expressions. A row with others is refused.
-KNOWN = {
-    "recompute_part": r"layers[/=]\d+|ops:torchtitan",
-    "experts": "grouped|loop",
-    "products": "float8|mxfp8",
-    "optimizer_name": "|".join(OPTIMIZERS),
-    "trained_too": "",
-    "fp32_modules": "|".join(FP32_MODULES),
-    "offload": "",
-    "parallel": r"sp\d+",
-}
-KNOWN_UNDER_FSDP = KNOWN | {"offload": "params optimizer", "parallel": r"tp\d+"}
 
 
 class NotPredicted(Exception):
@@ -65,25 +53,15 @@ class Training:
 
 def training_of(row: Row) -> Training:
     """Return the training of a row, or raise NotPredicted."""
+    if row.not_predicted and row.gpu_name:
+        raise NotPredicted(row.not_predicted)
     if row.config is None or row.dtype is None:
         raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
     if row.origin.not_modelled:
         raise NotPredicted(row.origin.not_modelled)
     model = _adapted(row, model_of(row.config))
-    _refuse_unknown(row)
     setup = _setup(row, model, row.dtype)
     return Training(row, setup, _machine(row, setup.ranks))
-
-
-def _refuse_unknown(row: Row) -> None:
-    """Refuse the conditions of a row that no prediction takes into account."""
-    known = KNOWN_UNDER_FSDP if row.fsdp else KNOWN
-    for name, words in known.items():
-        value = getattr(row, name)
-        if value and not re.fullmatch(words, value):
-            raise NotPredicted(f"{name} {value} is not modelled")
-    if row.seq_mean and row.rows_are is None:
-        raise NotPredicted("rows vary, and rows_are does not say how they are put together")
 
 
 @functools.cache
@@ -112,7 +90,7 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     if row.adapter is None:
         return model
     model = replace(model, lora_rank=row.adapter_rank, lora_targets=_targets(row, model))
-    return replace(model, dora=row.adapter == "dora", adapter_dropout=bool(row.drops))
+    return replace(model, dora=row.adapter == "dora", adapter_dropout=bool(row.origin.adapter_dropout))
 
 
 def _targets(row: Row, model: Transformer) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ import io
 import itertools
 import math
 import re
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
@@ -21,10 +22,10 @@ from study.spec.arms import ROOT
 FOLDER = ROOT / "reports" / "outside"
 MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
 MAX_ROWS = 100_000
-NEEDED = ("config", "dtype")  # without them no row is predicted
+KNOWN = "known"  # the set of the rows that the predictor met first
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
-Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
+Form = TypeVar("Form", bound=BaseModel)
 
 
 def _count(text: object) -> object:
@@ -39,12 +40,12 @@ def _count(text: object) -> object:
 Count = Annotated[int | str | None, BeforeValidator(_count)]
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
-NO_DROPOUT = "adapters drop none of their inputs, as is PEFT's default"
 
 
 class Row(BaseModel, frozen=True):
     """One published measurement. The names are the columns of the file: first the source's, then our reading of it."""
 
+    set: str  # the frozen set that first saw the row, such as lora_2; or KNOWN
     source: str
     url_or_path: Text  # with the commit where there is one
     model: Text
@@ -61,8 +62,6 @@ class Row(BaseModel, frozen=True):
     memory_kind: Text  # what was read, in the source's words
     tokens_per_s_per_gpu: Measured
     step_time_s: Measured
-    mfu: Measured  # per cent, as the source defines it
-    tier: Literal["A", "B", "C"] | None
     notes: Text
     # Our reading: the setup that the row describes.
     config: Text  # a name in configs.json, or a built-in shape. None: the row is not predicted
@@ -81,15 +80,12 @@ class Row(BaseModel, frozen=True):
     network: Text  # between nodes: a name in study.machine.gpus.LINKS
     fused_kernels: bool | None  # of norms, activation functions and rotations
     kind: MemoryKind | None  # None: the source does not say which memory it read
-    assumed: Text  # what neither the row nor its source says, separated by " | "
-    not_predicted: Text  # why the row, or its time, is not predicted
-    # Conditions that few rows have: reports/outside/README.md says what they mean. A file may lack them.
+    not_predicted: Text  # why the row is not predicted; or its time, if gpu_name is empty
+    # Conditions that few rows have: reports/outside/README.md says what they mean.
     adapter: Literal["lora", "rslora", "dora"] | None = None
     adapter_rank: int | None = None
     adapter_targets: Text = None
     adapter_dtype: Literal["fp32", "bf16"] | None = None
-    adapter_dropout: float | None = None  # of an adapter's inputs
-    trained_too: Text = None
     quantized: Quantized | None = None
     products: Text = None
     recompute_part: Text = None
@@ -99,7 +95,6 @@ class Row(BaseModel, frozen=True):
     optimizer_name: Text = None
     parallel: Text = None
     compiled: bool | None = None
-    deterministic: bool | None = None
     kernels: Text = None
     experts: Text = None
     fp32_modules: Text = None
@@ -107,9 +102,27 @@ class Row(BaseModel, frozen=True):
     fsdp_version: int | None = None
     fsdp_units: Literal["layers_and_ends"] | None = None
     versions: Text = None
+    host_pace: float | None = None  # if its host is one of those that constants were fitted to
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured
     simulated_step_s: Measured
+
+    @property
+    def key(self) -> str:
+        """Return the identity of a row: what its source says, and not our reading of it."""
+        return sha256(repr([getattr(self, name) for name in FACTS]).encode()).hexdigest()[:12]
+
+    @property
+    def measured(self) -> dict[Quantity, float]:
+        """Return the bytes of a GPU and the seconds of a step, as far as they are known."""
+        both: dict[Quantity, float | None] = {"memory": self.memory_bytes, "time": self.step_s}
+        return {name: value for name, value in both.items() if value}
+
+    @property
+    def simulated(self) -> dict[Quantity, float | None]:
+        """Return the source's own predictions, if it is a simulator."""
+        memory_bytes = self.simulated_memory_GB and self.simulated_memory_GB * 1e9
+        return {"memory": memory_bytes, "time": self.simulated_step_s}
 
     @property
     def memory_bytes(self) -> float | None:
@@ -152,40 +165,11 @@ class Row(BaseModel, frozen=True):
         """Return the libraries with their releases, as the row or its source says them."""
         return self.versions or self.origin.versions
 
-    @property
-    def drops(self) -> float | None:
-        """Return the dropout of adapters, as the row or its source says it."""
-        return self.origin.adapter_dropout if self.adapter_dropout is None else self.adapter_dropout
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        stated = tuple(self.assumed.split(" | ")) if self.assumed else ()
-        return (*stated, NO_DROPOUT) if self.adapter and self.drops is None else stated
-
-    @property
-    def role(self) -> Role | None:
-        return self.origin.part_of(self).role
-
-    @property
-    def host_pace(self) -> float | None:
-        return self.origin.part_of(self).host_pace or self.origin.host_pace
-
-
-class Part(BaseModel, extra="forbid", frozen=True):
-    """Some rows of a source whose times have another role than those of its other rows."""
-
-    about: str  # a regular expression over a row's model, GPU and address
-    role: Role
-    why: str
-    host_pace: float | None = None
-
-
-class Miss(BaseModel, extra="forbid", frozen=True):
-    """The reason why predictions of some rows have missed: an explanation, not a correction."""
-
-    about: str = ""  # a regular expression over a row's model, GPU, arm and notes
-    quantity: Quantity
-    why: str
+FACTS = (
+    *("source", "url_or_path", "model", "gpu", "n_gpus", "arm", "precision", "seq", "micro_batch", "grad_acc"),
+    *("activation_checkpointing", "memory_GB", "tokens_per_s_per_gpu", "step_time_s", "notes"),
+)
 
 
 class Source(BaseModel, extra="forbid", frozen=True):
@@ -198,12 +182,8 @@ class Source(BaseModel, extra="forbid", frozen=True):
     read: str  # how its rows were read
     unsaid: str
     settings: tuple[str, ...] = ()  # what its scripts and text say of all its rows, and where
-    role: Role | None = None  # for the model of time; None: not used
-    part: tuple[Part, ...] = ()  # the first one that matches a row decides the row's role
-    miss: tuple[Miss, ...] = ()  # the first one that matches a row counts
-    own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
-    host_pace: float | None = None  # if its host is one of those that constants were fitted to
-    adapter_dropout: float | None = None  # as in its rows, if its scripts say one for all of them
+    kernel_s: float | None = None  # of its host, to launch a kernel, where it is known to be far from others
+    adapter_dropout: float = 0.0  # of an adapter's inputs
     not_modelled: str | None = None  # why none of its rows is predicted
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
     outside_zero_init: bool = False  # its models are built outside DeepSpeed's zero.Init
@@ -212,38 +192,37 @@ class Source(BaseModel, extra="forbid", frozen=True):
     versions: str = ""  # of libraries, if its rows say none
     sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
 
-    def why_off(self, row: Row, quantity: Quantity) -> str | None:
-        """Return why a prediction of a row missed, if that is known."""
-        words = f"{row.model} on {row.gpu}, {row.arm}, {row.notes}"
-        matching = (miss for miss in self.miss if miss.quantity == quantity and re.search(miss.about, words))
-        return next((miss.why for miss in matching), None)
-
-    def part_of(self, row: Row) -> "Part | Source":
-        words = f"{row.model} on {row.gpu}, {row.url_or_path}"
-        return next((part for part in self.part if re.search(part.about, words)), self)
-
 
 UNKNOWN = Source.model_construct()  # of a row whose source has no entry
 
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Return the rows that the project keeps."""
-    return tuple(read_rows(FOLDER / "measurements.csv"))
+    """Return all rows."""
+    return tuple(read(FOLDER / "measurements.csv", Row))
+
+
+def known() -> tuple[Row, ...]:
+    """Return the rows that no frozen set has."""
+    return tuple(row for row in rows() if row.set == KNOWN)
 
 
 @functools.cache
 def sources() -> dict[str, Source]:
-    """Return the sources of the project's own rows, by name."""
+    """Return the sources of the rows, by name."""
     return read_sources(FOLDER / "sources.toml")
 
 
-def read_rows(path: Path, settings: dict | None = None) -> list[Row]:
-    """Return the rows of a file with the columns of measurements.csv. Other columns are ignored.
+def set_number(name: str) -> int:
+    """Return the number of a set: 0 of the known rows, 1 of `lora`, 2 of `lora_2`."""
+    if name == KNOWN:
+        return 0
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdigit() else 1
 
-    `settings` are values by column, for fields that the file leaves empty.
-    """
-    settings = settings or {}
+
+def read(path: Path, form: type[Form]) -> list[Form]:
+    """Return the lines of a CSV file, each as a form whose fields are columns. Other columns are ignored."""
     try:
         content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
         reader = csv.DictReader(io.StringIO(content, newline=""))
@@ -253,23 +232,18 @@ def read_rows(path: Path, settings: dict | None = None) -> list[Row]:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
     if len(lines) > MAX_ROWS:
         raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
-    required = [name for name, field in Row.model_fields.items() if field.is_required()]
-    if missing := [name for name in required if name not in (*header, *settings)]:
-        what = f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-        if unknown := [name for name in header if name not in Row.model_fields]:
-            what += f"; unknown: {', '.join(unknown):.200}"
-        raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
-    read = [_row(path, number, line, settings) for number, line in lines]
-    for name in NEEDED:
-        if read and not any(getattr(row, name) or row.not_predicted for row in read):
-            raise Stop(f"no row of {path} has a value for {name}", "fill it in: no row is predicted without it")
-    return read
+    needed = [name for name, field in form.model_fields.items() if field.is_required()]
+    if missing := [name for name in needed if name not in header]:
+        remedy = f"give the columns {', '.join(form.model_fields)}"
+        raise Stop(f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}", remedy)
+    return [_line(path, number, line, form) for number, line in lines]
 
 
-def _row(path: Path, number: int, line: dict[str, str], settings: dict) -> Row:
-    given = {name: (line.get(name) or "").strip() for name in Row.model_fields}
+def _line(path: Path, number: int, line: dict[str, str], form: type[Form]) -> Form:
+    given = {name: (line.get(name) or "").strip() or None for name in form.model_fields}
+    fields = form.model_fields
     try:
-        return Row.model_validate({name: text or settings.get(name) for name, text in given.items()})
+        return form.model_validate({name: text for name, text in given.items() if text or fields[name].is_required()})
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
 

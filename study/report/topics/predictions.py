@@ -1,128 +1,98 @@
-"""Predictions beside what others measured and published, and beside what other predictors of memory say."""
+"""Predictions beside what others measured and published, and beside what our own runs on a GPU measured."""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from study.bench import board as boards
-from study.bench import gpu_scores
-from study.io.numbers import percent
-from study.predictor.outside import published, stored
-from study.records.runs import Runs
-from study.report import outside, style
+from study.errors import Stop
+from study.machine.gpus import gpu_named
+from study.predictor.memory.memory_kinds import memory_kinds
+from study.predictor.of_record import setup_of
+from study.predictor.outside import scores
+from study.predictor.outside.published import set_number
+from study.predictor.timing.steptime import Machine, step_time
+from study.records.runs import Run, Runs
+from study.report import style
 from study.report.grouping import parts
-from study.report.style import CARD, FAINT, INK, SHADE, Look
+from study.report.style import INK, SHADE
 
-ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (style.GREEN, "v"), "": (FAINT, "s")}
-MEANINGS = {"test": "not used to build the model", "fit": "used to fit times", "": "not used for times"}
-MEANINGS["interval"] = "used for the interval's width"
 SCALES = {"memory": (1e9, "GB"), "time": (1, "s per step")}
+FIELDS = {"allocated": "peak_allocated_bytes", "reserved": "peak_reserved_bytes", "driver": "device_used_bytes"}
 
 
 def table() -> pd.DataFrame:
-    """Return every published number that has a prediction, with the prediction and its error."""
-    rows = []
-    for each in stored.predictions():
-        row = each.row
-        about = {"source": row.source, "model": row.model, "gpu": row.gpu, "gpus": row.n_gpus, "arm": row.arm}
-        about |= {"micro_batch": row.micro_batch, "role": row.role}
-        for compared in each.quantities:
-            numbers = {"quantity": compared.quantity, "measured": compared.measured, "predicted": compared.predicted}
-            rows.append(about | numbers | {"error": compared.error})
-    return pd.DataFrame(rows)
+    """Return every published number that has a prediction."""
+    columns = {"set", "source", "quantity", "measured", "ours"}
+    rows = pd.DataFrame(each.model_dump(include=columns) for each in scores.numbers()).dropna(subset="ours")
+    number = rows["set"].map(set_number)
+    return rows.assign(error=rows["ours"] / rows["measured"] - 1, unseen=number == number.max())
 
 
-def errors() -> pd.DataFrame:
-    """Return errors of the predictions, by source and over all, beside those of simpler methods."""
-    return pd.DataFrame(outside.lines(stored.predictions())).rename(columns={"median": "median error"})
+def by_set() -> pd.DataFrame:
+    """Return how far off predictions are, by the set that first saw the rows."""
+    return pd.DataFrame(scores.in_percent(scores.by_set(scores.numbers())))
 
 
-def misses() -> pd.DataFrame:
-    """Return the predictions that are off by more than 10 % (memory) or 30 % (time), and why, if that is known."""
-    return pd.DataFrame(outside.misses(stored.predictions()))
-
-
-def board() -> pd.DataFrame:
-    """Return the score of each predictor on rows that nothing was fitted to, the best first."""
-    return _in_percent(pd.DataFrame(boards.scores()))
-
-
-def on_their_rows() -> pd.DataFrame:
-    """Return the median errors of simulators on the rows that they published, beside ours there."""
-    return _in_percent(pd.DataFrame(boards.on_their_rows()))
-
-
-def _in_percent(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose shares are percentages."""
-    rows = rows.copy()
-    for name in rows.select_dtypes("float").columns:
-        rows[name] = [None if pd.isna(share) else percent(share) for share in rows[name]]
-    return rows
-
-
-def sources() -> pd.DataFrame:
-    """Return where the published numbers come from, and what the sources leave open."""
-    kept = [{"source": each.row.source, "predicted": bool(each.quantities)} for each in stored.predictions()]
-    counts = pd.DataFrame(kept)
-    of_source = counts.groupby("source")["predicted"].agg(["size", "sum"])
-    return pd.DataFrame(
-        {
-            "source": source.name,
-            "rows": of_source["size"].get(source.name, 0),
-            "predicted": of_source["sum"].get(source.name, 0),
-            "what_it_is": source.what,
-            "how_it_was_read": source.read,
-            "what_it_leaves_open": source.unsaid,
-            "licence": source.licence,
-            "address": source.address,
-        }
-        for source in published.sources().values()
-        if source.name in of_source.index
-    )
-
-
-def sentence() -> str:
-    """Return how accurate the predictions are, as advise and estimate say it."""
-    return outside.accuracy()
+def rivals() -> pd.DataFrame:
+    """Return how far off other predictors are, beside ours on the same rows."""
+    return pd.DataFrame(scores.in_percent(scores.rivals(scores.numbers())))
 
 
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Predictions against what others measured and published: peak memory, and seconds of a step."""
-    rows = rows.fillna({"role": ""})
     quantities = parts(rows, "quantity")
     drawing, axes = style.panels([3.0] * len(quantities))
     for ax, (quantity, mine) in zip(axes, quantities.items(), strict=True):
         _draw(ax, quantity, mine)
-    marks: dict[str, Look] = {}
-    for role, (tone, mark) in ROLES.items():
-        if (rows["role"] == role).any():
-            marks[MEANINGS[role]] = {"color": tone, "marker": mark, "linestyle": "", "markerfacecolor": CARD}
-    text = f"n = {len(rows)} published numbers. Line: exact. Band: up to 30 % off. None of these runs was made here."
-    return style.finished(drawing, style.keys([], marks), text, 2)
+    text = f"n = {len(rows)} published numbers. Line: exact. Band: up to 30 % off. Orange: the newest set, which no "
+    return style.finished(drawing, [], text + "constant was fitted to. None of these runs was made here.", 2)
 
 
 def _draw(ax: Axes, quantity: str, mine: pd.DataFrame) -> None:
     scale, unit = SCALES[quantity]
-    for role, points in parts(mine, "role").items():
-        tone, mark = ROLES[role]
-        measured, ours = points["measured"] / scale, points["predicted"] / scale
-        ax.plot(measured, ours, mark, color=tone, markersize=3.5, markerfacecolor="none", linestyle="")
+    for unseen, tone in ((False, style.BLUE), (True, style.ORANGE)):
+        points = mine[mine["unseen"] == unseen]
+        ax.plot(points["measured"] / scale, points["ours"] / scale, "o", color=tone, markersize=3, fillstyle="none")
     ends = [mine["measured"].min() / scale, mine["measured"].max() / scale]
     ax.plot(ends, ends, color=INK, linewidth=0.8)
     ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
     ax.set(xscale="log", yscale="log", xlabel=f"measured by others ({unit})", ylabel=f"predicted ({unit})")
-    off = mine["error"].abs()
-    title = f"Predictions: median error {off.median():.1%}, largest {off.max():.0%}"
+    title = f"Predictions: median error {mine['error'].abs().median():.1%}"
     style.headed(ax, title, f"{quantity}, {len(mine)} published numbers")
     style.plain(ax.xaxis)
     style.plain(ax.yaxis)
 
 
-def on_gpu(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return our own runs on a GPU with their predictions, and the errors of these."""
-    cells = gpu_scores.scored(runs)
-    return pd.DataFrame(gpu_scores.lines(cells)), pd.DataFrame(gpu_scores.errors(cells) if cells else [])
+def on_gpu(runs: Runs) -> pd.DataFrame:
+    """Return our own runs on a GPU: what each measured, what was predicted, and predicted over measured."""
+    rows = []
+    for run in runs.done:
+        for quantity, measured, predicted in _of_run(run) if run.device == "cuda" else ():
+            ranks = f"{run.ranks} virtual" if run.virtual else run.ranks
+            about: dict = {"cell": f"{run.model} {run.arm}", "ranks": ranks}
+            about |= {"quantity": quantity, "measured": measured, "predicted": predicted}
+            rows.append(about | {"predicted over measured": predicted / measured})
+    return pd.DataFrame(rows)
 
 
-# --- who predicts memory best --------------------------------------------------------------------------------------
+def _of_run(run: Run) -> list[tuple[str, float, float]]:
+    """Return what a run measured and has a prediction of. A virtual rank has no NCCL, and sends nothing."""
+    setup = setup_of(run.record)
+    if setup is None:
+        return []
+    try:
+        gpu = gpu_named(run.record.hardware.devices[0].name)
+    except (Stop, IndexError):
+        gpu = None
+    rows = []
+    kinds = memory_kinds(setup, gpu)
+    for kind, field in FIELDS.items():
+        measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
+        predicted = getattr(kinds, kind)
+        if measured and predicted and not (kind == "driver" and run.virtual):
+            rows.append((kind, measured, predicted))
+    if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
+        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.ranks or 1)
+        rows.append(("step", run.median_step_s, step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds))
+    return rows

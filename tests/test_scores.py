@@ -1,0 +1,98 @@
+"""Scores of predictions against published measurements, and against a file of one's own."""
+
+import math
+
+import pytest
+
+from study.predictor.library import Library
+from study.predictor.outside import own, published, scores
+from study.predictor.outside.described import library_of
+from study.predictor.outside.predicting import of_row
+from study.predictor.outside.scores import Number
+from study.report.outside import accuracy
+
+MINE = """model,gpu,gpus,arm,tokens,rows,passes,recompute,precision,memory_gb,memory_kind,step_s
+llama3-8b,H100,8,zero3,2048,1,,yes,bf16_cast,30,,0.7
+gpt2,A100 40GB,1,single,1024,4,2,,bf16,8,reserved,
+gpt2,A100 40GB,8,zero9,1024,4,,,bf16,7,,
+"""
+
+
+def number(**values) -> Number:
+    return Number(**{"key": "k", "set": "known", "source": "s", "quantity": "time", "measured": 1.0} | values)
+
+
+def test_every_number_of_the_rows_is_stored_once():
+    rows = [(row.key, row.set, name) for row in published.rows() for name in row.measured]
+    assert [(each.key, each.set, each.quantity) for each in scores.numbers()] == rows
+
+
+def test_stored_predictions_are_those_of_the_code():
+    """On the smallest row of each way in which a library differs."""
+    stored = {(each.key, each.quantity): each for each in scores.numbers()}
+    usual, kinds = vars(Library()), {}
+    for row in sorted(published.rows(), key=lambda row: -(row.params or math.inf)):
+        if row.config and row.dtype and (row.params or 0) < 2e9 and not row.not_predicted:
+            kinds |= {name: row for name, value in vars(library_of(row)).items() if value != usual[name]}
+    assert len(kinds) > 5
+    for row in {row.key: row for row in kinds.values()}.values():
+        for quantity, predicted in of_row(row)[0].items():
+            assert stored[row.key, quantity].ours == pytest.approx(predicted.value, rel=1e-5), row
+
+
+def test_scores_are_what_they_are_by_hand():
+    errors = [0.05, -0.2, 0.5, None]
+    score = scores.score([number(ours=error and 1 + error) for error in errors])
+    assert (score["numbers"], score["refused"]) == (4, 0.25)
+    assert (score["median error"], score["near"], score["too low"]) == (pytest.approx(0.2), 2 / 3, 1 / 3)
+    bounded = [number(low=0.9, high=1.1), number(low=1.1, high=2), number()]
+    assert scores.inside(bounded) == 0.5
+
+
+def test_arms_of_one_table_are_in_order_if_the_faster_is_predicted_to_be_faster():
+    mine = [each for each in scores.numbers() if each.quantity == "time"]
+    exact = scores.order(each.model_copy(update={"ours": each.measured}) for each in mine)
+    assert len(exact) > 200
+    assert all(exact)
+    assert not any(scores.order(each.model_copy(update={"ours": each.measured**-9}) for each in mine[:100]))
+
+
+def test_first_predictions_and_simulators_have_the_published_figures():
+    lines = {(line["quantity"], line["set"]): line for line in scores.by_set(scores.numbers())}
+    first = [round(lines["time", str(number)]["first median"], 3) for number in range(2, 7)]
+    assert first == [0.309, 0.311, 0.32, 0.202, 0.237]
+    rivals = {line["rival"]: line for line in scores.rivals(scores.numbers()) if line["quantity"] == "time"}
+    assert rivals["phantora"]["numbers"] == 7
+    assert rivals["phantora"]["ours"] < rivals["phantora"]["its median"]
+    words = accuracy()
+    assert "half of 563 predicted step times were within 28% of the measured one, and 60% within a third" in words
+    assert "half of 400 memory peaks were within 6.4%, but 35% were more than 10% too low" in words
+
+
+def test_a_small_file_of_ones_own_measurements_is_compared(tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    path.write_text(MINE)
+    peak, step, reserved, refused = own.compared(path)
+    assert (peak["quantity"], step["quantity"], reserved["quantity"]) == ("memory_gb", "step_s", "memory_gb")
+    assert 15 < peak["predicted"] < 30
+    assert 0.2 < step["predicted"] < 2
+    assert 4 < reserved["predicted"] < 12
+    assert refused["predicted"] is None
+    assert "zero9" in refused["off"]
+    scores.main(path)
+    assert own.DEFAULTS in capsys.readouterr().out
+
+
+def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, monkeypatch):
+    row = min(
+        (row for row in published.rows() if row.set == "lora_5" and row.measured), key=lambda row: row.params or 0
+    )
+    later = row.model_copy(update={"set": "lora_7", "notes": "another"})
+    monkeypatch.setattr(published, "rows", lambda: (row, later))
+    monkeypatch.setattr(scores, "FILE", tmp_path / "predictions.csv")
+    kept = [each for each in scores.numbers() if each.key == row.key]
+    monkeypatch.setattr(scores, "numbers", scores.functools.cache(lambda: tuple(kept)))
+    scores.store_predictions()
+    again = published.read(scores.FILE, Number)
+    assert [each.first for each in again if each.set == "lora_5"] == [each.first for each in kept]
+    assert all(each.first == each.ours for each in again if each.set == "lora_7")
