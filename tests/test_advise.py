@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from study.cli.advice import counts_of
 from study.cli.predictions import Prediction
 from study.errors import Stop
 from study.ledger.step_checks import step_of
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import MISS, Advice, Row, Untried, advise, best_of, fills, row_of
-from study.predictor.advice.purchase import fewest, remedies
-from study.predictor.advice.question import HALF, Given, Question, bytes_of
+from study.predictor.advice.advise import MISS, Advice, Row, Untried, advise, best_of, fewest, fills
+from study.predictor.advice.question import Given, Question, bytes_of
 from study.predictor.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of
 from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
@@ -26,9 +24,8 @@ from study.predictor.memory.memory_kinds import (
     reserve_bytes,
 )
 from study.predictor.setup import Setup
-from study.predictor.timing.machine import Machine
-from study.predictor.timing.steptime import step_time
-from study.report.advice import assumptions, flags, seconds
+from study.predictor.step_time import Machine, step_time
+from study.report.advice import assumptions, seconds
 from study.spec import arms
 
 GEMMA = Question(named("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
@@ -65,13 +62,6 @@ def test_sizes_in_words():
             bytes_of(text, "--flag", unit)
 
 
-def test_how_many_to_try():
-    assert [counts_of(text) for text in ("8", "1..8", "3..6")] == [(8,), (1, 2, 4, 8), (3, 4, 6)]
-    for text in ("0", "8..4", "many", "1-8"):
-        with pytest.raises(Stop, match="is not a number of GPUs"):
-            counts_of(text)
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -104,7 +94,9 @@ def test_what_is_left_out_has_a_default_that_is_said():
 
 def test_every_arm_is_a_row(gemma):
     """Rows, passes and GPUs give the batch. Arms that do not fit have no time."""
-    assert [row.arm for row in gemma.rows] == list(arms.NAMES)
+    names = [row.arm for row in gemma.rows]
+    assert names == [name for name in arms.NAMES if name in names], "the simplest first"
+    assert not {"single", "zero1_tp", "hsdp", "zero3_nvme"} & {*names}, "what makes no sense on one node"
     for row in gemma.tried:
         assert row.fits == (row.step_s is not None) == (row.tokens_per_s is not None)
         assert GEMMA.gpus * row.micro_batch * row.accumulation == GEMMA.batch, row.arm
@@ -142,7 +134,7 @@ def test_host_memory_is_of_all_ranks_of_a_node():
 
 
 def test_the_disk_is_for_those_who_have_one():
-    assert advised(BERT)["zero3_nvme"].limit == "no disk"
+    assert "zero3_nvme" not in advised(BERT)
     fast, slow = (advised(BERT, disk_bytes_per_s=speed)["zero3_nvme"] for speed in (1e12, 1e7))
     assert fast.fits
     assert slow.limit == "disk"
@@ -175,6 +167,7 @@ def test_hosts_share_the_update():
 
 def fitting(arm: str, step_s: float, checkpointing: bool = False, headroom: float = 50) -> Row:
     needs = {"peak_bytes": 100, "headroom_bytes": headroom, "host_bytes": 0, "step_s": step_s}
+    needs["step_interval_s"] = (step_s / 1.4, 1.4 * step_s)
     settings = {"precision": "bf16", "checkpointing": checkpointing, "micro_batch": 1, "accumulation": 1}
     return Row(arm=arm, fits=True, limit="compute", **settings, **needs)
 
@@ -182,8 +175,9 @@ def fitting(arm: str, step_s: float, checkpointing: bool = False, headroom: floa
 @pytest.mark.parametrize(
     ("offered", "taken"),
     [
-        ([fitting("zero1", 1.05), fitting("zero3", 1.0)], 0),  # a tie goes to the simpler arm
-        ([fitting("zero1", 1.25), fitting("zero3", 1.0)], 1),
+        ([fitting("zero1", 1.35), fitting("zero3", 1.0)], 0),  # within the intervals, the simpler arm wins
+        ([fitting("zero1", 1.45), fitting("zero3", 1.0)], 1),
+        ([fitting("zero2", 1.2), fitting("zero2", 1.0, True)], 1),  # one arm has one error
         ([fitting("zero2", 1.0, True), fitting("zero2", 1.05)], 1),
         ([fitting("zero1_cpu", 1.0), fitting("zero3", 1.5)], 1),  # states leave the GPU only if they must
         ([fitting("zero1", 1.0, headroom=5), fitting("zero3", 2.0)], 1),  # predictions miss
@@ -207,14 +201,13 @@ def test_offloading_that_fits_goes_before_what_fits_only_just_or_takes_twice_as_
 
 def test_a_card_that_is_shown_as_full_fits_only_just():
     assert [fills("A100-80GB", size_bytes) for size_bytes in (None, 80e9, 85.8e9)] == [False, False, True]
-    assert fills("A100-80GB", int(45e9), 0.5), "the other program has the rest"
     assert replace(fitting("zero2", 1.0), fills_card=True).is_tight
 
 
 def test_single_is_for_one_gpu():
     alone = advise(replace(BERT, gpus=1, link=None))
     assert (alone.choice.arm, alone.alternative.arm) == ("single", "zero1_cpu"), "nothing is shared on one GPU"
-    assert not advised(BERT)["single"].fits
+    assert "single" not in advised(BERT)
 
 
 def test_what_an_expert_would_try(gemma):
@@ -238,20 +231,6 @@ def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
         assert (row.fits, row.bucket_elements) == (True, elements)
 
 
-def test_half_of_the_layers_where_nothing_fits_without_recomputation(monkeypatch):
-    """On one GPU that holds the peak with every second layer recomputed, and not the peak with none."""
-    few = {"precision": "bf16_pure", "host_pace": 0.0}
-    question = Question(named("gpt2-medium"), 1, "L4", None, 64e9, 1024, 1, **few)
-    single = arms.load_arm("single")
-    none, half, every = (row_of(replace(question, checkpointing=n), single, 1).peak_bytes for n in (False, HALF, True))
-    assert every < (1 + MISS) * half < none
-    for peak, chosen in ((half, HALF), (every, True), (none, False)):
-        enough = (1.01 * (1 + MISS) * peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION)
-        monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(enough)))
-        assert advise(question).choice.checkpointing == chosen
-    assert flags(replace(advise(question).choice, checkpointing=HALF), question)[-2:] == ["--recompute-every", "2"]
-
-
 def test_seconds_have_two_digits_and_a_unit(gemma):
     shown = ((0.5, 0.312, 0.75), (120, 61.0, 170.0), (7200, 3000, 9000.0))
     rows_shown = [replace(gemma.choice, step_s=step_s, step_interval_s=(low, high)) for step_s, low, high in shown]
@@ -272,30 +251,10 @@ def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
     assert Prediction("zero2", setup, whole, kinds, None, None).fits is None
 
 
-def test_when_nothing_fits_it_says_what_would_help():
-    model, given = named("gpt-j-6b"), Given()
-    question = Question.of(model, 1, "4090", given)
-    advice = advise(question)
-    assert advice.choice is advice.alternative is None
-    helps = remedies(question, given)
-    assert [remedy.what for remedy in helps] == ["adapters", "more host memory", "more GPUs", "larger GPUs"]
-    assert all(remedy.choice.fits for remedy in helps)
-
-
 def test_how_many_are_needed():
-    counts, model = (1, 2, 4, 8, 16), named("gpt-j-6b")
-    *_, enough = fewest(model, counts, "A100-40GB", Given())
+    model = named("gpt-j-6b")
+    enough = fewest(model, "A100-40GB", Given())
     fewer = advise(Question.of(model, enough.question.gpus // 2, "A100-40GB", Given()))
     assert not enough.choice.offloads
     assert fewer.choice is None or fewer.choice.offloads
-    assert fewest(model, (1,), "T4", Given()) == []
-
-
-def test_adapters_are_advised_on_several_gpus():
-    """How AutoTP divides adapters is not known: those arms are left out, and the others are advised."""
-    asked = Question.of(named("llama-micro", lora_rank=4), 8, "H100", Given(sequence=128))
-    advice = advise(asked)
-    assert advice.choice is not None
-    assert {row.arm: row.limit for row in advice.rows if row.arm.endswith("_tp")} == dict.fromkeys(
-        ("zero1_tp", "zero2_tp"), "its adapters"
-    )
+    assert fewest(named("llama3-70b"), "T4", Given()) is None

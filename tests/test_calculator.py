@@ -15,7 +15,7 @@ from study.machine.gpus import GPUS
 from study.predictor.advice.settled import with_buckets
 from study.predictor.estimate import estimate, operations
 from study.predictor.setup import Setup, distribution
-from study.predictor.timing.pace import peak_flops_per_s
+from study.predictor.step_time import peak_flops_per_s
 from study.predictor.tracing.transformer import Transformer
 from study.report import calculator
 from study.report.calculator import ARMS, FILE, GPUS_TRIED

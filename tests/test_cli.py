@@ -1,5 +1,6 @@
 """The `study` command, started as a user starts it."""
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -18,11 +19,13 @@ from conftest import ROOT, launch
 from rich.console import Console
 from shaped import changed, finished, put
 
-from study.cli import commands, runs, virtual
+from study.cli import asked, commands, runs, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
 from study.machine.doctor import Finding
+from study.predictor import architecture
+from study.predictor.estimate import estimate
 from study.probes import answers
 from study.records import store
 from study.spec import arms
@@ -66,7 +69,7 @@ def test_all_arms_are_listed(monkeypatch, capsys):
 
 def test_the_papers_worked_example(monkeypatch, capsys):
     """7.5 billion parameters on 64 ranks, figure 1 of the ZeRO paper."""
-    words = "estimate --params 7.5e9 --ranks 64 --arm zero2 --recipe mixed-adam --json"
+    words = "estimate --params 7.5e9 --ranks 64 --arm zero2 --json"
     assert in_this_process(monkeypatch, words) is None
     answer = json.loads(capsys.readouterr().out)
     assert sum(answer["published_states_bytes"].values()) / 1e9 == pytest.approx(16.6, abs=0.05)
@@ -201,12 +204,12 @@ def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_pat
 
 def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, capsys):
     """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
-    words = "--model llama-micro --arm zero2 --ranks 4 --json"
-    answers = {}
-    for command in ("virtual", "estimate --device cpu"):
-        assert in_this_process(monkeypatch, f"{command} {words}") is None
-        answers[command] = json.loads(capsys.readouterr().out)
-    measured, predicted = answers["virtual"], answers["estimate --device cpu"]["estimate"]
+    words = "--model llama-micro --arm zero2 --ranks 4"
+    assert in_this_process(monkeypatch, f"virtual {words} --json") is None
+    measured = json.loads(capsys.readouterr().out)
+    training, passes = asked.Training(gpus=4), asked.Passes(arm="zero2")
+    setup, _ = asked.setup_of(architecture.named("llama-micro"), training, asked.Place(), passes, None)
+    predicted = dataclasses.asdict(estimate(dataclasses.replace(setup, device="cpu")))
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.01)
     for role in ("weights", "master", "moments"):
         assert measured["after_step"][role] == predicted["after_step"][role], role
@@ -228,42 +231,34 @@ NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
 WRONG = {
     "virtual --model gpt2 --arm ddp --ranks 2 --sequence 4096": "more than the model's 1024 positions",
     "virtual --model gpt2 --arm zero3_hpz --ranks 5": "groups of 2 ranks (got 5)",
-    "virtual --model gpt2 --precision fp8": "fp8 needs a GPU",
     "virtual --model llama-micro --arm zero1_tp --ranks 4": "AutoTP cannot divide layers without values",
     "oom /no/such/train.log": "there is no file /no/such/train.log",
     "versions --from 0.19.8 --to 0.16.4": "0.16.4 does not come after 0.19.8",
     "versions --from 0.16.4 --to 0.17.0 --only nosuch": "--only is for releases that are run",
     "versions zero2": "no release is named",
     "bisect zero2 accumulation-4": "two releases are needed (got 0)",
-    "estimate --model bert-tiny --train-only [": "is no regular expression",
-    "estimate --model gpt2 --arm zero3 --group 2": "share no rows",
     "estimate --model gpt2 --arm zero3 --buckets 0": "at least 1 element (got 0)",
     ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
     ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
     ADVISE + "--model bert-base --sequence 513": "--sequence 513 is more than the model's 512 positions",
     ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",
-    ADVISE + "--model gpt2 --gpus 8..16 --write mine.yaml": "give --gpu and one number as --gpus",
     "estimate --params 7X": "give a number such as 7e9, 7B or 350M",
     ADVISE + "--model gpt2 --write mine.json": "ends in .yaml",
     ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
     ADVISE + "--model negative": "negative dimension -4",
     ADVISE + "--model float": "cannot read the config",
-    "timeline --model no-words": "no-words cannot be given rows (",
+    "estimate --model no-words": "no-words cannot be given rows (",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9 --layers 24": "give --hidden as well",
-    "advise --model gpt2 --gpu H100 --gpus 4xH100+4xA100": "GPUs of several kinds in one training are not modelled",
-    "timeline --model gpt2 --sequence 8q": "--sequence: expected a whole number (got '8q')",
+    "estimate --model gpt2 --sequence 8q": "--sequence: expected a whole number (got '8q')",
     ADVISE + NUMBERS + "--heads 7": "--hidden 1024 is not a multiple of --heads 7",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
     ADVISE + "--model gpt2 --batch 80000000000": "--batch 80000000000 is more than",
-    "estimate --model gpt2 --recompute-every 1": "must be at least 2 (got 1). What to do: give --checkpointing for 1",
     ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
-    "timeline --model gpt2 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
-    "timeline --model gpt2 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
-    "timeline --model gpt2 --arm single": "single trains on one GPU (got 8). What to do: give --gpus 1",
-    "estimate --params 1e9 --recipe guess": "mixed-adam",
+    "estimate --model gpt2 --gpu L4 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
+    "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
     "estimate --params 1e9 --ranks 0": "must be above 0 (got 1e+09 parameters on 0 ranks)",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
@@ -281,12 +276,11 @@ WRONG = {
     "report": "study report needs --runs. What to do: give folders that contain runs",
     "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
     "advise --gpu": "--gpu is given without a value",
-    "advise --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
-    "estimate --model gpt2 --ranks 99999999999999999999": "--ranks must be from 1 to 65536",
+    "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
+    "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
     "estimate --model deep": "says 1000000000 layers, and at most 10000 are traced",
     "oom --vocabulary -1": "--vocabulary must be a finite number above 0 (got -1)",
     "estimate --ranks many": "--ranks: expected a whole number (got 'many')",
-    "virtual --steps 2 --warmup-steps 2": "leaves nothing to time",
     "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
 }
 
@@ -322,7 +316,7 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(words, to, what):
 
 def test_a_sentence_is_all_that_reaches_the_terminal():
     done = study("estimate", "--model", "gpt2", "--ranks", "0")
-    message = "--ranks must be from 1 to 65536 (got 0). What to do: give such a number.\n"
+    message = "--gpus must be from 1 to 65536 (got 0). What to do: give such a number.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
@@ -364,7 +358,7 @@ def test_claims_are_found_by_words(monkeypatch, capsys):
     ("words", "first"),
     [
         ("advise --model gpt2-xl --gpus 8 --gpu H100", "Use zero1, "),
-        ("advise --model bert-base", "Enough: 1 x B200"),
+        ("advise --model bert-base --gpu B200", "Enough: 1 x B200"),
     ],
 )
 def test_the_answer_comes_first_and_fits_the_screen(words, first, monkeypatch, capsys):

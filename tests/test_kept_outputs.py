@@ -6,7 +6,6 @@ Six layers in bf16 were under PyTorch's non-reentrant checkpointing, and read th
 
 import pytest
 
-from study.cli.steps import Kernels
 from study.predictor.estimate import profile
 from study.predictor.library import Library
 from study.predictor.memory.kept import outputs
@@ -54,10 +53,6 @@ def test_keys_and_values_are_the_same_beside_adapters():
 def test_the_keys_and_values_of_gpt2_are_parts_of_one_tensor():
     small = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 600}
     assert outputs(setup(small)) == [3 * 64 * 2 * 288, 3 * 64 * 2 * 288, 4 * 600 * 288]
-
-
-def test_the_command_takes_it():
-    assert Kernels(keeps_cache=True, keeps_logits=True).values()["library"] == Library(**WITH_OUTPUTS)
 
 
 def test_the_allocator_holds_outputs_during_a_pass():

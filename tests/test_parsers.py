@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from shaped import failed, finished
 
-from study.cli import advice
 from study.errors import Stop
 from study.ledger import files as claims
 from study.oom import reading
@@ -232,9 +231,7 @@ def test_a_bomb_is_refused_in_a_sentence(tmp_path, name, bomb):
 @QUICK
 @given(st.one_of(st.from_regex(r"\A\s?[-+]?[\d٣.e]{0,6} ?[KMGTkx]?i?B?(/s)?\Z"), TEXTS, st.text(max_size=20)))
 @example("9" * 400 + "TB")
-@example("1.." + "9" * 5000)
-def test_sizes_and_counts_on_the_command_line(text):
-    is_valid_or_a_sentence(advice.counts_of, text)
+def test_sizes_on_the_command_line(text):
     is_valid_or_a_sentence(lambda: question.bytes_of(text, "--disk", "B/s"))
     try:
         size_bytes = question.bytes_of(text, "--memory")

@@ -5,8 +5,15 @@ import json
 import pytest
 from conftest import ranks_of
 
-from study.cli.combinations import NO_GRADIENT, REENTRANT, SILENT
-
+# What reentrant recomputation does with frozen embeddings whose output requires no gradient: if only adapters train,
+# and if the head trains, too. All other combinations have the losses of a training without recomputation.
+NO_GRADIENT = "stops at the first backward pass (the loss has no grad_fn)"
+SILENT = "leaves the adapters as they are and says nothing"
+REENTRANT = {
+    "DDP": (NO_GRADIENT, "stops in the second step (a reduction has not finished)"),
+    "ZeRO": ("stops at the first backward pass (loss must be a scalar tensor)", SILENT),
+    "FSDP2": (NO_GRADIENT, SILENT),
+}
 SCRIPT = """
 import json, sys, torch, transformers
 from accelerate import PartialState

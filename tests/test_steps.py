@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import ranks_of
 
-from study.cli import commands
 from study.cli import diagnosis as command
 from study.report.topics import killed
 from study.watcher import live, trends, watch
@@ -182,15 +181,6 @@ def test_a_mistake_in_any_hook_ends_the_watch_and_not_the_training(hook, tmp_pat
             optimizer.step()
     assert "your training goes on" in capsys.readouterr().err
     assert "ZeroDivisionError" in json.loads((tmp_path / "run" / "record.json").read_text())["error"]["message"]
-
-
-def test_study_timeline_writes_a_trace(tmp_path):
-    file = tmp_path / "step.json"
-    training = ["--model", "gpt2", "--arm", "zero3", "--sequence", "512", "--gpus", "2"]
-    commands.start(["timeline", *training, "--json", "--trace", str(file)])
-    trace = json.loads(file.read_text())
-    names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
-    assert len(names) >= 3, "the step, and its streams"
 
 
 def test_a_pause_leaves_no_hook_and_no_step(tmp_path, capsys):

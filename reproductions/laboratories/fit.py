@@ -1,158 +1,187 @@
-"""Fits the constants that `study/predictor/timing/pace.toml` marks as fitted, and the interval of predicted times.
+"""Fits the constants of `study/predictor/pace.toml` to the step times that others published.
 
-`python reproductions/laboratories/fit.py` prints both, and writes them with `--write`. With `--keep`, the constants
-stay as they are, and only the interval is new. CONTRIBUTING.md says which rows decide which of them.
+`python reproductions/laboratories/fit.py` prints them, `--write` stores them.
 
-The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
-each source has the same weight, however many rows it has. Large and small models have separate intervals: small models
-spend more of a step on Python and on kernels that move bytes, which differ between libraries.
+All rows decide but those of the newest set. The rows of a source share their errors, so a source of n rows counts as
+much as n^0.7 single ones; and a row that is far off, because something about it is not known, counts little more than
+one that is near. Each constant starts at what was published or measured of it, and is pulled back there.
+
+The interval of a constant is the range of five fits, each without a fifth of the sources. The intervals of predictions
+are blind: each set from the second to the newest but one is predicted with constants of the sets before it.
 """
 
 import contextlib
 import re
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, fields, replace
 
 import numpy
 from scipy.optimize import least_squares
 
 from study.errors import Stop
 from study.io.tables import say
-from study.ledger.ratios import quantile
-from study.predictor.outside.described import NotPredicted, Training, training_of
+from study.predictor import step_time as timing
+from study.predictor.outside.described import NotPredicted, timed_setup, training_of
 from study.predictor.outside.published import rows, set_number
-from study.predictor.timing import pace
-from study.predictor.timing.pace import LARGE, Pace
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.setup import Setup
+from study.predictor.step_time import Machine, Pace, class_of, pace, step_time
 
-SCALE = 0.1  # the loss of a row is quadratic up to this error, and linear beyond it
-DECIDES = 0.002  # rows decide a constant if reducing it by a tenth changes their predictions by more on average
+SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it
+OF_A_SOURCE = 0.15  # a row weighs (rows of its source)^-0.15, and its square is summed
+PULL = 0.15  # a constant that is off by this share costs as much as one row that is off by SCALE
+STEP = 0.01  # of derivatives
+FOLDS = 5
 COVERAGE = 0.8
-ENOUGH = 10  # a fitted source with fewer rows is left out of the interval, as it alone decides some constants
-Timed = tuple[Training, Machine]
-Fit = Callable[[Sequence[Timed]], Pace]
-Off = dict[str, list[float]]  # by source: logarithms of how far its measurements are from predictions
+BY_CLASS = ("products", "attention")
+INTERVALS = ("gpu_interval", "host_interval")
+Name = tuple[str, str | None]  # of a constant, and its class of GPUs
 
 
-def timed(*, newest: bool) -> list[tuple[Training, Machine]]:
-    """Return the rows of the newest set, or all others, that have a step time and can be predicted."""
-    last = max(set_number(row.set) for row in rows())
-    chosen = []
+@dataclass(frozen=True)
+class Timed:
+    """A published row whose step can be predicted."""
+
+    source: str
+    set: int
+    seconds: float
+    setup: Setup
+    machine: Machine
+
+
+def timed() -> list[Timed]:
+    known = []
     for row in rows():
-        if (set_number(row.set) == last) == newest and row.step_s is not None and row.config:
-            with contextlib.suppress(NotPredicted, Stop):
-                chosen.append(training_of(row))
-    return [(training, training.machine) for training in chosen if training.machine]
+        if row.step_s is None or row.deterministic:
+            continue
+        with contextlib.suppress(NotPredicted, Stop):
+            training = training_of(row)
+            setup = timed_setup(training)
+            if training.machine:
+                known.append(Timed(row.source, set_number(row.set), row.step_s, setup, training.machine))
+    return known
 
 
-def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
-    """Return the logarithm of predicted over measured seconds."""
-    known = [(each, replace(machine, host_pace=machine.host_pace or constants.host_pace)) for each, machine in fitted]
-    predicted = [step_time(training.setup, machine, constants).seconds for training, machine in known]
-    return numpy.log(numpy.array(predicted) / [training.row.step_s for training, _ in fitted])
+def names(of: Pace) -> list[Name]:
+    found: list[Name] = []
+    for field in fields(Pace):
+        if field.name in BY_CLASS:
+            found += [(field.name, gpus) for gpus in getattr(of, field.name)]
+        elif field.name not in INTERVALS:
+            found.append((field.name, None))
+    return found
 
 
-def fit(fitted: Sequence[Timed], names: Sequence[str], start: Pace) -> Pace:
+def value(of: Pace, name: Name) -> float:
+    constant = getattr(of, name[0])
+    return constant if name[1] is None else constant[name[1]]
+
+
+def changed(of: Pace, values: dict[Name, float]) -> Pace:
+    """Return constants of which some have other values."""
+    new: dict = {kind: dict(getattr(of, kind)) for kind in BY_CLASS}
+    for (name, gpus), each in values.items():
+        if gpus is None:
+            new[name] = each
+        else:
+            new[name][gpus] = each
+    return replace(of, **new)
+
+
+def misses(members: list[Timed], of: Pace) -> numpy.ndarray:
+    """Return the logarithms of predicted over measured seconds."""
+    return numpy.log([step_time(each.setup, each.machine, of).seconds / each.seconds for each in members])
+
+
+def fit(members: list[Timed], start: Pace) -> Pace:
     """Return the constants that bring predictions closest to the rows."""
+    free = names(start)
+    sizes = Counter(each.source for each in members)
+    weights = numpy.array([sizes[each.source] ** -OF_A_SOURCE for each in members])
 
-    def with_values(logarithms: numpy.ndarray) -> Pace:
-        return replace(start, **dict(zip(names, map(float, numpy.exp(logarithms)), strict=True)))
+    def of(logarithms: numpy.ndarray) -> Pace:
+        return changed(
+            start, {name: value(start, name) * float(numpy.exp(x)) for name, x in zip(free, logarithms, strict=True)}
+        )
 
-    first = numpy.log([getattr(start, name) for name in names])
-    most = [0.0 if name.endswith("_share") else numpy.inf for name in names]  # logarithms: no share is above 1
-    best = least_squares(
-        lambda values: misses(fitted, with_values(values)),
-        first,
-        bounds=(-numpy.inf, most),
-        loss="soft_l1",
-        f_scale=SCALE,
-        diff_step=0.01,
-        max_nfev=8,
-    )
-    return with_values(best.x)
+    def losses(errors: numpy.ndarray) -> numpy.ndarray:
+        return weights * numpy.sign(errors) * SCALE * numpy.sqrt(2 * (numpy.sqrt(1 + (errors / SCALE) ** 2) - 1))
 
+    def residuals(logarithms: numpy.ndarray) -> numpy.ndarray:
+        return numpy.concatenate([losses(misses(members, of(logarithms))), logarithms * SCALE / PULL])
 
-def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> list[str]:
-    """Return the constants that rows decide, because predictions change with them."""
-    now = misses(fitted, constants)
-    changed = {name: replace(constants, **{name: 0.9 * getattr(constants, name)}) for name in names}
-    return [name for name in names if abs(misses(fitted, changed[name]) - now).mean() > DECIDES]
+    def slopes(logarithms: numpy.ndarray) -> numpy.ndarray:
+        errors = misses(members, of(logarithms))
+        found = numpy.zeros((len(members) + len(free), len(free)))
+        for column, (kind, gpus) in enumerate(free):
+            moved = logarithms.copy()
+            moved[column] += STEP
+            touched = [gpus in (None, class_of(kind, each.machine.gpu) if gpus else None) for each in members]
+            after = errors.copy()
+            after[touched] = misses(
+                [each for each, is_touched in zip(members, touched, strict=True) if is_touched], of(moved)
+            )
+            found[: len(members), column] = (losses(after) - losses(errors)) / STEP
+            found[len(members) + column, column] = SCALE / PULL
+        return found
 
-
-def factor(off: Iterable[Sequence[float]]) -> float:
-    """Return the factor such that COVERAGE of the rows of a further source are expected within it.
-
-    The further source counts as one more, outside all others (split conformal prediction).
-    """
-    sources = list(off)
-    share = COVERAGE * (len(sources) + 1) / len(sources)
-    return float(numpy.exp(quantile(sources, min(share, 1.0))))
+    return of(least_squares(residuals, numpy.zeros(len(free)), jac=slopes, max_nfev=8).x)
 
 
-def left_out(off: Off) -> dict[str, float]:
-    """Return for each source the share of its rows inside the interval that the other sources give."""
-    factors = {source: factor(rows for other, rows in off.items() if other != source) for source in off}
-    return {source: float(numpy.mean(numpy.array(rows) <= numpy.log(factors[source]))) for source, rows in off.items()}
+def blind_intervals(members: list[Timed], start: Pace) -> dict[str, float]:
+    """Return the factors that hold COVERAGE of the rows of sets that were not seen. Each source weighs the same."""
+    newest = max(each.set for each in members)
+    off: dict[str, list[tuple[float, float]]] = {name: [] for name in INTERVALS}
+    for number in range(2, newest):
+        of = fit([each for each in members if each.set < number], start)
+        new = [each for each in members if each.set == number]
+        sizes = Counter(each.source for each in new)
+        for each, miss in zip(new, misses(new, of), strict=True):
+            step = step_time(each.setup, each.machine, of)
+            by_gpu = step.high_s < step.seconds * of.host_interval
+            off[INTERVALS[0] if by_gpu else INTERVALS[1]].append((abs(miss), 1 / sizes[each.source]))
+    return {name: float(numpy.exp(quantile(found))) for name, found in off.items()}
 
 
-def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pace, fit_to: Fit) -> dict[str, Off]:
-    """Return the errors of large and of small models. Fitted sources are predicted with constants fitted without them.
-
-    `fit_to` fits the constants to other rows.
-    """
-    count = Counter(training.row.source for training, _ in fitted)
-    by_source: dict[str, list[Timed]] = defaultdict(list)
-    for each in [*(each for each in fitted if count[each[0].row.source] >= ENOUGH), *others]:
-        by_source[each[0].row.source].append(each)
-    sizes: dict[str, Off] = {"large": defaultdict(list), "small": defaultdict(list)}
-    for source, members in by_source.items():
-        rest = [each for each in fitted if each[0].row.source != source]
-        without = fit_to(rest) if len(rest) < len(fitted) else constants
-        for training, machine in members:
-            size = "large" if training.setup.model.parameters >= LARGE else "small"
-            sizes[size][source].append(_off(training, machine, without))
-    return sizes
+def quantile(weighted: list[tuple[float, float]]) -> float:
+    """Return the value below which COVERAGE of the weight lies."""
+    values, weights = numpy.array(sorted(weighted)).T
+    return float(numpy.interp(COVERAGE, numpy.cumsum(weights) / weights.sum(), values))
 
 
-def _off(training: Training, machine: Machine, constants: Pace) -> float:
-    """Return the logarithm of the error of a prediction, less what an unknown host explains."""
-    step = step_time(training.setup, machine, constants)
-    off = numpy.log((training.row.step_s or numpy.nan) / step.seconds)
-    host = numpy.log((step.most_s if off > 0 else step.least_s) / step.seconds)
-    return float(numpy.sqrt(max(0.0, off**2 - host**2)))
+def ranges(members: list[Timed], start: Pace) -> list[Pace]:
+    """Return the constants of fits that lack a fifth of the sources each."""
+    sources = sorted({each.source for each in members})
+    folds = {source: place % FOLDS for place, source in enumerate(sources)}
+    return [fit([each for each in members if folds[each.source] != left_out], start) for left_out in range(FOLDS)]
 
 
 def main() -> None:
-    fitted = timed(newest=False)
-    names = [name for name, constant in pace.origins().items() if constant["origin"] == "fitted"]
-    constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
-
-    def fit_to(rows: Sequence[Timed]) -> Pace:
-        return fit(rows, identified(rows, names, constants), constants)
-
-    sizes = off_by_size(fitted, timed(newest=True), constants, fit_to)
-    factors = {size: factor(off.values()) for size, off in sizes.items()}
-    miss = abs(numpy.exp(misses(fitted, constants)) - 1)
-    for name in names:
-        say(f"{name} = {getattr(constants, name):.4g}")
-    say(f"{len(fitted)} rows: median {numpy.median(miss):.1%}, 90 % within {numpy.quantile(miss, 0.9):.1%}")
-    for size, off in sizes.items():
-        say(f"{size} models: the interval is the prediction divided and multiplied by {factors[size]:.3f}")
-        for source, inside in left_out(off).items():
-            say(f"- {source}: {inside:.0%} of {len(off[source])} rows in an interval of the other sources")
-    if "--write" in sys.argv:
-        write({name: getattr(constants, name) for name in names}, factors)
+    start = replace(pace(), gpu_interval=1.5, host_interval=2.0)  # different, so that they tell who decides a step
+    published = changed(start, {name: entry(name).get("start", value(start, name)) for name in names(start)})
+    members = timed()
+    known = [each for each in members if each.set < max(other.set for other in members)]
+    best = fit(known, published)
+    others = ranges(known, published)
+    found = {name: (value(best, name), [value(each, name) for each in others]) for name in names(best)}
+    found |= {(name, None): (factor, [factor]) for name, factor in blind_intervals(members, published).items()}
+    for name, (each, several) in found.items():
+        say(f"{'.'.join(filter(None, name)):32} {each:.4g}  ({min(several):.3g} to {max(several):.3g})")
+        if "--write" in sys.argv:
+            write(name, each, several)
 
 
-def write(values: dict[str, float], factors: dict[str, float]) -> None:
-    text = pace.FILE.read_text()
-    for name, value in values.items():
-        text = re.sub(rf"(\[constant\.{name}\]\nvalue = )\S+", rf"\g<1>{value:.4g}", text)
-    for size, width in factors.items():
-        text = re.sub(rf"(\[interval\]\n(?:.+\n)*?{size} = )\S+", rf"\g<1>{width:.3f}", text)
-    pace.FILE.write_text(text)
+def entry(name: Name) -> dict:
+    constants = timing.constants()
+    return constants["constant"][name[0]] if name[1] is None else constants[name[0]][name[1]]
+
+
+def write(name: Name, best: float, several: list[float]) -> None:
+    """Replace a constant and its interval in the file."""
+    table = f"constant.{name[0]}" if name[1] is None else ".".join(map(str, name))
+    content = timing.FILE.read_text()
+    new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{min(several):.3g}, {max(several):.3g}]"
+    timing.FILE.write_text(re.sub(rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*", new, content))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
 time of a layer is the difference between two models. Modules of stage 3, FSDP's units, the gradients of stages 1 and 2
-and the tensors of an update are compared with the kernels of a pass on the same machine: `kernel_s` of timing/pace.toml
+and the tensors of an update are compared with the kernels of a pass on the same machine: `kernel_s` of pace.toml
 times their ratio is `module_s`, `unit_s`, `gradient_s` and `tensor_s`. Run it on a quiet machine.
 """
 
@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from study.io.tables import say
 from study.predictor.setup import Setup
-from study.predictor.timing.work import blocks
+from study.predictor.step_time import work
 from study.predictor.tracing.transformer import Transformer
 
 RANKS = 8
@@ -47,9 +47,14 @@ def _model(layers: int, dtype: torch.dtype) -> Any:
 
 def kernels_of_a_layer() -> int:
     """Return the kernels of both passes over a layer, as the predictor counts them on a GPU."""
-    model = Transformer.of(_config(FEW).to_dict(), "a small Llama")
-    layer = blocks(Setup(model=model, ranks=1, sequence=8, micro_batch=1, precision="bf16_pure", device="cuda"))[1]
-    return layer.forward.kernels + layer.backward.kernels
+    fewer, more = (_kernels(layers) for layers in (FEW, FEW + 1))
+    return more - fewer
+
+
+def _kernels(layers: int) -> int:
+    model = Transformer.of(_config(layers).to_dict(), "a small Llama")
+    setup = Setup(model=model, ranks=1, sequence=8, micro_batch=1, precision="bf16_pure", device="cuda")
+    return sum(each.kernels for each in work(setup).values())
 
 
 def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:

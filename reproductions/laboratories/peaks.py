@@ -26,8 +26,7 @@ from study.models.build import build
 from study.models.config import load
 from study.predictor.architecture import named
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import pace
-from study.predictor.timing.work import blocks
+from study.predictor.step_time import pace, work
 from study.records.store import now_utc
 from study.spec.options import parsed
 from study.spec.shapes import VOCABULARY
@@ -120,11 +119,11 @@ def host_pace(tries: int) -> float:
     ids = torch.randint(0, VOCABULARY, (1, HOST_TOKENS), device=DEVICE)
     model = build(load("gpt-tiny"), DEVICE)
     setup = Setup(model=named("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS, device=DEVICE.type)
-    kernels = sum(each.kernels for block in blocks(setup) for each in (block.forward, block.backward))
+    kernels = sum(each.kernels for each in work(setup).values())
     rate = rates(lambda: model(input_ids=ids, labels=ids).loss.backward(), kernels, tries)
     torch.set_num_threads(threads)
     pace_of_host = 1 / rate["median"] / pace().kernel_s
-    say(f"host: {1e6 / rate['median']:.3g} us for a kernel: --host-pace {pace_of_host:.2g}")
+    say(f"host: {1e6 / rate['median']:.3g} us for a kernel, {pace_of_host:.2g} times what predictions assume")
     return pace_of_host
 
 

@@ -1,23 +1,20 @@
-"""`study advise`: which arm to use on given GPUs, or how many GPUs a training needs."""
+"""`study advise`: which arm to use on given GPUs."""
 
 import dataclasses
-import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from study.cli import configs
+from study.cli.asked import GPUS_AT_MOST, Place, Training, predictors_name
 from study.errors import Stop
 from study.io.tables import say, say_wrapped, show
-from study.machine.gpus import GPUS, gpu_named
-from study.predictor.advice.advise import Advice
+from study.predictor.advice.advise import Advice, fewest, setup_of_row
 from study.predictor.advice.advise import advise as recommend
-from study.predictor.advice.purchase import fewest, remedies
-from study.predictor.advice.question import Given, Question
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.advice.question import Given, Question, gpu_named
 from study.predictor.wanted import Wanted, asked_for
 from study.report import advice as answer
 from study.report.outside import accuracy
@@ -26,68 +23,89 @@ from study.spec.options import AsJson
 
 def advise(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
-    given: Annotated[Given, tyro.conf.arg(name="")],
+    training: Annotated[Training, tyro.conf.arg(name="")],
+    place: Annotated[Place, tyro.conf.arg(name="")],
     *,
-    gpus: str = "1..64",
-    gpu: str | None = None,
+    batch: int | None = None,
+    checkpointing: Literal["on", "off"] | None = None,
+    host_memory: str | None = None,
     write: Path | None = None,
-    nvme_dir: Path | None = None,
+    details: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
-    """Recommend an arm for a model on your GPUs, or say how many of which GPUs it needs. Nothing is run.
+    """Recommend an arm for a model on your GPUs. Nothing is run.
 
-    Give --gpu and one number as --gpus for a recommendation. Otherwise the answer is a number of GPUs.
+    Without --gpus, the fewest GPUs of this kind are looked for that hold the training.
 
     Args:
         wanted: The model.
-        given: The training and the machine.
-        gpus: Number of GPUs over all nodes, such as 8. Or a range to try, such as 1..64.
-        gpu: Kind of GPU: H100, A100-40GB, L4, RTX4090 and others. Default: all kinds are tried.
+        training: The training.
+        place: The machine.
+        batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
+        checkpointing: Recompute activations in the backward pass. Default: only if it helps.
+        host_memory: Host memory of a node, such as 512GiB, or 1TB for an answer in GB. Default: twice that of its GPUs.
         write: Write the recommended Accelerate config into this new file, with a DeepSpeed json beside it if needed.
-        nvme_dir: For --write: the folder on the disk for offloading.
+        details: Also print what is assumed, and how accurate such predictions are.
         as_json: Print the answer as JSON.
     """
-    counts = counts_of(gpus)
-    model = asked_for(wanted, given.sequence or 1)
-    if gpu is None or len(counts) > 1:
-        if write is not None:
-            raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
-        return _advise_number(model, counts, [gpu_named(gpu)] if gpu else list(GPUS), given, as_json)
-    advice = recommend(Question.of(model, counts[0], gpu, given))
+    model = asked_for(wanted, training.sequence or 1)
+    given = Given(
+        sequence=training.sequence,
+        batch=batch,
+        precision=training.precision,
+        checkpointing=None if checkpointing is None else checkpointing == "on",
+        optimizer=predictors_name(training.optimizer),
+        quantized=place.quantized,
+        link=place.link,
+        host_memory=host_memory,
+        disk=place.disk,
+        gpus_per_node=place.gpus_per_node,
+    )
+    gpu = gpu_named(place.gpu or "")
+    advice, needed = _advice(model, training.gpus, gpu, given)
     if write is not None:
-        _write(write, advice, nvme_dir)
-    lines = answer.in_words(advice)
-    why = answer.reason(advice)
-    detail = _in_detail(wanted, advice)
+        if advice.choice is None:
+            raise Stop("nothing is predicted to fit", "give more GPUs, or a shorter sequence")
+        for written in configs.write(write, advice.choice, advice.question):
+            sys.stderr.write(f"written: {written}\n")
+    lines = [*needed, *answer.in_words(advice)]
     if advice.choice is None:
-        lines += answer.remedies_in_words(remedies(advice.question, given))
+        lines += _what_helps(advice, given)
+    else:
+        lines += answer.recompute_note(setup_of_row(advice.question, advice.choice))
+    detail = _in_detail(wanted, advice)
     assumed = answer.assumptions(advice.question)
     if as_json:
-        more = {
-            "in_words": lines,
-            "why": why,
-            "detail": detail,
-            "assumed": assumed,
-            "accuracy": accuracy(),
-        }
+        more = {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": accuracy()}
         return dataclasses.asdict(advice) | more
-    say_wrapped(*lines, *([why] if why else []), "")
+    say_wrapped(*lines, "")
     show(answer.table(advice))
     if detail:
-        without = " but without --beside" if "--beside" in detail else ""
-        say_wrapped("", f"In detail: {detail}, or study timeline with the same words{without}.", indent="  ")
-    say("", "Assumed:")
-    say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", accuracy(), *model.remarks())
+        say_wrapped("", f"In detail: {detail}", indent="  ")
+    if details:
+        say("", "Assumed:")
+        say_wrapped(*assumed, indent="  ", first="- ")
+        say_wrapped("", accuracy(), *model.remarks())
     return None
 
 
-def _write(path: Path, advice: Advice, nvme_dir: Path | None) -> None:
-    """Write the config of the choice."""
-    if advice.choice is None:
-        raise Stop("nothing is predicted to fit", "give more GPUs, or a shorter sequence")
-    for written in configs.write(path, advice.choice, advice.question, nvme_dir):
-        sys.stderr.write(f"written: {written}\n")
+def _advice(model, gpus: int | None, gpu: str, given: Given) -> tuple[Advice, list[str]]:
+    """Return the advice for so many GPUs; without a number, that for the fewest, and a sentence with them."""
+    if gpus is None:
+        if enough := fewest(model, gpu, given):
+            return enough, [f"Enough: {enough.question.gpus} x {gpu}."]
+        raise Stop(f"no 1 to 64 {gpu} hold {model.name}", "give --lora-rank, a shorter --sequence, or a larger --gpu")
+    if not 1 <= gpus <= GPUS_AT_MOST:
+        raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {gpus})", "give such a number")
+    return recommend(Question.of(model, gpus, gpu, given)), []
+
+
+def _what_helps(advice: Advice, given: Given) -> list[str]:
+    """Return how many GPUs are enough if these are not, and what needs less."""
+    question = advice.question
+    enough = fewest(question.model, question.gpu, given, 2 * question.gpus)
+    more = f"Enough: {enough.question.gpus} x {question.gpu}." if enough else answer.DIVIDE
+    return [more] if question.model.is_partly_frozen else [more, "Adapters need far less memory: give --lora-rank 16."]
 
 
 def _in_detail(wanted: Wanted, advice: Advice) -> str:
@@ -97,34 +115,4 @@ def _in_detail(wanted: Wanted, advice: Advice) -> str:
     model = {name.replace("_", "-"): value for name, value in vars(wanted).items() if value not in (None, False)}
     words = [word for name, value in model.items() if value is not True for word in (f"--{name}", str(value))]
     words += [f"--{name}" for name, value in model.items() if value is True]
-    if advice.question.beside:
-        words += ["--beside", f"{advice.question.beside:g}"]
     return shlex.join(["study", "estimate", *words, *answer.flags(advice.choice, advice.question)])
-
-
-def counts_of(text: str) -> tuple[int, ...]:
-    """Return how many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
-    if "+" in text:
-        what = f"--gpus {text!r:.80}: GPUs of several kinds in one training are not modelled"
-        raise Stop(what, "give their number with --gpus, and the slowest or smallest of them with --gpu")
-    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high <= 2**16:
-        raise Stop(f"--gpus {text!r:.80} is not a number of GPUs", "give a number from 1 to 65536, or two, as in 1..64")
-    return tuple(sorted({low, high, *(2**n for n in range(17) if low <= 2**n <= high)}))
-
-
-def _advise_number(
-    model: Transformer, counts: tuple[int, ...], kinds: list[str], given: Given, as_json: bool
-) -> dict | None:
-    """Print the fewest GPUs of each kind that are enough."""
-    enough = [advice for kind in kinds for advice in fewest(model, counts, kind, given)]
-    line = answer.needed_in_words(enough, counts)
-    if as_json:
-        return {"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}
-    say_wrapped(line, "")
-    show(answer.needed_table(enough))
-    if enough:
-        say("", "Assumed, for the first of them; give --gpus and --gpu for another:")
-        say_wrapped(*answer.assumptions(enough[0].question), indent="  ", first="- ")
-    return None

@@ -7,10 +7,10 @@ import yaml
 
 from study.errors import Stop
 from study.predictor.advice.advise import Row
-from study.predictor.advice.question import HALF, Question
+from study.predictor.advice.question import Question
 from study.predictor.advice.settled import settled_arm, zero_of
 from study.predictor.setup import ADAMW, trainers_name
-from study.report.advice import machine, precision_in_words, use
+from study.report.advice import use
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST
@@ -23,11 +23,8 @@ WHY_YAML = {
     "mixed_precision": "autocast; the weights stay fp32",
     arms.REPLICAS: "one copy of everything for each node",
     arms.SHARDS: "GPUs of a node",
-    arms.SEQUENCE: "GPUs that share rows, each with a part of their tokens",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
 }
-# What --write can write for an arm: Accelerate's yaml, or torchtitan's config.
-SUFFIXES = dict.fromkeys(("fsdp2", "fsdp2_grad_op"), (".yaml", ".yml", ".toml"))
 DEFAULTS = (("num_machines", 1), ("mixed_precision", "no"))
 WHY_VALUE: dict[tuple[str, object], str] = {
     ("distributed_type", "DEEPSPEED"): "ZeRO",
@@ -52,13 +49,15 @@ WHY_JSON = {
     "stage3_prefetch_bucket_size": "elements of weights fetched ahead; default 5e7",
     "stage3_gather_16bit_weights_on_model_save": "saves whole weights; default false",
     "use_multi_rank_bucket_allreduce": "each gradient is reduced to its owner only; default true",
-    "offload_optimizer": "optimizer states leave the GPU",
-    "tensor_parallel": "GPUs that divide each layer",
+    "offload_optimizer": "optimizer states leave the GPU; nvme_path is a folder on a fast disk",
     "offload_param": "weights leave the GPU, too",
 }
 
 
-def config(row: Row, question: Question, nvme_dir: Path | None = None) -> tuple[dict, dict | None]:
+NVME_DIR = Path("nvme")  # below the folder of the config, until you name another
+
+
+def config(row: Row, question: Question, nvme_dir: Path = NVME_DIR) -> tuple[dict, dict | None]:
     """Return the yaml and the DeepSpeed json of an advised row, with batch and precision.
 
     With DeepSpeed the precision is in the json, and `study/train.py` accepts the file with the same --precision.
@@ -67,7 +66,7 @@ def config(row: Row, question: Question, nvme_dir: Path | None = None) -> tuple[
     weights in bf16 and to keep the master copy.
     """
     ours = arms.read(arms.all_paths()[row.arm])
-    ours = settled_arm(ours, question.gpus, question.local, row.row_ranks, row.bucket_elements)
+    ours = settled_arm(ours, question.gpus, question.local, row.bucket_elements)
     accelerate = _accelerate(ours, question)
     precision = precision_of(row, question)
     if ours.deepspeed is None:
@@ -81,8 +80,6 @@ def config(row: Row, question: Question, nvme_dir: Path | None = None) -> tuple[
     if question.optimizer not in ADAMW:
         deepspeed["zero_allow_untested_optimizer"] = True
     if ours.uses_nvme:
-        if nvme_dir is None:
-            raise Stop(f"{row.arm} needs a folder on a disk", "give --nvme-dir")
         on_disk = deepspeed["zero_optimization"]["offload_optimizer"] | {"nvme_path": str(nvme_dir.resolve())}
         deepspeed["zero_optimization"]["offload_optimizer"] = on_disk
     return accelerate, deepspeed
@@ -98,10 +95,6 @@ def _accelerate(arm: Arm, question: Question) -> dict:
         config["deepspeed_config"] |= {"deepspeed_multinode_launcher": "standard"}
     if arm.replicas > 1:
         config["parallelism_config"] = {arms.REPLICAS: arm.replicas, arms.SHARDS: question.gpus // arm.replicas}
-    if arm.sequence_ranks > 1:
-        config["parallelism_config"] |= {arms.SEQUENCE: arm.sequence_ranks}
-        if (groups := question.gpus // arm.sequence_ranks) > 1:  # Accelerate 1.15 takes it for 1 otherwise
-            config["parallelism_config"] |= {arms.SHARDS: groups}
     return config
 
 
@@ -128,15 +121,9 @@ def write(path: Path, row: Row, question: Question, nvme_dir: Path | None = None
     The yaml names the json by its absolute path, so that it can be launched from any folder. JSON has no comments, so
     the yaml has the comments for both.
     """
-    suffixes = SUFFIXES.get(row.arm, (".yaml", ".yml"))
-    if path.suffix not in suffixes:
-        raise Stop(
-            f"{path} is not the name of a file for {row.arm}", f"give a name that ends in {' or '.join(suffixes)}"
-        )
-    if path.suffix == ".toml":
-        lines = torchtitan(row, question)
-        return _write({path: "\n".join([f"# {use(row, question)}.", *lines]) + "\n"})
-    accelerate, deepspeed = config(row, question, nvme_dir)
+    if path.suffix not in (".yaml", ".yml"):
+        raise Stop(f"{path} is not the name of a yaml file", "give a name that ends in .yaml")
+    accelerate, deepspeed = config(row, question, nvme_dir or path.parent / NVME_DIR)
     json_path = path.with_suffix(".json")
     lines = [f"# {line}" for line in script_notes(question, row, deepspeed)]
     texts = {}
@@ -156,29 +143,6 @@ def _write(texts: dict[Path, str]) -> list[Path]:
     except OSError as error:
         raise Stop(f"{target} cannot be written ({error.strerror})", "give a file in a folder that exists") from None
     return list(texts)
-
-
-TORCHTITAN = {
-    False: ['mode = "none"'],
-    True: ['mode = "full"'],
-    HALF: ['mode = "selective"', 'selective_ac_option = "2"'],
-}
-
-
-def torchtitan(row: Row, question: Question) -> list[str]:
-    """Return a config of torchtitan, for an arm of FSDP2. Its model's flavour has to have the same dimensions."""
-    return [
-        "[training]",
-        f"local_batch_size = {row.micro_batch}",
-        f"global_batch_size = {question.batch}",
-        f"seq_len = {question.sequence}",
-        'mixed_precision_param = "bfloat16"',
-        "[parallelism]",
-        f"data_parallel_shard_degree = {question.gpus}",
-        f'fsdp_reshard_after_forward = "{"always" if row.arm == "fsdp2" else "never"}"',
-        "[activation_checkpoint]",
-        *TORCHTITAN[row.checkpointing],
-    ]
 
 
 def commented(config: dict, indent: str = "") -> list[str]:
@@ -206,22 +170,20 @@ def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[s
     precision = precision_of(row, question)
     lines = [
         f"{use(row, question)}.",
-        f"Predicted for {machine(question)}, {question.sequence} tokens per row and {question.batch} rows per step.",
+        f"Predicted for {question.gpus} x {question.gpu}, {question.sequence} tokens per row "
+        f"and {question.batch} rows per step.",
         f"In your script: {row.micro_batch} row{'s' * (row.micro_batch > 1)} per process and pass, "
         f"Accelerator(gradient_accumulation_steps={row.accumulation}).",
     ]
     if row.checkpointing:
         lines.append("In your script also: model.gradient_checkpointing_enable().")
-    if row.checkpointing == HALF:
-        lines.append("After it: gradient_checkpointing = False on every second layer (a GradientCheckpointingLayer).")
     if deepspeed:
         if precision == "fp16":
             fix = "study/training/patches.py has a fix"
             lines.append(f"DeepSpeed 0.19 never lowers this loss scale of 65536 ({fix}).")
     elif row.precision == "bf16_cast":
-        weights = precision_in_words(row.precision, question)
-        lines.append(f"In your script also: {weights} for the optimizer.")
-    trains_alike = (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast" and row.checkpointing != HALF
+        lines.append("In your script also: 16-bit weights, and fp32 master copies for the optimizer.")
+    trains_alike = (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast"
     if trains_alike:
         flags = f"--precision {precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
         flags += f" --sequence {question.sequence}" + (" --checkpointing" if row.checkpointing else "")

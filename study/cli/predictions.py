@@ -1,28 +1,24 @@
-"""`study estimate`: predicts what a rank holds and moves, and whether it fits."""
+"""`study estimate`: predicts what a rank holds and moves, whether it fits, and the time of a step."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import tyro
 
-from study.cli import combinations, steps
-from study.cli import loading as loads
-from study.cli.steps import ARM, Kernels, Links, Training
+from study.cli.asked import Passes, Place, Training, setup_of
 from study.errors import Stop
-from study.io.numbers import size
+from study.io.numbers import number_of, size
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS
 from study.predictor.advice.advise import MISS, fills
-from study.predictor.advice.question import beside_bytes, check_share
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
-from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, reserve_bytes
+from study.predictor.memory.memory_kinds import MemoryKinds, memory_kinds, reserve_bytes
 from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.setup import OF_4_BITS, Fsdp, Setup, distribution, trainers_name
-from study.predictor.timing.machine import Machine
-from study.predictor.timing.steptime import StepTime, step_time
+from study.predictor.setup import Setup
+from study.predictor.step_time import Machine, StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
+from study.report.advice import of_card, recompute_note
 from study.report.outside import accuracy
 from study.spec import arms
 from study.spec.optimizers import refusal
@@ -31,11 +27,12 @@ from study.spec.shapes import with_size
 
 Fits = Literal["yes", "only just", "no"]
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
+BAR = 40  # characters of the longest phase
 
 
-def fits_on(gpu: str, peak_bytes: float, taken_bytes: float = 0) -> Fits:
-    """Return whether a peak fits on a GPU of which other programs take some bytes. An advice keeps a reserve free."""
-    headroom_bytes = GPUS[gpu].memory_bytes - taken_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
+def fits_on(gpu: str, peak_bytes: float) -> Fits:
+    """Return whether a peak fits on a GPU. An advice keeps a reserve free."""
+    headroom_bytes = GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
     if headroom_bytes < 0:
         return "no"
     return "yes" if headroom_bytes >= MISS * peak_bytes else "only just"
@@ -51,7 +48,6 @@ class Prediction:
     kinds: MemoryKinds
     machine: Machine | None
     step: StepTime | None
-    other_share: float = 0.0  # the share of the GPU that another program takes
 
     @property
     def gpu(self) -> str | None:
@@ -62,23 +58,18 @@ class Prediction:
         """Return whether it fits on the GPU, by the rule of an advice. None: no GPU."""
         if self.gpu is None:
             return None
-        answer = fits_on(self.gpu, self.whole.peak_bytes, beside_bytes(self.gpu, self.other_share))
-        is_full = fills(self.gpu, self.kinds.driver, self.other_share)
-        return "only just" if answer == "yes" and is_full else answer
+        answer = fits_on(self.gpu, self.whole.peak_bytes)
+        return "only just" if answer == "yes" and fills(self.gpu, self.kinds.driver) else answer
 
 
 def estimate(
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
     training: Annotated[Training, tyro.conf.arg(name="")],
-    kernels: Annotated[Kernels, tyro.conf.arg(name="")],
-    links: Annotated[Links, tyro.conf.arg(name="")],
+    place: Annotated[Place, tyro.conf.arg(name="")],
+    passes: Annotated[Passes, tyro.conf.arg(name="")],
     *,
-    ranks: Annotated[int, tyro.conf.arg(aliases=("--gpus",))] = 8,
-    fsdp: Fsdp | None = None,
-    recipe: str | None = None,
-    beside: float = 0.0,
-    explain: bool = False,
-    loading: bool = False,
+    buckets: int | None = None,
+    timeline: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
@@ -89,58 +80,24 @@ def estimate(
     Args:
         wanted: The model.
         training: The training.
-        kernels: How it computes.
-        links: The machine.
-        ranks: Number of processes that train together, one per GPU.
-        fsdp: Instead of an arm, predict PyTorch's own FSDP without Accelerate, with each layer as a unit.
-        recipe: Names the bytes per parameter of the paper's model states: mixed-adam, fp32-adam and others. Default:
-            the recipe of the precision and the optimizer.
-        beside: With --gpu: the share of the GPU that another program takes, such as a reference model, or the
-            gpu_memory_utilization of an inference engine.
-        explain: With --gpu: list every constant behind the predicted time, with its source.
-        loading: Predict instead the host memory that a node needs until its ranks have loaded the model.
+        place: The machine.
+        passes: The arm and its passes.
+        buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
+        timeline: With --gpu: draw the phases of the step.
         as_json: Print the prediction as JSON.
     """
-    arm = training.arm or ARM
-    is_number = _is_only_a_number(wanted)
-    _refuse(arm, fsdp, training, kernels, links, is_number)
-    if (explain or beside) and links.gpu is None:
-        raise Stop("--explain needs a predicted time, and --beside the memory of a GPU", "give --gpu")
-    check_share(beside)
-    prediction = None
-    if not is_number:
-        known = steps.full_setup(asked_for(wanted, training.sequence or 1), training, kernels, links, ranks)
-        prediction = _predicted(known if fsdp is None else steps.with_fsdp(known, fsdp), beside)
-    if loading:
-        return _loading(prediction, as_json)
-    parameters = prediction.whole.parameters if prediction else count_of(wanted.params or 0)
-    used = recipe or recipe_of(training.precision, kernels.optimizer)
-    spread: dict = {"fsdp": fsdp} if fsdp else distribution(arms.load_arm(arm), ranks)
-    stage = {"full_shard": 3, "shard_grad_op": 2}.get(spread.get("fsdp", ""), arms.load_arm(arm).stage or 0)
-    parts = spread.get("tensor_ranks", 1)
-    states = states_bytes(parameters / parts, stage, spread.get("group", ranks) // parts, used)
-    if as_json:
-        answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": parameters, "published_states_bytes": states}
-        return answer | _as_dict(prediction)
-    if prediction:
-        _show(prediction)
-    else:
-        total = size(sum(states.values()))
-        say_wrapped(f"Model states alone take {total} on each of {ranks} ranks, by the ZeRO paper.", "")
-    _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
-    if prediction:
-        _show_basis(prediction, explain)
-    return None
-
-
-def _refuse(arm: str, fsdp: Fsdp | None, training: Training, kernels: Kernels, links: Links, is_number: bool) -> None:
-    """Raise Stop for a training that is impossible, and for a time without the model's layers."""
-    stop = refusal(arms.load_arm(arm), trainers_name(kernels.optimizer), training.precision)
-    if fsdp is None and stop:
+    arm = arms.load_arm(passes.arm)
+    if stop := refusal(arm, training.optimizer, training.precision or "bf16_cast"):
         raise stop
-    if is_number and links.gpu is not None:
-        what = "the time of a step depends on the model's layers"
-        raise Stop(what, "give --layers and --hidden, or leave out --gpu")
+    if timeline and place.gpu is None:
+        raise Stop("--timeline needs a predicted time", "give --gpu")
+    if _is_only_a_number(wanted):
+        return _states(passes.arm, training, place, count_of(wanted.params or 0), as_json)
+    prediction = _predicted(asked_for(wanted, training.sequence or 1), training, place, passes, buckets)
+    if as_json:
+        return _as_dict(prediction)
+    _show(prediction, timeline)
+    return None
 
 
 def _is_only_a_number(wanted: Wanted) -> bool:
@@ -150,102 +107,85 @@ def _is_only_a_number(wanted: Wanted) -> bool:
     return not (isinstance(wanted.params, str) and with_size(wanted.params))
 
 
-def _predicted(known: steps.Asked, other_share: float) -> Prediction:
-    setup = known.setup
-    machine = known.machine
+def _predicted(model, training: Training, place: Place, passes: Passes, buckets: int | None) -> Prediction:
+    setup, machine = setup_of(model, training, place, passes, buckets)
     step = step_time(setup, machine) if machine else None
     kinds = memory_kinds(setup, machine.gpu if machine else None)
-    return Prediction(known.arm, setup, predict(setup), kinds, machine, step, other_share)
+    return Prediction(passes.arm, setup, predict(setup), kinds, machine, step)
 
 
-def _loading(prediction: Prediction | None, as_json: bool) -> dict | None:
-    """Print the host memory of a node while its ranks load, or return it."""
-    if prediction is None:
-        raise Stop("--loading needs a model with its tensors", "give --model, or --layers and --hidden")
+def _states(name: str, training: Training, place: Place, parameters: float, as_json: bool) -> dict | None:
+    """Print the ZeRO paper's model states, or return them: all that is known of a number of parameters."""
+    if place.gpu is not None:
+        what = "the time of a step depends on the model's layers"
+        raise Stop(what, "give --layers and --hidden, or leave out --gpu")
+    arm = arms.load_arm(name)
+    gpus = 8 if training.gpus is None else training.gpus
+    stage = 3 if arm.fsdp else arm.stage or 0
+    recipe = recipe_of(training.precision or "bf16_cast", training.optimizer)
+    states = states_bytes(parameters, stage, gpus, recipe)
     if as_json:
-        return {"loading": loads.needed_bytes(prediction.setup, prediction.gpu)}
-    loads.tell(prediction.setup, prediction.gpu)
+        return {"arm": name, "ranks": gpus, "parameters": parameters, "published_states_bytes": states}
+    total = size(sum(states.values()))
+    say_wrapped(f"Model states alone take {total} on each of {number_of(gpus, 'ranks')}, by the ZeRO paper.", "")
+    show([{"states": part, "per rank": size(part_bytes)} for part, part_bytes in states.items()])
     return None
 
 
-def _as_dict(prediction: Prediction | None) -> dict:
-    """Return the values of a prediction, or None for each if only model states are known."""
-    if prediction is None:
-        return dict.fromkeys(("estimate", "kinds", "fits", "step", "answers"))
+def _as_dict(prediction: Prediction) -> dict:
+    step = prediction.step
+    times = {name: getattr(step, name) for name in ("seconds", "low_s", "high_s", "limit", "parts", "phases")}
     return {
+        "arm": prediction.arm,
+        "ranks": prediction.setup.ranks,
+        "parameters": prediction.whole.parameters,
         "estimate": dataclasses.asdict(prediction.whole),
         "kinds": dataclasses.asdict(prediction.kinds),
         "fits": prediction.fits,
-        "step": steps.as_dict(prediction.step) if prediction.step else None,
-        "answers": [dataclasses.asdict(answer) for answer in _answers(prediction)],
+        "step": times if step else None,
     }
 
 
-def _answers(prediction: Prediction) -> list[combinations.Answer]:
-    return combinations.answers(prediction.setup, prediction.machine, prediction.other_share)
-
-
-def _show(prediction: Prediction) -> None:
+def _show(prediction: Prediction, timeline: bool) -> None:
     whole = prediction.whole
-    say_wrapped(_answer(prediction), *map(combinations.in_words, _answers(prediction)), "")
+    say_wrapped(_answer(prediction), *recompute_note(prediction.setup), "")
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
-    _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
-    if prediction.setup.on_gpu:
-        say_wrapped("", in_words(prediction.kinds))
+    sizes = whole.at_peak | {"total": whole.peak_bytes}
+    show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in sizes.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if prediction.step:
-        say(f"time, predicted: {steps.in_words(prediction.step)}")
-        say_wrapped(*steps.of_bf16(prediction.setup, prediction.gpu), *_of_tf32(prediction), *_of_4_bits(prediction))
-    say("")
-
-
-def _of_tf32(prediction: Prediction) -> list[str]:
-    """Say that products of fp32 are counted in TF32, if the GPU has it."""
-    machine = prediction.machine
-    if prediction.setup.precision != "fp32" or machine is None or not machine.tf32:
-        return []
-    if "tf32" not in GPUS[machine.gpu].peaks:
-        return []
-    return ["Matrix products run in TF32, which our trainer switches on. For full fp32, PyTorch's default: --no-tf32."]
-
-
-def _of_4_bits(prediction: Prediction) -> list[str]:
-    """Say which releases of bitsandbytes are slower, without autocast: seen with 0.46.1 and 0.47.0 on a CPU."""
-    if prediction.setup.precision != "fp32" or prediction.setup.quantized not in OF_4_BITS:
-        return []
-    return [
-        "Products of 4-bit weights are counted in 16 bits. Where values are in fp32, bitsandbytes up to 0.46 computes "
-        "them in fp32, and ignores bnb_4bit_compute_dtype: use 0.47 or later, or autocast."
-    ]
-
-
-def _show_basis(prediction: Prediction, explain: bool) -> None:
-    """Show how far off such predictions are, and with `explain` every constant behind the time."""
+        say(f"time, predicted: {in_words(prediction.step)}")
+        say(*_drawn(prediction.step) if timeline else ())
     say_wrapped("", accuracy(), *prediction.setup.model.remarks())
-    if explain and prediction.step and prediction.gpu:
-        say("")
-        show(steps.parts(prediction.step))
-        say("")
-        show(steps.explained(prediction.step, prediction.gpu))
 
 
 def _answer(prediction: Prediction) -> str:
     """Return the peak of a rank, what nvidia-smi will show, and whether it fits, in a sentence or two."""
-    setup = prediction.setup
-    gpu = prediction.gpu
-    memory = "GPU memory" if setup.on_gpu else "memory"
     peak = size(prediction.whole.peak_bytes)
-    text = f"A rank of {setup.ranks} under {prediction.arm} needs {peak} of {memory} at the peak, predicted"
-    is_larger = gpu is not None and prediction.whole.peak_bytes > GPUS[gpu].memory_bytes  # so no tool will show it
-    if setup.on_gpu and prediction.kinds.driver is not None and not is_larger:
-        text += f"; nvidia-smi will show {size(prediction.kinds.driver)}"
+    text = (
+        f"A rank of {prediction.setup.ranks} under {prediction.arm} needs {peak} of GPU memory at the peak, predicted"
+    )
+    gpu = prediction.gpu
     if gpu is None or prediction.fits is None:
         return f"{text}."
-    other = " beside the other program" if prediction.other_share else ""
+    if prediction.kinds.driver is not None and prediction.fits != "no":
+        text += f"; nvidia-smi will show {of_card(prediction.kinds.driver, gpu)}"
     free = f"{size(GPUS[gpu].memory_bytes)}, less {size(reserve_bytes(GPUS[gpu]))} for context and fragmentation"
-    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({free}){other}')}"
+    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({free})')}"
 
 
-def _show_bytes(name: str, sizes: Mapping[str, float]) -> None:
-    show([{name: part, "per rank": size(part_bytes)} for part, part_bytes in sizes.items()])
+def in_words(step: StepTime) -> str:
+    """Return `1.27 s per step (1.1 to 1.5 s, limited by compute)`."""
+    return f"{step.seconds:.3g} s per step ({step.low_s:.2g} to {step.high_s:.2g} s, limited by {step.limit})"
+
+
+def _drawn(step: StepTime) -> list[str]:
+    """Return a bar for each resource of each phase, as long as its seconds."""
+    longest_s = max(phase.seconds for phase in step.phases)
+    lines = [""]
+    for phase in step.phases:
+        lines.append(f"{phase.name}, {phase.seconds:.3g} s")
+        for resource, busy_s in (("GPU", phase.gpu_s), ("host", phase.host_s), ("link", phase.link_s)):
+            lines.append(f"  {resource:5}{'#' * round(BAR * busy_s / longest_s):{BAR + 1}}{busy_s:.3g} s")
+    return lines

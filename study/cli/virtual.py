@@ -6,53 +6,91 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from study.cli import room
+from study.cli.asked import Passes, Training
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
 from study.machine.gpus import num_gpus
 from study.predictor.advice.question import default_sequence
+from study.predictor.advice.settled import usual_precision
 from study.predictor.architecture import named
 from study.predictor.wanted import refuse_long_rows
 from study.records import store
 from study.records.schema import Record
 from study.spec import arms, optimizers
 from study.spec.options import AsJson
-from study.spec.settings import CACHE, Flags, check, resolve
+from study.spec.settings import CACHE, Flags, Init, Task, check, resolve
 from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
 
-# As `study estimate` has it, so that both describe the same training.
-DEFAULTS = Flags(precision="bf16_cast", micro_batch=1, init="none", steps=2, warmup_steps=1)
-
 
 def virtual(
-    settings: Annotated[Flags, tyro.conf.arg(name="")] = DEFAULTS,
+    training: Annotated[Training, tyro.conf.arg(name="")],
+    passes: Annotated[Passes, tyro.conf.arg(name="")],
     *,
-    arm: str = "zero3",
-    ranks: int = 8,
+    model: str | None = None,
+    lora_rank: int | None = None,
+    trust_remote_code: bool = False,
+    task: Task | None = None,
+    init: Init = "none",
+    attention: Literal["sdpa", "eager"] | None = None,
+    run_dir: Path | None = None,
+    nvme_dir: Path | None = None,
+    cache_dir: Path = Flags.cache_dir,
     as_json: AsJson = False,
 ) -> dict | None:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
-    By default the tensors have shapes but no values, so that they need no memory. With --run-dir the run is kept.
+    By default the tensors have shapes but no values, so that they need no memory.
 
     Args:
-        settings: The trainer's settings. The defaults are those of `study estimate`, also for --sequence with --model.
-        arm: Name of an arm; `study arms` lists them.
-        ranks: Number of ranks that the job would have.
+        training: The training, as `study estimate` has it.
+        passes: The arm and its passes.
+        model: A hub name, a local folder, or a built-in shape. Default: a tiny model, or with a GPU the documents'.
+        lora_rank: Only adapters of this rank train.
+        trust_remote_code: Run the Python code that comes with a model.
+        task: imdb, wikitext, or random rows of the shape that the model takes. Default: synthetic with --model.
+        init: Where values come from. none: there are none. random: they need as much memory as a whole model.
+        attention: sdpa (fused) or eager (written out). Default: sdpa if transformers has it for the model.
+        run_dir: Keep the run in this new folder.
+        nvme_dir: The folder for zero3_nvme.
+        cache_dir: Where data, weights and traces are kept.
         as_json: Print the memory and the traffic as JSON.
     """
+    ranks = 8 if training.gpus is None else training.gpus
     if ranks < 2:
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
-    if settings.cache_dir != Flags.cache_dir:
-        os.environ[CACHE] = str(settings.cache_dir.expanduser().resolve())  # for traces, and for the trainer
-    settings = _with_model(replace(settings, virtual_ranks=ranks, instruments=True))
+    if cache_dir != Flags.cache_dir:
+        os.environ[CACHE] = str(cache_dir.expanduser().resolve())  # for traces, and for the trainer
+    arm = passes.arm
+    chosen = arms.load_arm(arm)
+    given = Flags(
+        model=model,
+        lora_rank=lora_rank,
+        trust_remote_code=trust_remote_code,
+        task=task,
+        init=init,
+        attention=attention,
+        run_dir=run_dir,
+        nvme_dir=nvme_dir,
+        cache_dir=cache_dir,
+        micro_batch=passes.micro_batch,
+        accumulation=passes.accumulation,
+        checkpointing=passes.checkpointing,
+        sequence=training.sequence,
+        precision=training.precision or usual_precision(chosen),
+        optimizer=training.optimizer,
+        steps=2,
+        warmup_steps=1,
+        virtual_ranks=ranks,
+    )
+    settings = _with_model(given)
     _refuse(settings, arm)
     with tempfile.TemporaryDirectory() as temporary:
         folder = settings.run_dir.resolve() if settings.run_dir else Path(temporary) / "run"
@@ -99,8 +137,6 @@ def _refuse(settings: Flags, arm: str) -> None:
     optimizers.check(settings, chosen)
     arms.check_virtual(chosen, settings.init)
     chosen.sharing_ranks(settings.virtual_ranks or 1)
-    if settings.precision == "fp8" and not gpu:
-        raise Stop("fp8 needs a GPU", "give --precision bf16")
     room.check(resolve(settings, gpu), chosen, gpu)
 
 

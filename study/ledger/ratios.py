@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from study.predictor.outside import scores
 from study.predictor.outside.published import KNOWN, Row, rows
-from study.predictor.timing.steptime import StepTime
+from study.predictor.step_time import StepTime
 
 # The share of pairs inside the interval. With 0.8, as for a single step, the interval of the others covers only three
 # quarters of the pairs of a source that is left out.

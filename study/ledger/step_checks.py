@@ -19,7 +19,7 @@ from study.predictor.advice import settled
 from study.predictor.advice.question import Question, check
 from study.predictor.estimate import estimate, traffic
 from study.predictor.memory.engine import Engine
-from study.predictor.timing.steptime import ON_GPU, StepTime, step_time
+from study.predictor.step_time import ON_GPU, StepTime, step_time
 from study.spec import arms, node_traffic
 
 Unit = Literal["volume", "tensors"]

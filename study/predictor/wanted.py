@@ -18,25 +18,19 @@ class Wanted:
     model: str | None = None
     """A built-in shape, a folder with a config.json, or a hub name."""
     params: float | str | None = None
-    """Parameters of a GPT with --layers and --hidden, such as 7e9 or 7B. Alone: a built-in shape of this size."""
+    """Parameters, such as 7e9 or 7B: a built-in shape of this size, or a GPT with --layers and --hidden."""
     layers: int | None = None
     """With --params."""
     hidden: int | None = None
     """With --params."""
     ffn: int | None = None
-    """With --params: width of gated feed-forward layers. It makes the model a modern decoder, such as Llama."""
+    """With --params: width of gated feed-forward layers, as Llama has them."""
     heads: int | None = None
-    """With --params: attention heads. Default: at least 64 elements each."""
-    kv_heads: int | None = None
-    """With --ffn: heads of keys and values. Default: as many as heads."""
+    """With --params: attention heads."""
     vocabulary: int | None = None
-    """With --params: size of the vocabulary. Default: GPT-2's, and with --ffn Llama 3's."""
+    """With --params: size of the vocabulary."""
     lora_rank: int | None = None
-    """With --model: only adapters of this rank train, one at each linear layer except the head."""
-    adapter_dropout: bool = False
-    """With --lora-rank: adapters drop some of their inputs (PEFT's lora_dropout), and keep a copy and a mask."""
-    train_only: str | None = None
-    """With --model: only the tensors train whose names match this regular expression."""
+    """With --model: only adapters of this rank train, at each linear layer but the head."""
     trust_remote_code: bool = False
     """With --model: run Python code that comes with the model."""
 
@@ -46,7 +40,7 @@ class Wanted:
                 raise Stop(f"{flag(name)} must be a finite number above 0 (got {value})", "give a number above 0")
 
 
-WITH_MODEL = ("lora_rank", "adapter_dropout", "train_only", "trust_remote_code")
+WITH_MODEL = ("lora_rank", "trust_remote_code")
 NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
 
 
@@ -64,8 +58,6 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     given = {name: value for name, value in vars(wanted).items() if value is not None and value is not False}
     options = {name: given.pop(name) for name in WITH_MODEL if name in given}
-    if wanted.adapter_dropout and wanted.lora_rank is None:
-        raise Stop("--adapter-dropout needs adapters", "give --lora-rank")
     if wanted.model is None and [*given] != ["params"]:
         if options:
             raise Stop(f"{_flags([*options])} need a model whose tensors are known", "give --model")
@@ -106,8 +98,6 @@ def _of_numbers(given: dict) -> Transformer:
         raise Stop("no model is given", f"give --model, or {NUMBERS}")
     if missing := [name for name in ("params", "layers", "hidden") if name not in given]:
         raise Stop(f"{_flags([*given])} do not describe a model", f"give {_flags(missing)} as well")
-    if "kv_heads" in given and "ffn" not in given:
-        raise Stop("--kv-heads alone does not describe a decoder", "give --ffn, the width of its feed-forward layers")
     numbers = given | {"params": count_of(given["params"])}
     return decoder(**numbers) if "ffn" in given else generic(**numbers)
 

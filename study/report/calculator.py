@@ -14,7 +14,7 @@ from study.predictor.advice.advise import MISS
 from study.predictor.advice.settled import BUCKET_ELEMENTS
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
-from study.predictor.timing.pace import peak_flops_per_s
+from study.predictor.step_time import peak_flops_per_s
 from study.report import style
 from study.report.outside import accuracy
 from study.report.templating import write_page

@@ -8,7 +8,7 @@ from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
 from study.predictor.outside.published import Row, known
 from study.predictor.setup import Setup
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.step_time import Machine, step_time
 from study.report import advice as answer
 from study.spec.arms import NAMES
 from study.spec.shapes import letters

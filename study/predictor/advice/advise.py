@@ -3,35 +3,31 @@
 For each arm the search tries what an expert would try: with and without checkpointing of activations, large buckets
 and then small ones, and the most rows per pass that fit, because more rows per pass never take longer. The search
 knows nothing about the arms: `estimate` knows what they hold and send, and the order of `arms.NAMES` how simple they
-are.
+are. Arms that divide rows or layers are not advised: no published row has tested their time.
 """
 
 import bisect
-import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.question import HALF, Question, beside_bytes, check
+from study.predictor.advice.question import Given, Question, check
 from study.predictor.advice.settled import machine_of, settled_arm, setup_of, usual_precision, with_buckets, zero_of
 from study.predictor.estimate import estimate
-from study.predictor.memory import sequence, tensor
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
 from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predictor.setup import QUANTIZED_BYTES, Setup, trainers_name
-from study.predictor.timing.steptime import step_time
+from study.predictor.step_time import step_time
+from study.predictor.tracing.transformer import Transformer
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.optimizers import refusal
 
-SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE_S, count as equal
-SEPARABLE_S = 0.005
+SEPARABLE = 0.1  # step times of one arm that differ by less than this share count as equal: its errors are alike
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
 FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
-SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
+MOST_GPUS = 64  # the most that `fewest` tries
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
 
@@ -54,10 +50,9 @@ class Row:
     fits: bool
     limit: str  # why it does not fit; if it fits, what limits its speed
     precision: str
-    checkpointing: int  # as a setup's
+    checkpointing: bool
     micro_batch: int  # the largest that fits
     accumulation: int
-    row_ranks: int = 1  # GPUs that read the same rows, because each has a part of the sequence or of the layers
     bucket_elements: int | None = None  # None without DeepSpeed
     peak_bytes: int
     headroom_bytes: float  # after the reserve; negative if it does not fit
@@ -79,7 +74,7 @@ class Row:
         return self.fills_card or not self.leaves(MISS)
 
     @property
-    def simplicity(self) -> tuple[int, int]:
+    def simplicity(self) -> tuple[int, bool]:
         """Smaller is simpler."""
         return arms.NAMES.index(self.arm), self.checkpointing
 
@@ -107,41 +102,53 @@ class Advice:
         return [row for row in self.rows if isinstance(row, Row)]
 
 
-def advise(question: Question, with_half: bool = True) -> Advice:
-    """Return every arm as a row, and the choice. `with_half`: also try to recompute every second layer."""
+def advise(question: Question) -> Advice:
+    """Return every arm that makes sense here as a row, and the choice."""
     check(question)
-    rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES]
-    choice = best_of(_usable(rows))
-    if with_half and choice and question.checkpointing is None and (half := _of_half(question, choice)):
-        rows[rows.index(choice)] = half
-        choice = half
-    if choice is None:
-        return Advice(question, tuple(rows), None, None)
-    alternative = _alternative(_usable(rows), choice)
-    two = [row for row in (choice, alternative) if row]
-    kinds = [memory_kinds(setup_of_row(question, row), question.gpu) for row in two]
-    shown = {row.arm: _with_driver(question, row, each.driver) for row, each in zip(two, kinds, strict=True)}
-    shown_rows = tuple(shown.get(row.arm, row) for row in rows)
-    return Advice(question, shown_rows, shown[choice.arm], alternative and shown[alternative.arm])
+    rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES if _makes_sense(name, question)]
+    choice: Row | None = None
+    alternative: Row | None = None
+    for _ in arms.NAMES:  # a choice that fills the card fits only just, so another may be better
+        fitting = [row for row in rows if isinstance(row, Row) and row.fits]
+        choice = best_of(fitting)
+        alternative = choice and _alternative(fitting, choice)
+        unknown = {
+            row.arm: _with_driver(question, row) for row in (choice, alternative) if row and not row.driver_bytes
+        }
+        if not unknown:
+            break
+        rows = [unknown.get(row.arm, row) for row in rows]
+    return Advice(question, tuple(rows), choice, alternative)
 
 
-def _with_driver(question: Question, row: Row, driver_bytes: int | None) -> Row:
-    """Return a row with what nvidia-smi will show."""
-    return replace(row, driver_bytes=driver_bytes, fills_card=fills(question.gpu, driver_bytes, question.beside))
+def fewest(model: Transformer, gpu: str, given: Given, least: int = 1) -> Advice | None:
+    """Return the advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
+    counts = (least * 2**n for n in range(7) if least * 2**n <= MOST_GPUS)
+    possible = (gpus for gpus in counts if (given.batch or gpus) % gpus == 0)
+    advices = (advise(Question.of(model, gpus, gpu, given)) for gpus in possible)
+    return next((each for each in advices if each.choice and not each.choice.offloads), None)
 
 
-def fills(gpu: str, driver_bytes: int | None, other_share: float = 0.0) -> bool:
-    """Return whether nvidia-smi will show the whole card, of which another program may have a share."""
-    if driver_bytes is None:
+def _makes_sense(name: str, question: Question) -> bool:
+    """Return whether an arm can differ from simpler ones here. One GPU shares nothing, but it can offload."""
+    arm = arms.load_arm(name)
+    if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
-    return driver_bytes + beside_bytes(gpu, other_share) >= FULL * GPUS[gpu].memory_bytes
+    if arm.divides_ranks:
+        return question.gpus > question.local > 1
+    alone = arm.distributed_type == "NO"
+    return alone or arm.offload_optimizer != "none" if question.gpus == 1 else not alone
 
 
-def _usable(rows: Sequence[Row | Untried]) -> list[Row]:
-    """Return the rows that fit. One GPU shares nothing: if all fits there, only offloading can help."""
-    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
-    alone = any(row.arm == "single" for row in fitting)
-    return [row for row in fitting if row.arm == "single" or row.offloads or not alone]
+def _with_driver(question: Question, row: Row) -> Row:
+    """Return a row with what nvidia-smi will show."""
+    driver_bytes = memory_kinds(setup_of_row(question, row), question.gpu).driver
+    return replace(row, driver_bytes=driver_bytes, fills_card=fills(question.gpu, driver_bytes))
+
+
+def fills(gpu: str, driver_bytes: int | None) -> bool:
+    """Return whether nvidia-smi will show the whole card."""
+    return driver_bytes is not None and driver_bytes >= FULL * GPUS[gpu].memory_bytes
 
 
 def _alternative(fitting: list[Row], choice: Row) -> Row | None:
@@ -151,25 +158,10 @@ def _alternative(fitting: list[Row], choice: Row) -> Row | None:
     return min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
 
 
-def _of_half(question: Question, choice: Row) -> Row | None:
-    """Return a choice with every second layer recomputed, if that is faster and no arm fits as well without any."""
-    if not choice.checkpointing or choice.row_ranks > 1:
-        return None
-    without = replace(question, checkpointing=False)
-    kept = [best_of_arm(without, arms.load_arm(name)) for name in arms.NAMES]
-    if any(row.drawbacks <= choice.drawbacks for row in _usable(kept)):
-        return None
-    with contextlib.suppress(Stop):  # it has to be traced, and torch may not be installed
-        half = best_of_arm(replace(question, checkpointing=HALF), arms.load_arm(choice.arm))
-        if isinstance(half, Row) and half.step_s and choice.step_s and half.drawbacks <= choice.drawbacks:
-            return half if half.step_s < (1 - SEPARABLE / 2) * choice.step_s else None  # one arm errs alike
-    return None
-
-
 def setup_of_row(question: Question, row: Row) -> Setup:
     """Return the setup that a row was predicted for."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
-    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.row_ranks, row.bucket_elements)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
     return setup_of(settled, arm, row.micro_batch)
 
 
@@ -189,10 +181,18 @@ def best_of(rows: list[Row]) -> Row | None:
 
 def _simplest_of_fastest(rows: list[Row]) -> Row | None:
     """Return the simplest of the rows whose predicted time counts as equal to the fastest."""
-    fastest_s = min((row.step_s for row in rows if row.step_s), default=0)
-    longest_s = (1 + SEPARABLE) * fastest_s + SEPARABLE_S
-    equal = [row for row in rows if row.step_s and row.step_s <= longest_s]
+    fastest = min((row for row in rows if row.step_s), key=lambda row: row.step_s or 0, default=None)
+    equal = [row for row in rows if fastest and counts_as_equal(fastest, row)]
     return min(equal, key=lambda row: row.simplicity, default=None)
+
+
+def counts_as_equal(fastest: Row, row: Row) -> bool:
+    """Return whether each of two predicted times lies in the other's interval. One arm has one error: there 10 % do."""
+    if not (fastest.step_s and row.step_s and fastest.step_interval_s and row.step_interval_s):
+        return False
+    if row.arm == fastest.arm:
+        return row.step_s <= (1 + SEPARABLE) * fastest.step_s
+    return row.step_s <= fastest.step_interval_s[1] and fastest.step_s >= row.step_interval_s[0]
 
 
 def _with_room(rows: list[Row]) -> list[Row]:
@@ -202,47 +202,11 @@ def _with_room(rows: list[Row]) -> list[Row]:
 
 def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     """Return the best setting of an arm; if none fits, the one that comes closest."""
-    if limit := _lack(question, arm):
-        return Untried(arm.name, limit)
-    if arm.row_ranks == 1:
-        return _best(question, settled_arm(arm, question.gpus, question.local))
-    lacks = {ranks: _lack_of_groups(question, arm, ranks) for ranks in SHARING}
-    arms_of = [settled_arm(arm, question.gpus, question.local, ranks) for ranks, lack in lacks.items() if not lack]
-    rows = [_best(question, each) for each in arms_of]
-    if not rows:
-        return Untried(arm.name, lacks[SHARING[0]])
-    return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
-
-
-def _lack(question: Question, arm: Arm) -> str:
-    """Return what an arm lacks on these GPUs, whatever its settings; nothing if it can be tried."""
-    lacks = {
-        "one GPU only": arm.distributed_type == "NO" and question.gpus > 1,
-        "no disk": arm.uses_nvme and question.disk_bytes_per_s is None,
-        "one node": arm.divides_ranks and question.gpus <= question.local,
-        "one GPU a node": arm.divides_ranks and question.local == 1,
-        "recomputation": arm.row_ranks > 1 and question.checkpointing == HALF,  # what its ranks send is not known
-    }
-    return next((name for name, is_lacking in lacks.items() if is_lacking), "")
-
-
-def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str:
-    """Return why so many GPUs cannot share rows or layers. They are in one node, as each layer waits for the others."""
-    if question.local % ranks:
-        return "one GPU" if question.gpus == 1 else "GPUs in a node"
-    if arm.tensor_ranks > 1 and question.model.lora_rank:
-        return "its adapters"  # how AutoTP divides them is not known
-    if arm.tensor_ranks > 1:
-        return "its layers" if tensor.refusal(question.model, ranks) else ""
-    return "attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else ""
-
-
-def _best(question: Question, arm: Arm) -> Row | Untried:
-    """Return the best setting of an arm on these GPUs."""
+    arm = settled_arm(arm, question.gpus, question.local)
     precision = question.precision or usual_precision(arm)
     if refusal(arm, trainers_name(question.optimizer), precision):
         return Untried(arm.name, "its optimizer", precision)
-    if (states := least_bytes(question, arm, precision)) > question.memory_bytes:
+    if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Untried(arm.name, "GPU memory", precision, states)
     recomputations = [question.checkpointing]
     if question.checkpointing is None:
@@ -259,7 +223,7 @@ def _best(question: Question, arm: Arm) -> Row | Untried:
 
 def _with_most_rows(question: Question, arm: Arm) -> list[Row]:
     """Return the settings with the most rows per pass that fit with a margin, or else just fit."""
-    share = question.batch * arm.row_ranks // question.gpus
+    share = question.batch // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
     sizes = sorted({*small, *(share // rows for rows in small)})
     large = with_buckets(arm)
@@ -285,8 +249,7 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     recipe = papers.recipe_of(precision, question.optimizer)
     states = sum(papers.states_bytes(trains, stage, ranks, recipe).values())
     frozen = (question.model.parameters - trains) / (ranks if stage == 3 else 1)
-    each = 2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]
-    return int(states + frozen * (QUANTIZED_BYTES[question.quantized] if question.quantized else each))
+    return int(states + frozen * (QUANTIZED_BYTES[question.quantized] if question.quantized else 2))
 
 
 def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> Row:
@@ -308,7 +271,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     setup = setup_of(question, arm, micro_batch)
     gpu = GPUS[question.gpu]
     prediction = estimate(setup)
-    headroom = question.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
+    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     limit = "host memory" if host_bytes > question.host_memory_bytes else ""
     if headroom < 0:
@@ -318,10 +281,9 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         fits=not limit,
         limit=limit,
         precision=setup.precision,
-        checkpointing=setup.checkpointing,
+        checkpointing=bool(setup.checkpointing),
         micro_batch=setup.micro_batch,
         accumulation=setup.accumulation,
-        row_ranks=arm.row_ranks,
         bucket_elements=zero_of(arm).get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,

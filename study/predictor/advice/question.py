@@ -8,54 +8,34 @@ from typing import Literal, get_args
 from study.errors import Stop
 from study.io.validation import nearest
 from study.machine.gpus import GPUS, LINKS, Gpu, gpu_named
-from study.predictor.setup import Frozen, Optimizer, Quantized
+from study.predictor.setup import Optimizer, Quantized
 from study.predictor.tracing.transformer import Transformer
-from study.spec.settings import Tokens
 
 # All of these are assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many
 BATCH = 128  # rows of a step, rounded up to a multiple of the GPUs
-HALF = 2  # as a setup's checkpointing: every second layer computes its activations again
 Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
 LEAST_HOST_BYTES = 64e9
 HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
-ALIKE = ("precision", "frozen", "optimizer", "quantized", "host_pace", "price", "beside")  # in a Given and a Question
+ALIKE = ("precision", "checkpointing", "optimizer", "quantized")  # in a Given and a Question
 MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user says besides the model and the GPUs."""
+    """What a user says besides the model and the GPUs. None: not given."""
 
-    sequence: Tokens | None = None
-    """Tokens per row. Default: 2048, or as many as the model reads."""
+    sequence: int | None = None
     batch: int | None = None
-    """Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
     precision: Precision | None = None
-    """As in the trainer. Default: 16 bits, in the usual way of each arm."""
-    checkpointing: Literal["try", "on", "off", "half"] = "try"
-    """Recompute activations in the backward pass. try: only if it helps. half: those of every second layer."""
-    frozen: Frozen = "bf16"
-    """The dtype of weights that do not train, as with --lora-rank: bf16, or that of the other weights."""
+    checkpointing: bool | None = None
     optimizer: Optimizer = "fused"
-    """fused: PyTorch's fused AdamW. foreach: AdamW with a copy of a moment. The others are the trainer's."""
-    link: str | None = None
-    """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others. Default: as such machines have."""
-    host_memory: str | None = None
-    """Host memory of a node, such as 1TB. Default: twice that of its GPUs, and at least 64 GB."""
-    disk: str | None = None
-    """Read and write speed of a node's disk, such as 6GB/s. Without it nothing is offloaded to disk."""
-    gpus_per_node: int | None = None
-    """GPUs that share a host. Default: as many as such machines have, mostly 8."""
-    host_pace: float | None = None
-    """Seconds of the host for a kernel, over 51 us; make peaks measures it. 0: CUDA graphs. Default: unknown."""
     quantized: Quantized | None = None
-    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
-    price: float | None = None
-    """Price of an hour of one GPU. The answer names the price of a step."""
-    beside: float = 0.0
-    """The share of each GPU that another program takes: a reference model, or an inference engine such as vLLM."""
+    link: str | None = None
+    host_memory: str | None = None
+    disk: str | None = None
+    gpus_per_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,25 +50,17 @@ class Question:
     sequence: int
     batch: int
     precision: str | None = None  # None: the usual one of each arm
-    checkpointing: int | None = None  # as a setup's; None: all layers and none are tried, and half of them at last
+    checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
-    frozen: Frozen = "bf16"  # the type of frozen weights, if the others are not bf16: experts load them in bf16
     optimizer: Optimizer = "fused"
-    beside: float = 0.0  # the share of each GPU that another program takes
-    host_pace: float | None = None  # of a Machine
     quantized: Quantized | None = None  # frozen linear layers
-    price: float | None = None  # of an hour of one GPU
+    unit: Literal["GiB", "GB"] = "GiB"  # of the answer: that of the question
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
     def local(self) -> int:
         return min(self.gpus, self.gpus_per_node)
-
-    @property
-    def memory_bytes(self) -> float:
-        """Return the bytes of a GPU that this training can have."""
-        return GPUS[self.gpu].memory_bytes - beside_bytes(self.gpu, self.beside)
 
     @property
     def has_bf16(self) -> bool:
@@ -97,7 +69,6 @@ class Question:
     @classmethod
     def of(cls, model: Transformer, gpus: int, gpu: str, given: Given) -> "Question":
         """The question, with a default for everything that is not given."""
-        check_share(given.beside)
         name = gpu_named(gpu)
         per_node = node_size(gpus, name, given.gpus_per_node)
         local = min(gpus, per_node)
@@ -112,22 +83,12 @@ class Question:
             host_memory_bytes=host_bytes,
             sequence=default_sequence(model) if given.sequence is None else given.sequence,
             batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
-            checkpointing={"try": None, "on": True, "off": False, "half": HALF}[given.checkpointing],
             disk_bytes_per_s=None if given.disk is None else bytes_of(given.disk, "--disk", "B/s"),
             gpus_per_node=per_node,
+            unit="GB" if given.host_memory and "i" not in given.host_memory.lower() else "GiB",
             defaults=tuple(name for name, value in vars(given).items() if value is None),
             **{name: getattr(given, name) for name in ALIKE},
         )
-
-
-def check_share(other_share: float) -> None:
-    if not 0 <= other_share < 1:
-        raise Stop(f"--beside must be at least 0 and less than 1 (got {other_share})", "give a share, such as 0.55")
-
-
-def beside_bytes(gpu: str, other_share: float) -> float:
-    """Return the bytes of a GPU that are not this training's."""
-    return other_share * GPUS[gpu].memory_bytes
 
 
 def default_sequence(model: Transformer) -> int:
@@ -179,7 +140,7 @@ def check(question: Question) -> None:
         _check_name("precision", question.precision, get_args(Precision))
     if question.link is not None or question.gpus > 1:
         _check_name("link between GPUs", question.link, LINKS)
-    for name in ("gpus", "batch", "sequence", "price", "disk_bytes_per_s"):
+    for name in ("gpus", "batch", "sequence", "disk_bytes_per_s"):
         value = getattr(question, name)
         if value is not None and value <= 0:
             raise Stop(f"{name} must be above 0 (got {value})", "give a larger number")

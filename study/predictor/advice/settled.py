@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from study.errors import Stop
-from study.predictor.advice.question import Question
+from study.predictor.advice.question import Precision, Question
 from study.predictor.setup import Setup, distribution
-from study.predictor.timing.machine import Machine
+from study.predictor.step_time import Machine
 from study.spec.arms import Arm
 
-USUAL = ("bf16_cast", "bf16")  # precisions: with DeepSpeed, and without
+USUAL: tuple[Precision, Precision] = ("bf16_cast", "bf16")  # precisions: with DeepSpeed, and without
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
@@ -22,19 +22,10 @@ def with_zero(arm: Arm, settings: dict) -> Arm:
     return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
 
 
-def settled_arm(
-    arm: Arm, gpus: int, local: int, row_ranks: int | None = None, bucket_elements: int | None = None
-) -> Arm:
-    """Return an arm with groups of `row_ranks` ranks, groups as large as nodes, and such buckets. None: its own."""
-    if row_ranks not in (None, 1) and arm.row_ranks == 1:
-        raise Stop(f"ranks of {arm.name} share no rows, so they have no groups", "leave out --group")
+def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = None) -> Arm:
+    """Return an arm with groups as large as nodes, and such buckets. None: its own."""
     if bucket_elements is not None and bucket_elements < 1:
         raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
-    if arm.sequence_ranks > 1:
-        arm = replace(arm, sequence_ranks=row_ranks or arm.sequence_ranks)
-    elif arm.row_ranks > 1:
-        sizes = {"autotp_size": row_ranks or arm.row_ranks}
-        arm = replace(arm, deepspeed=(arm.deepspeed or {}) | {"tensor_parallel": sizes})
     if arm.replicas > 1:
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
@@ -48,7 +39,7 @@ def with_buckets(arm: Arm, elements: int = BUCKET_ELEMENTS) -> Arm:
     return with_zero(arm, buckets) if buckets else arm
 
 
-def usual_precision(arm: Arm) -> str:
+def usual_precision(arm: Arm) -> Precision:
     """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
     return USUAL[0] if arm.deepspeed else USUAL[1]
 
@@ -64,7 +55,7 @@ def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=question.checkpointing or False,
-        frozen=question.frozen,
+        frozen="bf16",
         quantized=question.quantized,
         optimizer=question.optimizer,
         device="cuda",
@@ -80,5 +71,4 @@ def machine_of(question: Question) -> Machine:
         link=None if several else question.link,
         network=question.link if several else None,
         disk_bytes_per_s=question.disk_bytes_per_s,
-        host_pace=question.host_pace,
     )

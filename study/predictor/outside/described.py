@@ -11,7 +11,7 @@ from study.predictor.architecture import named
 from study.predictor.library import Library
 from study.predictor.outside.published import FOLDER, Row
 from study.predictor.setup import Optimizer, Setup
-from study.predictor.timing.steptime import Machine
+from study.predictor.step_time import Machine
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
 
 # The optimizers of a row, as a setup's. None: AdamW, whose implementation another column says. While states fit on the
@@ -215,7 +215,7 @@ def _version(row: Row, library: str) -> tuple[int, ...]:
 
 
 def _machine(row: Row, ranks: int) -> Machine | None:
-    """Return the machine of a row. The host's pace is 0 for compiled models, and None if it is not known."""
+    """Return the machine of a row."""
     if row.gpu_name is None or row.gpu_name not in GPUS:
         return None
     return Machine(
@@ -224,27 +224,9 @@ def _machine(row: Row, ranks: int) -> Machine | None:
         network=row.network,
         tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row, "torch") < (1, 12),
         fused_kernels=bool(row.fused_kernels),
-        attention_kernel=_attention_kernel(row),
-        casts=_casts(row),
-        host_pace=0.0 if row.compiled else row.host_pace,
+        products_8_bits=row.products is not None,
+        kernel_s=0.0 if row.compiled else row.origin.kernel_s,
     )
-
-
-def _casts(row: Row) -> str | None:
-    """Return how factors become 8 bits: torchao's recipe, or Transformer Engine's way where nothing is compiled."""
-    if row.products != "float8":
-        return row.products
-    if recipe := re.search("rowwise_with_gw_hp|rowwise", f"{row.arm} {row.precision}"):
-        return recipe[0]
-    return "tensorwise" if row.compiled or "torchao" in row.libraries else "te"
-
-
-def _attention_kernel(row: Row) -> str | None:
-    """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, and FSDP2 since 2.4."""
-    if row.attention_kernel in ("fa2", "fa3", "te"):
-        return row.attention_kernel
-    is_new = row.fsdp_version == 2 or _version(row, "torch") >= (2, 2)
-    return "fa2" if is_new and (row.attention_kernel or row.attention) == "sdpa" else None
 
 
 def timed_setup(training: Training) -> Setup:

@@ -15,7 +15,7 @@ from study.predictor.outside.described import NotPredicted
 from study.predictor.outside.predicting import Predicted
 from study.predictor.outside.published import Measured, MemoryKind, read
 from study.predictor.setup import Setup
-from study.predictor.timing.steptime import Machine
+from study.predictor.step_time import Machine
 
 DEFAULTS = (
     "Assumed of every line: all weights train, attention is sdpa, AdamW is fused, the loss needs all logits at once, "

@@ -9,7 +9,7 @@ from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.outside.described import NotPredicted, Training, timed_setup, training_of
 from study.predictor.outside.published import MemoryKind, Quantity, Row
 from study.predictor.setup import Setup
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.step_time import Machine, step_time
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
 

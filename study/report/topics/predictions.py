@@ -10,7 +10,7 @@ from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.of_record import setup_of
 from study.predictor.outside import scores
 from study.predictor.outside.published import set_number
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.step_time import Machine, step_time
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import parts
