@@ -5,7 +5,6 @@ import fcntl
 import functools
 import gc
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -317,21 +316,9 @@ def real_runs(trained, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
-    from study.ledger import files, trial_checks
-    from study.machine import cache
-    from study.probes import answers
-
+    """A cache of its own."""
     home = tmp_path_factory.mktemp("home")
     (home / "zero-study").mkdir()
-    for claim in files.read_all():
-        for check in (claim, *claim.also):
-            if check.basis == "tried":
-                trials = [each for case in check.cases for each in trial_checks.trials_of(case.function, case.calls)]
-                values = check.value if len(check.written.calls) > 1 else [check.value]
-                for trial, value in zip(trials, itertools.cycle(values), strict=False):
-                    answer = {"found": value, "told": "what the claim says, for the test"}
-                    cache.keep(home / "zero-study" / "trials", answers.key(trial), answer)
     return home
 
 

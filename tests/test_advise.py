@@ -7,12 +7,11 @@ import pytest
 
 from study.cli.predictions import Prediction
 from study.errors import Stop
-from study.ledger.step_checks import step_of
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.advise import MISS, Advice, Row, Untried, advise, best_of, fewest, fills
 from study.predictor.advice.question import Given, Question, bytes_of
-from study.predictor.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of
+from study.predictor.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of, setup_of
 from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.loading import HOST_PROCESS_BYTES
@@ -160,7 +159,8 @@ def test_hosts_share_the_update():
     seconds_of = {}
     for size in (2, 1):
         question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
-        seconds_of[size] = step_of(question, arms.load_arm("zero2_cpu"), 1).parts["update on host"]
+        setup = setup_of(question, arms.load_arm("zero2_cpu"), 1)
+        seconds_of[size] = step_time(setup, machine_of(question)).parts["update on host"]
     assert seconds_of[2] == pytest.approx(BERT.model.parameters / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
     assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
 

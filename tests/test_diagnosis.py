@@ -11,7 +11,7 @@ from shaped import changed, finished, put
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
 from study.errors import Stop
-from study.ledger import files
+from study.ledger import texts as ledger
 from study.records import store
 from study.records.hangs import Finding
 from study.records.schema import Record
@@ -159,7 +159,7 @@ def test_a_planted_mistake_is_found_and_its_record_without_it_is_clean(name, run
 
 def test_each_finding_has_a_rule_a_planted_mistake_and_evidence_that_exists():
     assert {name for name, *_ in PLANTED} == texts(OF_RECORDS).keys()
-    claims = {claim.id for claim in files.read_all()}
+    claims = {each.id for each in (*ledger.claims(), *ledger.faults())}
     evidence = {text["evidence"] for text in texts(OF_RECORDS).values() if "evidence" in text}
     inside = [each for each in evidence if not each.startswith("https://")]
     assert all(each in claims or (REPRODUCTIONS / f"{each}.py").exists() for each in inside)

@@ -1,14 +1,10 @@
 """Which records count as evidence: none with impossible values, and none that is not a record at all."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
 import shaped
 from shaped import changed, failed, finished, put, script
 
-from study.ledger import files, ledger, record_checks
-from study.ledger.verdict import MEASURED
+from study.ledger.evidence import OfRuns
 from study.records import evidence, keeping, metrics
 from study.records.impossible import ON_DEVICE, impossible
 
@@ -49,17 +45,6 @@ def test_what_is_not_a_record_at_all_is_set_aside(tmp_path):
     assert "is not a valid record" in reason
 
 
-def test_a_record_without_memory_ends_no_judging(tmp_path):
-    """It used to end `study claims` with a division by zero, for which the message blamed a claim."""
-    others = [finished(f"{arm}-{number}", arm) for arm in ("ddp", "zero2") for number in (1, 2)]
-    empty = finished("empty", "zero3")
-    zeros = json.loads(json.dumps(empty["memory"]), parse_int=lambda _: 0)
-    put(tmp_path, empty | {"memory": zeros}, *others)
-    loaded = shaped.runs(tmp_path)
-    claims = [claim for claim in files.read_all() if claim.basis == MEASURED]
-    assert len(ledger.judge_all(claims, evidence.gather(loaded))) == len(claims) > 0
-
-
 def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
     """Two ranks, of 0.9 and 1.1 s and then of 1.1 and 0.9: two steps in 2.0 s of wall time, not in 2.2."""
     times = {"time__step_s": [1.1] * 6, "time__window_s": 6.0, "energy__steps": 6}
@@ -71,7 +56,6 @@ def test_out_of_memory_is_an_answer_and_not_a_gap(tmp_path):
     gathered = evidence.gather(shaped.runs(put(tmp_path, failed("known"), failed("silent") | {"error": None})))
     assert [run.status for run in gathered.runs] == ["oom"]
     assert "'error' does not say why" in gathered.set_aside[0]
-    claim, where = SimpleNamespace(kind="memory", conditions={}), {"arm": "zero2"}
-    finding = record_checks.observed(gathered, claim, field="memory.per_rank.0.host_peak_bytes", where=where)
-    assert (finding.value, finding.without) == (None, "not tested here")
-    assert record_checks.ran(gathered, claim, where=where).value == "oom"
+    about = {"kind": "runs", "where": {"arm": "zero2"}, "value": "oom"}
+    assert OfRuns(**about, quantity="memory.per_rank.0.host_peak_bytes").computed(gathered.runs) is None
+    assert OfRuns(**about, quantity="status").computed(gathered.runs) == "oom"

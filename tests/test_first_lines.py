@@ -29,9 +29,9 @@ COMMANDS = [
     "oom OOM --vocabulary 248320",
     "sweep smoke --dry-run",
     "versions --from 0.18.1 --to 0.19.8",
-    "claims S000-03 --json",
+    "claims S002-25 --json",
     "claims",
-    "claims --verdict refuted --document 002",
+    "claims 002 --runs SMOKE",
 ]
 
 

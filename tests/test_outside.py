@@ -4,11 +4,9 @@ import csv
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from study.errors import Stop
-from study.ledger import ratios
 from study.predictor.estimate import estimate
 from study.predictor.library import Library
 from study.predictor.outside import described, published
@@ -304,23 +302,3 @@ def test_a_flat_share_of_the_peak_counts_no_recomputation():
     (predicted,) = of_row(row(step_time_s=1))[0].values()
     flops = 3 * 2 * (12 * (1024 * 12 * 1024**2 + 2 * 1024**2 * 1024) + 1024 * 1024 * 50257) * 2 * 2
     assert predicted.flat == pytest.approx(flops / (0.4 * 312e12), rel=1e-6)
-
-
-def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():
-    known, groups = ratios.accuracy(), ratios.errors()
-    every = [error for group in groups.values() for error in group]
-    assert known.pairs == len(every) >= 21
-    assert known.sources == len(groups) >= 4
-    assert 1 < np.exp(np.median(every)) < known.factor < np.exp(max(every))
-    inside = []
-    for name, group in groups.items():
-        limit = ratios.quantile([rows for other, rows in groups.items() if other != name], ratios.COVERAGE)
-        inside.append(np.mean(np.array(group) <= limit))
-    assert np.mean(inside) > 0.8
-
-
-def test_each_source_has_the_same_weight_in_the_interval_of_a_ratio(monkeypatch):
-    off = {"a": [np.log(1.1)] * 98, "b": [np.log(1.5), np.log(2)]}
-    monkeypatch.setattr(ratios, "errors", lambda: off)
-    known = ratios.accuracy.__wrapped__()
-    assert known.factor == pytest.approx(2), "by pairs, 98 % would be within 1.1"

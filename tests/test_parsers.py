@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shaped import failed, finished
 
 from study.errors import Stop
-from study.ledger import files as claims
+from study.ledger import texts as claims
 from study.oom import reading
 from study.predictor.advice import question
 from study.predictor.outside import published
@@ -154,12 +154,25 @@ PART = {"name": "p", "arm": ["zero2", "ddp"], "model": "gpt-tiny", "task": "wiki
 PART |= {"tiny": {"steps": 9, "seed": [1, 2]}, "paper": {"frontier": "micro_batch", "micro_batch": [1, 9]}}
 PROTOCOL = {"about": "a", "document": "none", "replicates": "nothing", "part": [PART]}
 CLAIM = {
-    **{"id": "Q1-01", "quote": "a b", "where": "there", "says": "It is so", "kind": "memory", "value": 780},
-    **{"unit": "GB", "relation": "above", "tolerance": 0.001, "conditions": {"parameters": 65e9}, "check": "theory"},
-    "with": {"quantity": "states_bytes", "parameters": 65e9, "stage": 0, "ranks": 1},
+    "id": "Q1-01",
+    "question": "How much?",
+    "quote": "a b",
+    "where": "there",
+    "verdict": "holds",
+    "found": "780 GB.",
 }
+CLAIM |= {"changes": "nothing", "certainty": "low", "because": "a formula"}
+CLAIM |= {"evidence": [{"kind": "formula", "expression": "states(65e9, 0, 1)", "value": 780, "unit": "GB"}]}
 SOURCE = {"id": "s", "title": "t", "address": "a", "read": "original"}
-CLAIMS = {"document": "Q1", "title": "T", "read": "its PDF", "source": [SOURCE], "claim": [CLAIM]}
+CLAIMS = {
+    "document": "Q1",
+    "title": "T",
+    "address": "a",
+    "read": "its PDF",
+    "sentences": 3,
+    "unjudged": {},
+    "claim": [CLAIM],
+}
 ZERO3 = {"zero_stage": 3, "offload_optimizer_device": "cpu", "gradient_clipping": 1.0}
 ACCELERATE = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "no", "deepspeed_config": ZERO3}
 FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_offload_params": False}
@@ -187,7 +200,7 @@ PARSERS = {
         lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
     ),
     "protocol.toml": Parser(read_cells, PROTOCOL, toml_file),
-    "claims.toml": Parser(claims.read_all, CLAIMS, toml_file),
+    "claims.toml": Parser(claims.read, CLAIMS, toml_file),
     "done/record.json": Parser(read_and_redact, finished("a")),
     "failed/record.json": Parser(read_and_redact, failed("b", arm="zero3")),
     "arm.yaml": Parser(read_arm_and_config, ACCELERATE),

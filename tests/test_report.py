@@ -16,12 +16,11 @@ from conftest import at_home
 from shaped import finished, put
 
 from study.errors import Stop
-from study.ledger import files
+from study.ledger import texts as ledger
 from study.records.privacy import redact
 from study.report import readme as digest
 from study.report import site as report
 from study.report.templating import as_html, prose
-from study.report.topics.claims import Judged
 
 BROKEN = {
     "broken-schema": "schema 99",
@@ -60,11 +59,10 @@ def test_every_link_leads_somewhere(site):
 
 def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
     text = html.unescape((site / "claims.html").read_text())
-    for claim in files.read_all():
-        assert text.count(f'<li id="{claim.id}"') == 1
-    (place,) = re.findall(r'<li id="P1-01".*?</li>', text, re.DOTALL)
-    assert "16 bytes" in place
-    assert "verdict" in place
+    for each in (*ledger.claims(), *ledger.faults()):
+        assert text.count(f'<li id="{each.id}"') == 1
+        assert each.found in text
+    assert all(claim.quote in text and claim.outcome in text for claim in ledger.claims())
     assert 'href="https://arxiv.org/abs/1910.02054"' in text
 
 
@@ -108,7 +106,6 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, t
     bad.write_text(bad.read_text().replace("book.inventory()", "found = 1 / 0"))
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("compare",))
-    monkeypatch.setattr(report.claims, "judge", lambda runs: Judged(runs, []))
     monkeypatch.setattr(report.style, "svg", lambda *_: "")
     lines: list[str] = []
     assert report.build([real_runs], tmp_path / "out", lines.append)[1] == ["compare"]
@@ -125,11 +122,7 @@ def quick(monkeypatch):
     """A build with its pages, and without verdicts and notebooks, after doing `during`."""
 
     def build(runs: Path, out: Path, during=lambda: None) -> list[str]:
-        def judge(runs):
-            during()
-            return Judged(runs, [])
-
-        monkeypatch.setattr(report.claims, "judge", judge)
+        monkeypatch.setattr(report.calculator, "write", lambda *_: during())
         monkeypatch.setattr(report, "NOTEBOOKS", ())
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
         return report.build([runs], out, lambda text: None)[1]
@@ -215,7 +208,7 @@ def test_the_marked_part_is_made_from_the_records(real_runs, home, tmp_path, mon
     readme.write_text(f"before\n<!-- verdicts:start {real_runs} -->\nold\n<!-- verdicts:end -->\nafter\n")
     digest.renew(readme)
     text = readme.read_text()
-    assert re.fullmatch(r"before\n.*\| 002( \| \d+){9} \|.*\| predicted: a formula.*no GPU, .*after\n", text, re.DOTALL)
+    assert re.fullmatch(r"before\n.*\| 002( \| \d+){6} \|.*no GPU, .*after\n", text, re.DOTALL)
     assert "old" not in text
     readme.write_text("nothing here\n")
     with pytest.raises(Stop, match="has no marked part"):
@@ -227,14 +220,14 @@ MARKED = [path for path in READMES if digest.MARKED.search(path.read_text())]
 
 
 @pytest.fixture(scope="module")
-def judged() -> dict:
+def loaded() -> dict:
     """What all marked parts name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(report.ROOT)
-        return digest.judge("".join(path.read_text() for path in MARKED))
+        return digest.loaded("".join(path.read_text() for path in MARKED))
 
 
 @pytest.mark.parametrize("path", MARKED, ids=[str(path.relative_to(report.ROOT)) for path in MARKED])
-def test_text_and_records_agree(path, judged):
+def test_text_and_records_agree(path, loaded):
     """Where a README's verdicts are not what the records say: study report --runs ... --readme README.md"""
-    assert digest.renewed(path.read_text(), judged) == path.read_text()
+    assert digest.renewed(path.read_text(), loaded) == path.read_text()

@@ -9,12 +9,8 @@ import sys
 
 import pytest
 
-from study.errors import Stop
-from study.ledger import ledger, trial_checks
-from study.ledger.files import FOLDER, read_all
-from study.ledger.verdict import REFUTED, TRIED
-from study.probes.answers import REPRODUCTIONS
-from study.records.evidence import Evidence
+from study.conform.trials import REPRODUCTIONS
+from study.ledger import texts as ledger
 from study.watcher.findings import OF_RECORDS, texts
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
@@ -40,22 +36,11 @@ def test_can_be_sent_to_the_maintainers(path):
 
 
 def test_every_reproduction_decides_something():
-    """A claim, or a finding of `study diagnose`."""
-    named = {name for path in FOLDER.glob("*.toml") for name in re.findall(r'name = "(\w+)"', path.read_text())}
+    """A fault, a claim, or a finding of `study diagnose`."""
+    named = {fault.script for fault in ledger.faults()}
+    named |= {each.script for claim in ledger.claims() for each in claim.evidence if each.kind == "reproduction"}
     named |= {text.get("evidence") for text in texts(OF_RECORDS).values()}
     assert {path.stem for path in SCRIPTS} <= named
-
-
-def test_each_library_claim_that_failed_when_tried_has_a_script():
-    """The README says so. A verdict is that of the answers kept with the reports."""
-    claims = [claim for claim in read_all() if claim.document == "libraries" and claim.basis == TRIED]
-    verdicts = ledger.judge_all(claims, Evidence())
-    failed = [verdict.claim for verdict in verdicts if verdict.verdict == REFUTED]
-    assert len(failed) >= 30
-    scripts = {
-        claim.id: [check for check in claim.checks if check.arguments.get("what") == "reproduction"] for claim in failed
-    }
-    assert [name for name, checks in scripts.items() if not checks] == []
 
 
 def run(path, folder) -> dict:
@@ -76,13 +61,3 @@ def run(path, folder) -> dict:
 )
 def test_prints_one_answer(path, tmp_path):
     assert isinstance(run(path, tmp_path)["found"], (bool, int, float, str))
-
-
-def test_a_claim_may_rest_on_a_property():
-    holds = trial_checks.holds
-    assert holds(adapter="zero3-elastic", name="checkpoint").value is True
-    assert holds(adapter="zero3-elastic", name="checkpoint-fewer-ranks").value is False
-    for adapter, name in (("zero3-elastic", "nothing"), ("nothing", "sgd")):
-        assert holds(adapter=adapter, name=name).value is None
-    with pytest.raises(Stop):
-        holds(adapter="../evil", name="sgd")

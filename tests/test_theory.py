@@ -7,7 +7,6 @@ import pytest
 from conftest import DECODERS_ALONE
 
 from study.errors import Stop
-from study.ledger.step_checks import published_traffic_bytes
 from study.predictor import papers
 from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate, memory, profile
@@ -50,14 +49,6 @@ def test_bytes_of_a_parameter_by_recipe():
     for recipe, expected in (by_hand | {"fp32-sgd-momentum": 12, "mixed-adam-bf16-states": 12}).items():
         assert sum(papers.states_bytes(1, 0, 1, recipe).values()) == expected
         assert sum(papers.states_bytes(1, 3, 8, recipe).values()) == expected / 8
-
-
-def test_published_traffic():
-    two, three = (published_traffic_bytes(1e9, stage, 64) for stage in (2, 3))
-    assert three / two == 1.5
-    assert two == pytest.approx(2 * 2e9 * 63 / 64)
-    assert papers.wire_bytes({"all_reduce": 2e9}, 64) == pytest.approx(two)
-    assert published_traffic_bytes(1e9, 0, 1) == 0
 
 
 def test_cpu_adam_is_as_fast_as_published():

@@ -45,7 +45,7 @@ COMMANDS = {
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100
   study sweep smoke --runs runs/smoke
-  study claims S000-13 --runs runs/smoke"""
+  study claims S000-20 --runs runs/smoke"""
 
 
 def main() -> None:

@@ -42,15 +42,10 @@ def runs(
 
 
 def _keep(folders: tuple[Path, ...], into: Path) -> None:
-    """Copy the records, and the answers to trials of the libraries that were made here."""
-    from study.ledger import files, ledger  # they take seconds to import
-    from study.probes import answers
-
     kept, left_out = keeping.keep([*folders], into)
     size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
-    say(f"{answers.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")
 
 
 def compare(

@@ -39,7 +39,7 @@ def tell(package: str, since: str, until: str, folder: Path) -> None:
     inside = _between(since, until, package, in_order(rows.loc[rows["package"] == package, "release"]))
     say(f"{package} {inside[0]} to {inside[-1]}, from the results of {len(inside)} releases: {', '.join(inside)}.")
     chosen = (rows["package"] == package) & rows["release"].isin(inside)
-    every = sorted(changes(rows[chosen], ranges(rows)), key=lambda each: DIRECTIONS.index(each["direction"]))
+    every = sorted(changes(rows[chosen]), key=lambda each: DIRECTIONS.index(each["direction"]))
     for direction, some in groupby(every, lambda each: each["direction"]):
         say("", table("matrix")["headings"][direction].format(until=inside[-1]))
         for each in some:
@@ -73,15 +73,14 @@ def in_order(releases: Iterable[str]) -> list[str]:
 
 
 def write(folder: Path) -> None:
-    """Write what reports show: what changes, and in which releases each claim is right."""
-    for name, facts in {"changes": content(folder), "ranges": ranges(answers(folder)[0])}.items():
-        (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    """Write what reports show: what changes."""
+    (folder / "changes.json").write_text(json.dumps(content(folder), indent=1) + "\n", encoding="utf-8")
 
 
 def content(folder: Path) -> dict:
     """Return what reports show: what matters most, all changes, and each property that changes in each release."""
     rows, unusable = answers(folder)
-    numbered = [{"number": number} | each for number, each in enumerate(changes(rows, ranges(rows)), 1)]
+    numbered = [{"number": number} | each for number, each in enumerate(changes(rows), 1)]
     of_properties = [each for each in numbered if each["questions"].keys().isdisjoint(WITH_VALUES)]
     most = [*of_properties[:3], *(each for each in numbered if each["direction"] == "other")][:5]
     groups = rows[rows["adapter"] != CONFIGURATION].groupby(["package", "adapter"], sort=False)
@@ -173,7 +172,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 def _of_trials(folder: Path) -> Iterator[dict]:
-    """Yield the answers to the trials of the ledger."""
+    """Yield the answers to trials."""
     now = trials.installed()
     given: dict[tuple[str, str], dict] = {}
     for path in sorted(folder.glob(f"*-*/{trials.ANSWERS}")):
@@ -200,7 +199,7 @@ def _of_trial(name: str, trial: dict, value: object) -> dict:
 # --- changes -------------------------------------------------------------------------------------------------------
 
 
-def changes(rows: pd.DataFrame, right: dict[str, str]) -> list[dict]:
+def changes(rows: pd.DataFrame) -> list[dict]:
     """Return what changes, the weightiest first: wrong results without a message, then crashes, then the others."""
     groups: dict[tuple, list[pd.DataFrame]] = {}
     for (package, adapter, _), each in rows.groupby(["package", "adapter", "question"], sort=False):
@@ -208,7 +207,7 @@ def changes(rows: pd.DataFrame, right: dict[str, str]) -> list[dict]:
         if len(spans) > 1:
             kind = adapter if adapter in WITH_VALUES else ""
             groups.setdefault((package, kind, *spans), []).append(each)
-    every = [_change(package, spans, pd.concat(each), right) for (package, _, *spans), each in groups.items()]
+    every = [_change(package, spans, pd.concat(each)) for (package, _, *spans), each in groups.items()]
     return sorted(every, key=lambda each: each["weight"], reverse=True)
 
 
@@ -217,13 +216,13 @@ def _spans(by_release: pd.Series) -> list[Span]:
     return [(releases[0], releases[-1], answer) for answer, releases in runs]
 
 
-def _change(package: str, spans: list[Span], rows: pd.DataFrame, right: dict[str, str]) -> dict:
+def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
     questions = {str(name): list(each["question"].unique()) for name, each in rows.groupby("adapter", sort=False)}
     change = {"package": package, "spans": spans, "questions": questions}
     change["silent"] = in_order(rows.loc[rows["silent"], "release"])
     if questions.keys().isdisjoint(WITH_VALUES):
         return change | _of_properties(package, spans, questions, rows)
-    return change | _of_configurations(spans, rows, right)
+    return change | _of_configurations(spans, rows)
 
 
 def _of_properties(package: str, spans: list[Span], questions: dict[str, list[str]], rows: pd.DataFrame) -> dict:
@@ -241,21 +240,20 @@ def _of_properties(package: str, spans: list[Span], questions: dict[str, list[st
     return {"weight": weight, "direction": direction, "sentence": sentence, "details": list(filter(None, details))}
 
 
-def _of_configurations(spans: list[Span], rows: pd.DataFrame, right: dict[str, str]) -> dict:
-    questions_of_claims = {
+def _of_configurations(spans: list[Span], rows: pd.DataFrame) -> dict:
+    asked = {
         name: row["trial"]
         for name, row in trials.installed().items()
         if {name, row["trial"].get("name")} & set(rows["question"])
     }
-    claims = dict.fromkeys(claim for claim, name, _, _ in trials.claims() if name in questions_of_claims)
-    details = [f"Claim {claim}: {right[claim]}." for claim in claims]
-    scripts = [trial["name"] for trial in questions_of_claims.values() if trial["what"] == trials.REPRODUCTION]
+    scripts = [trial["name"] for trial in asked.values() if trial["what"] == trials.REPRODUCTION]
+    details = [f"Fault {trials.faults()[name]}." for name in scripts if name in trials.faults()]
     details += [f"Shown by: reproductions/{name}.py" for name in scripts]
     details += [f"Does not run: {each}" for each in sorted(set(rows["words"]) - {""})]
     known = {answer for _, _, answer in spans} - {json.dumps(NO_ANSWER)}
     # A key that is rejected says more than a default that changed.
     weight = [0 if len(known) > 1 else -1, known.isdisjoint({'"accepted"', '"rejected"'}), 0, 0, *_newest(spans)]
-    sentence = f"{joined(sorted(map(trials.words, questions_of_claims.values())))}: {history(spans)}"
+    sentence = f"{joined(sorted(map(trials.words, asked.values())))}: {history(spans)}"
     direction = "between" if spans[0][2] == spans[-1][2] else "other"
     return {"weight": weight, "direction": direction, "sentence": sentence, "details": details}
 
@@ -269,39 +267,3 @@ def history(spans: list[Span]) -> str:
     first, *between, last = spans
     middle = [f"{answer} {f'in {one}' if one == other else f'from {one} to {other}'}" for one, other, answer in between]
     return ", ".join([f"{first[2]} until {first[1]}", *middle, f"{last[2]} since {last[0]}"])
-
-
-# --- claims --------------------------------------------------------------------------------------------------------
-
-
-def ranges(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the releases in which each claim of the ledger is right, if its trials were run over releases."""
-    given = {pair: each.set_index("release")["answer"] for pair, each in rows.groupby(["package", "question"])}
-    right: dict[tuple[str, str], list[pd.Series]] = {}
-    for claim, name, value, tolerance in trials.claims():
-        trial = trials.installed()[name]["trial"]
-        package = trials.owner(trial)
-        question = trial["name"] if trial["what"] == trials.REPRODUCTION else name
-        if (package, question) in given:
-            answers_given = given[package, question].map(json.loads)
-            answers_given = answers_given[answers_given != NO_ANSWER]
-            same = pd.Series([is_right(answer, value, tolerance) for answer in answers_given], answers_given.index)
-            right.setdefault((claim, package), []).append(same)
-    whole = {pair: pd.concat(each, axis=1).dropna().all(axis=1) for pair, each in right.items()}
-    return {claim: _range(package, _spans(each), len(each)) for (claim, package), each in whole.items()}
-
-
-def is_right(answer: object, value: object, tolerance: float) -> bool:
-    numbers = [each for each in (answer, value) if isinstance(each, (int, float)) and not isinstance(each, bool)]
-    if len(numbers) == 2:
-        return abs(numbers[0] - numbers[1]) <= tolerance * abs(numbers[1])
-    return str(answer) == str(value)
-
-
-def _range(package: str, spans: list[Span], count: int) -> str:
-    tried = f"{package} {spans[0][0]} to {spans[-1][1]}"
-    if len(spans) == 1:
-        return f"{tried}, all {count} that were tried" if spans[0][2] else f"in no release of {tried}"
-    if len(spans) == 2:
-        return f"{'right' if spans[1][2] else 'out of date'} since {package} {spans[1][0]}"
-    return f"{package} {joined([f'{first} to {last}' for first, last, now in spans if now])}"

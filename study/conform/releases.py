@@ -1,4 +1,4 @@
-"""`study versions` and `study bisect`: properties, claims and scripts over releases of a library.
+"""`study versions` and `study bisect`: properties and scripts over releases of a library.
 
 A release is installed beside the environment (an overlay), from the package index, by its exact version, and by its
 hash where `hashes.json` has one. Its code is run. Each release and adapter has one file of results: what exists is not
@@ -157,7 +157,7 @@ def versions(
 
 
 def _matrix(overlays: Path, out: Path) -> None:
-    """Run every part of matrix.toml, and what releases answer to the trials of the ledger."""
+    """Run every part of matrix.toml, and what releases answer to the trials."""
     plan = table("matrix")
     properties = [PROPERTIES[each] for each in plan["properties"]]
     for part in plan["part"]:
@@ -179,19 +179,19 @@ def bisect(
     overlays: Path = OVERLAYS,
     out: Path = RESULTS,
 ) -> None:
-    """Find the first release where an answer changes, by halving: of a property, a claim, or a script of yours.
+    """Find the first release where an answer changes, by halving: of a property, or a script of yours.
 
     Args:
-        name: The adapter, as in study conform; or the word claim, or the word script.
-        wanted: The property; the claim, such as L-15; or the path of a script that exits with 0 or with something
-            else. A script is run with each release that is tried.
+        name: The adapter, as in study conform; or the word script.
+        wanted: The property; or the path of a script that exits with 0 or with something else. A script is run with
+            each release that is tried.
         releases: The releases to look among, at least two: the first and the last must answer differently.
         package: The library.
         overlays: The folder for installed releases.
         out: The folder for results, one file for each release and adapter.
     """
     _require(name, wanted)
-    ask = {"script": _of_script, "claim": _of_claim}.get(name, _of_property)
+    ask = _of_script if name == "script" else _of_property
     ordered = changes.in_order(releases)
 
     @functools.cache
@@ -217,9 +217,6 @@ def _require(name: str, wanted: str) -> None:
     if name == "script":
         if not Path(wanted).is_file():
             raise Stop(f"there is no file {wanted}", "name a Python script")
-    elif name == "claim":
-        if wanted not in {claim for claim, *_ in trials.claims()}:
-            raise Stop(f"{wanted} is not a claim that a release can answer", "see study claims --basis tried")
     elif chosen_adapters((name,)) and wanted not in PROPERTIES:
         raise Stop(f"{wanted!r} is not a property", nearest(wanted, PROPERTIES))
 
@@ -228,17 +225,6 @@ def _of_script(name: str, wanted: str, release: Release, overlays: Path, out: Pa
     environ = environment(overlays / str(release))
     code = subprocess.run([sys.executable, wanted], env=environ, check=False).returncode
     return f"exit code {min(abs(code), 1)}"
-
-
-def _of_claim(name: str, wanted: str, release: Release, overlays: Path, out: Path) -> str:
-    if release.reason:
-        return release.reason
-    rests_on = [each[1:] for each in trials.claims() if each[0] == wanted]
-    names = {name for name, *_ in rests_on}
-    folders = (overlays / str(release), out / str(release))
-    answers = trials.tried(release.package, release.version, *folders, names)
-    right = all(changes.is_right(answers.get(name), value, tolerance) for name, value, tolerance in rests_on)
-    return f"the claim is {'right' if right else 'wrong'}"
 
 
 def _of_property(name: str, wanted: str, release: Release, overlays: Path, out: Path) -> str:

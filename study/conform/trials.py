@@ -1,11 +1,11 @@
-"""What a release answers to the trials of the ledger: defaults, what is accepted, and what reproductions find."""
+"""What a release answers to trials of libraries: defaults, what is accepted, and what reproductions find."""
 
 import functools
 import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from study.conform.suite import ADAPTERS, Ranks, environment, table
@@ -17,20 +17,16 @@ KEPT = "trials.json"
 ANSWERS = "configurations.json"  # beside the results of the properties
 REPRODUCTION = "reproduction"
 REPRODUCTIONS = ROOT / "reproductions"
-WORKER = [sys.executable, "-P", "-m", "study.probes.worker"]
+WORKER = [sys.executable, "-P", "-m", "study.conform.worker"]
 LIMIT_S = 3600
 SCRIPT_LIMIT_S = 120  # a busy machine takes so long for 20 s
-DEFAULTS: dict[str, dict] = {
-    "deepspeed_config": {"look": "accepted", "ranks": 1},
-    "accelerate_yaml": {"look": "accepted"},
-}  # of the worker's functions
 OWNERS = {"deepspeed_config": "deepspeed", "accelerate_yaml": "accelerate"}
 SHORT = {"deepspeed_config": "config", "accelerate_yaml": "change", "constructed": "arguments"}
 
 
 @functools.cache
 def installed() -> dict[str, dict]:
-    """Return the trials of the ledger by their keys, each with what the installed libraries answer."""
+    """Return the trials by their keys, each with what the installed libraries answer."""
     rows = [row for path in sorted(ROOT.glob(f"reports/*/{KEPT}")) for row in from_json(path.read_bytes())]
     return {key(row["trial"]): row for row in rows}
 
@@ -95,7 +91,7 @@ def tried(
 
 
 def _configured(package: str, version: str, overlay: Path, trials: dict[str, dict]) -> list:
-    """Return how a release reads configurations, or the error. `study.probes` tries them in a process of its own."""
+    """Return how a release reads configurations, or the error. They are tried in a process of their own."""
     text = json.dumps([{"what": "default", "of": package, "field": "__version__"}, *trials.values()])
     env = environment(overlay)
     done = subprocess.run(WORKER, input=text, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
@@ -113,23 +109,7 @@ def require(package: str, version: str, imported: str | None) -> None:
 
 
 @functools.cache
-def claims() -> list[tuple[str, str, object, float]]:
-    """Return for each claim that rests on trials: its name, a trial's key, the value that it expects, its tolerance."""
-    known = {row["trial"]["what"] for row in installed().values()}
-    by_trial = []
-    for path in sorted((PACKAGE / "ledger" / "claims").glob("*.toml")):
-        for claim in from_toml(path.read_bytes()).get("claim", []):
-            if claim.get("with", {}).get("what") in known and "relation" not in claim:
-                names = [key(trial) for trial in _each(claim["with"])]
-                values = claim["value"] if isinstance(claim["value"], list) else [claim["value"]] * len(names)
-                pairs = zip(names, values, strict=True)
-                by_trial += [(claim["id"], name, value, claim.get("tolerance", 0)) for name, value in pairs]
-    return by_trial
-
-
-def _each(given: dict) -> Iterator[dict]:
-    """Yield the trials of a check: one, or one for each element of its lists."""
-    count = max(len(value) if isinstance(value, list) else 1 for value in given.values())
-    for number in range(count):
-        own = {name: value[number] if isinstance(value, list) else value for name, value in given.items()}
-        yield DEFAULTS.get(given["what"], {}) | own
+def faults() -> dict[str, str]:
+    """Return the faults of libraries in the ledger: the id of each by its script."""
+    content = from_toml((PACKAGE / "ledger" / "faults.toml").read_bytes())
+    return {fault["script"]: fault["id"] for fault in content["fault"]}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.errors import Stop
 from study.io.load import load
-from study.io.numbers import is_number
+from study.io.numbers import is_number, short
 from study.io.units import parsed_unit
 from study.ledger import selection
 from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
@@ -35,6 +35,7 @@ class Piece(BaseModel):
 
     model_config = STRICT
 
+    kind: str
     value: Value
     unit: str = ""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.005  # a share: the rounding of the sentence
@@ -44,6 +45,18 @@ class Piece(BaseModel):
         """Return the value that the evidence gives now; None if nothing is computed, or if there are no such runs."""
         raise NotImplementedError
 
+    @property
+    def what(self) -> str:
+        """Return what the value is of, in words."""
+        given = self.model_dump(
+            by_alias=True, exclude_unset=True, exclude={"kind", "value", "unit", "tolerance", "note"}
+        )
+        return ", ".join(f"{name} {_words(value)}" for name, value in given.items())
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f" = {short(self.value)} {self.unit}".rstrip()
+        return f"{self.kind}: {self.what}{value}" + (f" ({self.note})" if self.note else "")
+
     def in_unit(self, value: Value) -> Value:
         return value / parsed_unit(self.unit)[1] if self.unit and is_number(value) else value
 
@@ -52,6 +65,12 @@ class Piece(BaseModel):
         if is_number(value) and is_number(self.value):
             return abs(value - self.value) <= self.tolerance * abs(self.value) + 1e-12
         return type(value) is type(self.value) and value == self.value
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_words(each)}" for name, each in value.items())
+    return " or ".join(map(str, value)) if isinstance(value, (list, tuple)) else short(value)
 
 
 class OfRuns(Piece):

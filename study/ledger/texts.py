@@ -56,6 +56,10 @@ class Claim(BaseModel):
     document: str = ""
 
     @property
+    def about(self) -> str:
+        return f"{self.question} {self.quote}"
+
+    @property
     def outcome(self) -> str:
         """Return the verdict with its condition, or with what would decide it."""
         if self.verdict == "cannot be decided here":
@@ -108,6 +112,14 @@ class Fault(BaseModel):
     certainty: CertaintyWord
     because: str
 
+    @property
+    def about(self) -> str:
+        return self.what
+
+    @property
+    def outcome(self) -> str:
+        return f"is a fault of {self.library} {self.releases}"
+
 
 class Faults(BaseModel):
     model_config = STRICT
@@ -151,6 +163,14 @@ def counts(claims: Iterable[Claim]) -> dict[str, int]:
     return {name: found[name] for name in VERDICTS}
 
 
+def by_document() -> list[dict]:
+    """Return how many sentences of each document are judged, and how many claims have which verdict."""
+    return [
+        {"document": each.document, "sentences": each.sentences, "judged": each.judged} | counts(each.claim)
+        for each in texts()
+    ]
+
+
 def in_words(claims: Iterable[Claim]) -> str:
     """Return the count of verdicts as one sentence."""
     number = counts(claims)
@@ -162,16 +182,15 @@ def in_words(claims: Iterable[Claim]) -> str:
     return ", ".join(texts)
 
 
-def named(words: tuple[str, ...]) -> list[Claim]:
-    """Return the claims with these ids, those of a document, or those that contain all of these words."""
-    known = claims()
-    by_name = {claim.id.lower(): [claim] for claim in known}
-    for text in texts():
-        by_name[text.document.lower()] = list(text.claim)
+def named(words: tuple[str, ...]) -> list[Claim | Fault]:
+    """Return the claims and faults with these ids, those of a document, or those that contain these words."""
+    known = [*claims(), *faults()]
+    by_name: dict[str, list] = {each.id.lower(): [each] for each in known} | {"faults": [*faults()]}
+    by_name |= {text.document.lower(): [*text.claim] for text in texts()}
     if all(word.lower() in by_name for word in words):
-        return [claim for word in words for claim in by_name[word.lower()]]
+        return [each for word in words for each in by_name[word.lower()]]
     wanted = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
-    found = [each for each in known if wanted.search(f"{each.question} {each.quote} {each.found}".replace(",", ""))]
+    found = [each for each in known if wanted.search(f"{each.about} {each.found}")]
     if not found:
         raise Stop(f"no claim is named {' '.join(words)}, and none contains it", "study claims lists the documents")
     return found

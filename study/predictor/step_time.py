@@ -61,9 +61,8 @@ def constants() -> dict:
 
 @functools.cache
 def pace() -> Pace:
-    known = constants()
-    classes = {kind: {name: each["value"] for name, each in known[kind].items()} for kind in ("products", "attention")}
-    return Pace(**classes, **{name: each["value"] for name, each in known["constant"].items()})
+    values = {kind: {name: each["value"] for name, each in entries.items()} for kind, entries in constants().items()}
+    return Pace(products=values["products"], attention=values["attention"], **values["constant"])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`study export`: the records, claims, verdicts and predictions as tables that others load: Parquet, and one card.
+"""`study export`: the records, claims and predictions as tables that others load: Parquet, and one card.
 
 Every value is a number, a text or a truth value; nested values are JSON. Unknown is null. `columns.toml` has the
 meaning and the unit of each column.
@@ -19,16 +19,12 @@ from study.errors import Stop
 from study.io import files
 from study.io.parsing import from_toml
 from study.io.tables import say
-from study.ledger import ledger
-from study.ledger.certainty import certainty
-from study.ledger.judging import Verdict
-from study.ledger.words import plainly
+from study.ledger import texts
 from study.machine import output
 from study.predictor.outside import published, scores
 from study.records import evidence, metrics, runs, store
 from study.records.evidence import Evidence
 from study.records.runs import Run, Runs
-from study.report.topics import claims
 from study.spec.arms import ROOT
 
 CARD = Path(__file__).parent / "templates" / "card.md"
@@ -39,7 +35,7 @@ DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": 
 
 
 def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...] = ()) -> None:
-    """Write the records, claims, verdicts, measurements of others and predictions as Parquet tables, with a card.
+    """Write the records, claims, measurements of others and predictions as Parquet tables, with a card.
 
     Args:
         folder: The folder to write. An earlier export in it is replaced.
@@ -47,7 +43,7 @@ def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...]
     """
     output.refuse_foreign(folder)  # before the work
     loaded = runs.load_to_share(from_runs or sorted(ROOT.glob("reports/*/runs")))
-    frames = all_tables(loaded, claims.judge(loaded), evidence.gather(loaded))
+    frames = all_tables(loaded, evidence.gather(loaded))
     with output.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
@@ -72,15 +68,14 @@ def _card(frames: dict[str, pd.DataFrame]) -> str:
     return CARD.read_text().format(configs=head, commit=commit, tables="\n\n".join(parts))
 
 
-def all_tables(loaded: Runs, judged: claims.Judged, counting: Evidence) -> dict[str, pd.DataFrame]:
+def all_tables(loaded: Runs, counting: Evidence) -> dict[str, pd.DataFrame]:
     """Return the tables by name. `counting`: the runs that count as evidence."""
     counted = {run.folder for run in counting.runs}
     rows: dict[str, Iterable[dict]] = {
         "runs": (_place(run, loaded) | {"counts": run.folder in counted} | _run(run) for run in loaded),
         "steps": (_place(run, loaded) | row for run in loaded for row in _steps(run)),
         "collectives": (_place(run, loaded) | row for run in loaded for row in _collectives(run)),
-        "claims": map(_claim, judged.verdicts),
-        "verdicts": map(_verdict, judged.verdicts),
+        "claims": map(_claim, texts.claims()),
     }
     frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
     frames |= {"outside": _outside(), "predictions": _predictions(), "releases": changes.answers(changes.RELEASES)[0]}
@@ -160,26 +155,9 @@ def _collectives(run: Run) -> Iterator[dict]:
             yield row | {name: _as_json(value) for name, value in by.items()}
 
 
-# --- claims --------------------------------------------------------------------------------------------------------
-
-
-def _claim(verdict: Verdict) -> dict:
-    content = ledger.as_json(verdict) | {"title": verdict.claim.title}
-    return _chosen("claims", content, in_json=("value",))
-
-
-def _verdict(verdict: Verdict) -> dict:
-    level = certainty(verdict)
-    content = ledger.as_json(verdict) | {"claim": verdict.claim.id, "plainly": plainly(verdict)}
-    content |= {"certainty": level.level if level else None, "because": "; ".join(level.reasons) if level else None}
-    return _chosen("verdicts", content | {"evidence": ", ".join(verdict.evidence)}, in_json=("found", "interval"))
-
-
-def _chosen(table: str, content: dict, in_json: tuple[str, ...]) -> dict:
-    """Return the columns of a table. Nested values, and those of several types, are JSON."""
-    row = {name: content[name] for name in forms()[table].columns}
-    nested = [name for name, value in row.items() if isinstance(value, (dict, list, tuple))]
-    return row | {name: _as_json(row[name]) for name in (*nested, *in_json)}
+def _claim(claim: texts.Claim) -> dict:
+    row = claim.model_dump(mode="json", by_alias=True)
+    return row | {"evidence": _as_json(row["evidence"])}
 
 
 # --- others --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from study.io.numbers import count, nats, size
 from study.io.words import joined
-from study.ledger.verdict import REFUTED
 from study.predictor import papers
 from study.predictor.estimate import estimate
 from study.predictor.of_record import setup_of
@@ -335,7 +334,7 @@ def of_traffic(runs: Runs) -> Answer:
         figure=answer_figures.traffic(rows),
         bases=(VIRTUAL if mine[0].virtual else MEASURED,),
         where=machines(mine),
-        links=(("claims.html#L-32", "claim L-32"), ("compare.html#Bytes-moved", "every group of runs")),
+        links=(("claims.html#S000-20", "claim S000-20"), ("compare.html#Bytes-moved", "every group of runs")),
         command="" if mine[0].virtual else AT_SCALE,
     )
 
@@ -389,16 +388,10 @@ def advice() -> list[str]:
     return side_by_side.advice()
 
 
-def beyond_papers(verdicts: list[dict]) -> dict[str, str]:
-    """Return findings that no paper states, each by the claim that it refutes."""
-    refuted = {row["claim"] for row in verdicts if row["verdict"] == REFUTED}
-    findings = {
-        "L-32": "**Stages 1 and 2 send more than DDP,** because DeepSpeed all-reduces the gradients and then gathers"
-        " the weights.",
-        "L-67": "**Without a GPU, Accelerate does not use FSDP2,** even if its config asks for it, and does not warn.",
-        "S002-25": "**The script of document 002 never switches DeepSpeed on.** Run as printed, with a small BERT, its"
-        " gain comes from a second training that starts from the weights of the first. Whether the published curves are"
-        " from this script is not known.",
-    }
-    needed = {claim: {claim} for claim in findings} | {"S002-25": {"S002-25", "S002-27"}}
-    return {claim: text for claim, text in findings.items() if needed[claim] <= refuted}
+# Findings that no paper states, each by its claim or fault.
+BEYOND_PAPERS = {
+    "L-67": "**Without a GPU, Accelerate does not use FSDP2,** even if its config asks for it, and does not warn.",
+    "S002-25": "**The script of document 002 never switches DeepSpeed on.** Run as printed, with a small BERT, its gain"
+    " comes from a second training that starts from the weights of the first. Whether the published curves are from"
+    " this script is not known.",
+}

@@ -1,11 +1,9 @@
 """What a notebook shows: figures, tables and sentences, and what is missing.
 
-Where `data` names a folder, the rows behind each figure and table are also written to it. From it come the verdicts,
-which `study report` makes once; without it a notebook judges the claims itself.
+Where `data` names a folder, the rows behind each figure and table are also written to it.
 """
 
 import gc
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -19,6 +17,7 @@ from matplotlib.figure import Figure
 from study.errors import Stop
 from study.io.files import safe_join
 from study.io.words import joined
+from study.ledger import texts
 from study.records import evidence
 from study.records import runs as records
 from study.records.runs import Run, Runs
@@ -30,11 +29,8 @@ from study.spec.arms import all_paths
 from study.spec.settings import Settings
 
 NAME = "study_name"  # in the metadata of an output: its file in the data folder, without the suffix
-VERDICTS = "verdicts.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ("group", "line", "against", "largest_difference", "seeds_differ_by", "final_loss", "steps", "n")
-CENTRAL = ("claim", "claimed", "found", "finding", "certainty", "rests on")
-CLAIMS = ("claim", "verdict", "basis", "plainly", "quote")  # the page of all claims has the rest
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
 
@@ -47,7 +43,6 @@ class Book:
         self.protocols = protocols
         self.data = Path(data) if data else None
         self.runs = records.load_to_share(runs)
-        self.judged_by = self.runs  # verdicts rest on all runs, figures on those of the protocols
         if protocols:
             mine = tuple(run for run in self.runs if protocol_of(run) in protocols)
             self.runs = replace(self.runs, runs=mine)
@@ -131,29 +126,15 @@ class Book:
         self.table(parity, "parity", command, PARITY)
 
     def central(self, document: str, answer: str = "") -> None:
-        """Answer what the document stands for, from its three to five central claims, and show these."""
-        rows = self.verdicts(document)
-        table = claims.central(rows)
-        if len(table):
-            say(answer or claims.answer(rows))
-            self.table(table, "central", columns=CENTRAL)
+        """Show the claims that a document stands for."""
+        say(answer)
+        self.table(claims.table(each for each in claims.of(document) if each.central), "central")
 
     def claims(self, document: str) -> None:
-        """Show the verdicts on the claims of one document; `study claims ID` shows the rest of each."""
-        rows = self.verdicts(document)
-        say(claims.sentence(rows))
-        self.table(rows, "claims", columns=CLAIMS, most=len(rows))
-
-    def verdicts(self, document: str | None = None) -> pd.DataFrame:
-        """Return the claims of one document, or of all, with their verdicts. If a claims file is wrong, say so."""
-        if self.data and (self.data / VERDICTS).exists():
-            rows = json.loads((self.data / VERDICTS).read_text())
-            return pd.DataFrame([row for row in rows if document in (None, row["document"])])
-        try:
-            return claims.judge(self.judged_by, document).table
-        except Stop as stop:
-            say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
-            return pd.DataFrame()
+        """Show the claims of one document; `study claims ID` shows the rest of each."""
+        rows = claims.of(document)
+        say(texts.in_words(rows))
+        self.table(claims.table(rows), "claims", most=len(rows))
 
     def _write(self, name: str, rows: pd.DataFrame) -> None:
         if self.data:

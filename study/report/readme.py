@@ -14,14 +14,12 @@ import pandas as pd
 
 from study.errors import Stop
 from study.io import files
-from study.ledger.verdict import VERDICTS
-from study.ledger.words import WHAT_A_BASIS_IS
+from study.ledger import texts
 from study.records import runs as records
 from study.records.runs import Runs
 from study.report import answer_figures, answers, side_by_side, style
 from study.report.templating import literal, machine
 from study.report.topics import claims
-from study.report.topics.claims import Judged
 
 MARKED = re.compile(r"(<!-- (verdicts|answers|central):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 ADVISE = f"study advise --model {side_by_side.ADVISED} --gpus 8 --gpu H100"
@@ -39,23 +37,22 @@ def check(readme: Path) -> str:
     return text
 
 
-def judge(text: str, known: dict[str, Judged] | None = None) -> dict[str, Judged]:
-    """Return the runs and verdicts of every folder that the marked parts of a text name; `known` are judged already."""
+def loaded(text: str, known: dict[str, Runs] | None = None) -> dict[str, Runs]:
+    """Return the runs of every folder that the marked parts of a text name; `known` are read already."""
     by_folder = dict(known or {})
     for folder in dict.fromkeys(marked[3] for marked in MARKED.finditer(text)):
         if folder not in by_folder:
-            by_folder[folder] = claims.judge(records.load(folder))
+            by_folder[folder] = records.load(folder)
     return by_folder
 
 
-def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
+def renew(readme: Path, known: dict[str, Runs] | None = None) -> None:
     """Renew the marked parts of a file, and the figures beside the runs that each names."""
     text = check(readme)
-    by_folder = judge(text, known)
+    by_folder = loaded(text, known)
     files.write_below(readme.parent, readme.name, renewed(text, by_folder).encode())
-    for folder, judged in by_folder.items():
-        (Path(folder).parent / "verdicts.svg").write_text(verdicts_figure(judged))
-        if image := picture(judged.runs):
+    for folder, runs in by_folder.items():
+        if image := picture(runs):
             (Path(folder).parent / PICTURE).write_text(image)
 
 
@@ -74,44 +71,34 @@ def _has_picture(answered: list[answers.Answer]) -> bool:
     return bool(losses.figure and traffic.figure and answers.VIRTUAL in memory.bases)
 
 
-def renewed(text: str, by_folder: dict[str, Judged]) -> str:
+def renewed(text: str, by_folder: dict[str, Runs]) -> str:
     """Return the text with every marked part generated again."""
     parts = {"verdicts": verdict_tables, "answers": findings, "central": central}
     return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
 
-def verdicts_figure(judged: Judged) -> str:
-    """Return the verdicts by document as a figure."""
-    return style.svg(claims.figure(judged.table), "Verdicts by document")
-
-
-def findings(folder: str, judged: Judged) -> str:
+def findings(folder: str, runs: Runs) -> str:
     """Return the picture, the answers, each with its basis, and the findings as Markdown."""
-    answered = answers.answers(judged.runs)
+    answered = answers.answers(runs)
     lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if _has_picture(answered) else []
     shown = [each for each in answered if each.figure]
     lines += [f"- {each.question} {each.sentence} ({each.bases[0]})" for each in shown]
-    sentences = answers.beyond_papers(judged.rows)
-    lines += [f"- {text} (`study claims {claim}`)" for claim, text in sentences.items() if claim != "L-32"]
-    lines += ["", claims.in_one_sentence(judged.table), "", f"**Which arm for my model?** `{ADVISE}` (predicted)", ""]
+    lines += [f"- {text} (`study claims {name}`)" for name, text in answers.BEYOND_PAPERS.items()]
+    lines += ["", texts.in_words(texts.claims()), "", f"**Which arm for my model?** `{ADVISE}` (predicted)", ""]
     lines += [f"> {line}\\" for line in answers.advice()]
     return "\n".join(lines).strip("\n\\") + "\n"
 
 
-def central(_: str, judged: Judged) -> str:
-    """Return the central claim of each text that was decided with the most certainty, as Markdown."""
-    return "\n".join(markdown(claims.headline(judged.table).rename(columns=str.capitalize))) + "\n"
+def central(_: str, runs: Runs) -> str:
+    """Return the claim that each text stands for most, as Markdown."""
+    return "\n".join(markdown(claims.headline().rename(columns=str.capitalize))) + "\n"
 
 
-def verdict_tables(folder: str, judged: Judged) -> str:
-    """Return the verdicts by document, how many runs they rest on, and the machines, as Markdown."""
-    table = judged.table
-    documents = claims.by_document(table).drop(columns="title")
-    bases = claims.by_basis(table)[["basis", *VERDICTS]]
-    bases = bases.assign(basis=[f"{basis}: {WHAT_A_BASIS_IS[basis]}" for basis in bases["basis"]])
-    lines = [claims.sentence(table), "", *markdown(documents), "", *markdown(bases), ""]
-    lines += [f"From {len(judged.runs)} runs below `{folder}`, on:", ""]
-    lines += [f"- {place}" for place in dict.fromkeys(map(machine, judged.runs.done))]
+def verdict_tables(folder: str, runs: Runs) -> str:
+    """Return the verdicts by document, the runs and the machines, as Markdown."""
+    lines = [texts.in_words(texts.claims()), "", *markdown(pd.DataFrame(texts.by_document())), ""]
+    lines += [f"From {len(runs)} runs below `{folder}`, on:", ""]
+    lines += [f"- {place}" for place in dict.fromkeys(map(machine, runs.done))]
     return "\n".join(lines).strip() + "\n"
 
 

@@ -2,7 +2,6 @@
 
 import functools
 
-from study.ledger import ratios
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
@@ -53,8 +52,8 @@ def steps() -> list[dict]:
         usual = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
         times = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
         for arm, step in times.items():
-            low, high, _ = ratios.interval(step, times[BASELINE])
-            over_ddp = {"over_ddp_low": low, "over_ddp_high": high}
+            ddp = times[BASELINE]  # the ends are those of two predictions that err in opposite directions
+            over_ddp = {"over_ddp_low": step.low_s / ddp.high_s, "over_ddp_high": step.high_s / ddp.low_s}
             seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
             rows.append({"arm": arm} | setting | seconds | over_ddp)
     return rows

@@ -4,7 +4,6 @@ Templates, the style sheet and the script are in `templates/`. Nothing is loaded
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -21,8 +20,7 @@ from papermill.exceptions import PapermillExecutionError
 from study.errors import Stop
 from study.io.files import safe_join
 from study.io.tables import say
-from study.ledger import ledger, words
-from study.ledger.verdict import VERDICTS
+from study.ledger import texts
 from study.machine import output
 from study.records import runs as records
 from study.records import store
@@ -33,7 +31,6 @@ from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.templating import TEMPLATES, as_html, write_csv, write_page
 from study.report.topics import claims
-from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")  # these show verdicts
@@ -47,14 +44,14 @@ def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
     """Write the site and renew a README. Return 1 if a notebook failed."""
     if readme:
         digest.check(readme)  # before the minutes that a build takes
-    judged, failed = build(list(runs), out)
+    loaded, failed = build(list(runs), out)
     if readme:
-        digest.renew(readme, {str(folder): judged for folder in runs if len(runs) == 1})
+        digest.renew(readme, {str(folder): loaded for folder in runs if len(runs) == 1})
     return 1 if failed else 0
 
 
-def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> tuple[Judged, list[str]]:
-    """Write the site. Return what was judged, and the names of notebooks that failed."""
+def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> tuple[Runs, list[str]]:
+    """Write the site. Return the runs, and the names of notebooks that failed."""
     started = time.monotonic()
     runs = records.load_to_share(folders)
     check(runs, out)
@@ -67,30 +64,20 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
         stack.callback(pool.shutdown, cancel_futures=True)
         (site / "data").mkdir()
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
-        waiting = {}
-
-        def execute(*names: str) -> None:
-            for name in names:
-                waiting[name] = pool.submit(executed_page, name, Path(executed), parameters)
-
-        execute(*(name for name in NOTEBOOKS if name not in REPLICATIONS))
-        judged = claims.judge(runs)
-        (site / "data" / notebook.VERDICTS).write_text(json.dumps(redact(judged.rows)))
-        execute(*(name for name in NOTEBOOKS if name in REPLICATIONS))
+        waiting = {name: pool.submit(executed_page, name, Path(executed), parameters) for name in NOTEBOOKS}
         titles = {name: title_of(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4)) for name in NOTEBOOKS}
-        claim_pages.write(judged.verdicts, site / "claims.html", titles)
+        claim_pages.write(site / "claims.html", titles)
         calculator.write(site, titles)
         answered = [(each, _draw(each, site)) for each in answers.answers(runs)]
         failed = []
         for name, future in waiting.items():
             book, problem = future.result()
             failed += [name] * bool(problem)
-            write_notebook_page(site, name, book, problem, titles, judged)
+            write_notebook_page(site, name, book, problem, titles)
             say(f"{name} {problem or 'is executed'}")
-        (site / "data" / notebook.VERDICTS).unlink()  # the page of all claims has them
-        write_index(site, judged, failed, answered, titles)
+        write_index(site, runs, failed, answered, titles)
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
-    return judged, failed
+    return runs, failed
 
 
 def check(runs: Runs, out: Path) -> None:
@@ -141,36 +128,36 @@ def _draw(answer: Answer, out: Path) -> str:
 
 
 def write_notebook_page(
-    site: Path, name: str, book: nbformat.NotebookNode, problem: str, titles: dict[str, str], judged: Judged
+    site: Path, name: str, book: nbformat.NotebookNode, problem: str, titles: dict[str, str]
 ) -> None:
     """Write the page of an executed notebook."""
     cells = [cell for cell in book.cells if not ADDED & {*cell.metadata.get("tags", [])}]
     texts = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     headings = re.findall(r"^## (.*)$", texts.replace("`", ""), re.MULTILINE)
     values = {"title": titles[name], "headings": headings, "problem": redact(problem), "titles": titles}
-    values |= {"claims": {each.claim.id for each in judged.verdicts}, "cells": cells, "here": name}
+    values |= {"claims": known_ids(), "cells": cells, "here": name}
     write_page(site / f"{name}.html", "notebook.html", **values)
 
 
+def known_ids() -> set[str]:
+    """Return what has a place on the page of claims."""
+    return {each.id for each in (*texts.claims(), *texts.faults())}
+
+
 def write_index(
-    site: Path, judged: Judged, failed: list[str], answered: list[tuple[Answer, str]], titles: dict[str, str]
+    site: Path, runs: Runs, failed: list[str], answered: list[tuple[Answer, str]], titles: dict[str, str]
 ) -> None:
     """Write the first page: the answers and the verdicts."""
-    verdicts = judged.rows
     values = {
         "answers": answered,
         "advice": answers.advice()[0],
-        "findings": answers.beyond_papers(verdicts),
-        "central": as_html(claims.headline(judged.table), []),
-        "known": {each.claim.id for each in judged.verdicts},
-        "headline": claims.sentence(judged.table),
-        "documents": ledger.by_document(verdicts),
-        "bases": ledger.by_basis(verdicts),
-        "meanings": words.WHAT_A_BASIS_IS,
-        "verdicts": VERDICTS,
-        "run_count": len(judged.runs),
-        "folders": [redact(str(folder)) for folder in judged.runs.folders],
-        "problems": redact([*notebook.set_aside(judged.runs), *judged.notes]),
+        "findings": answers.BEYOND_PAPERS,
+        "central": as_html(claims.headline(), []),
+        "known": known_ids(),
+        "headline": texts.in_words(texts.claims()),
+        "run_count": len(runs),
+        "folders": [redact(str(folder)) for folder in runs.folders],
+        "problems": redact(notebook.set_aside(runs)),
         "failed": failed,
         "built_utc": store.now_utc(),
     }

@@ -25,7 +25,6 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, UNDERSTATED
 from study.report.grouping import parts
 from study.spec.arms import NAMES, all_paths
 
@@ -74,8 +73,6 @@ PARTS = {"weights": BLUE, "gradients": YELLOW, "optimizer": GREEN, "buckets": PU
 PARTS |= {"activations": ORANGE, "other": GREY, "all": CARD}  # all: the source does not name parts
 COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "reduce": YELLOW, "broadcast": PURPLE}
 COLLECTIVES |= {"all-to-all": ORANGE, "any": CARD}
-VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
-VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document compared with its own numbers
 UNITS_OF_LABELS = {"rows/pass": "rows per pass", "warmup steps": "warm-up steps"}
 UNITS_OF_LABELS |= {name: name for name in ("passes", "tokens", "epochs", "steps", "hosts", "threads")}
 UNITS_OF_LABELS |= {name: name for name in ("virtual ranks", "evaluation rows")}

@@ -1,4 +1,4 @@
-// Tables sort by a click on a column's name, and the list of claims is filtered; on paper everything is unfolded.
+// Tables sort by a click on a column's name; on paper everything is unfolded.
 "use strict";
 
 const UNITS = { bytes: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
@@ -53,30 +53,6 @@ for (const table of document.querySelectorAll("table")) {
     button.addEventListener("click", () => sortBy(table, head));
   }
   table.classList.toggle("wordy", table.querySelector("td.text") !== null);
-}
-
-// A list whose entries have data attributes: a field of the form chooses by the attribute of its name, `words` by words.
-// What is chosen stands in the address, so that it can be sent to somebody.
-for (const form of document.querySelectorAll("[data-list]")) {
-  const list = document.getElementById(form.dataset.list);
-  const entries = [...list.querySelectorAll("li")].map((entry) => [entry, entry.textContent.toLowerCase()]);
-  const choose = () => {
-    const wanted = Object.fromEntries([...new FormData(form)].filter((pair) => pair[1]));
-    const words = (wanted.words || "").toLowerCase().split(/[\s,]+/).filter(Boolean);
-    const named = Object.entries(wanted).filter((pair) => pair[0] !== "words");
-    for (const [entry, text] of entries)
-      entry.hidden = !(named.every(([name, value]) => entry.dataset[name] === value) && words.every((word) => text.includes(word)));
-    for (const section of list.children) section.hidden = !section.querySelector("li:not([hidden])");
-    form.querySelector("output").textContent = `${entries.filter((pair) => !pair[0].hidden).length} of ${entries.length} claims`;
-    const query = new URLSearchParams(wanted).toString();
-    history.replaceState(null, "", (query ? `?${query}` : location.pathname) + location.hash);
-  };
-  for (const [name, value] of new URLSearchParams(location.search)) if (form.elements[name]) form.elements[name].value = value;
-  form.hidden = false;
-  for (const kind of ["input", "change"]) form.addEventListener(kind, choose);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(choose));
-  choose();
 }
 
 // A link into a fold opens it.

@@ -1,6 +1,6 @@
-"""Gives configurations to DeepSpeed and Accelerate. `study.probes.answers` starts it as a process of its own.
+"""Gives configurations to DeepSpeed and Accelerate. `study.conform.trials` starts it as a process of its own.
 
-python -m study.probes.worker < trials.json
+python -m study.conform.worker < trials.json
 
 It reads a list of trials and writes a list of answers: {"found", "told"}, or {"error"} if the trial itself failed.
 Nothing is trained: the configs are parsed for one rank without a process group.

@@ -1,0 +1,72 @@
+"""Runs scripts of reproductions/ and trials of configurations with the installed libraries, and keeps their answers.
+
+python reproductions/laboratories/keep_answers.py reports/cpu-2core [SCRIPT ...]
+
+Without names it asks everything that reports/cpu-2core/trials.json holds: minutes. An answer is kept with the versions
+of the libraries and with a digest of the code that gave it. A test refuses answers of older code.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+REPRODUCTIONS = ROOT / "reproductions"
+WORKER = ROOT / "study" / "conform" / "worker.py"
+LIMIT_S = 300
+
+
+def digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def code_of(script: str) -> str:
+    """Return a digest of a script without its comments and its docstring, which change nothing."""
+    tree = ast.parse((REPRODUCTIONS / f"{script}.py").read_text())
+    tree.body = tree.body[ast.get_docstring(tree) is not None :]
+    return digest(ast.unparse(tree))
+
+
+def answer_of(script: str) -> dict:
+    """Return what a script prints: its last line that is JSON."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(REPRODUCTIONS / f"{script}.py")]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    values = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    found = values.pop("found")
+    details = ", ".join(f"{name} {value}" for name, value in values.items())
+    return {"found": found, "told": f"found {found} ({details})" if details else f"found {found}"}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    from study.machine import software
+
+    versions = {name: each.split("+")[0] for name, each in software.versions().items() if each and name != "python"}
+    path = folder / "trials.json"
+    rows = {json.dumps(row["trial"], sort_keys=True): row for row in json.loads(path.read_text())}
+    trials = [{"what": "reproduction", "name": name} for name in names] or [row["trial"] for row in rows.values()]
+    configurations = [trial for trial in trials if trial["what"] != "reproduction"]
+    if configurations:
+        text = json.dumps(configurations)
+        done = subprocess.run(
+            [sys.executable, "-m", "study.conform.worker"], input=text, capture_output=True, text=True, check=True
+        )
+        answers = json.loads(done.stdout)
+        code = digest(WORKER.read_text())
+        for trial, answer in zip(configurations, answers, strict=True):
+            rows[json.dumps(trial, sort_keys=True)] = {"trial": trial, "versions": versions, "code": code, **answer}
+    for trial in (each for each in trials if each["what"] == "reproduction"):
+        sys.stderr.write(f"{trial['name']}\n")
+        row = {"trial": trial, "versions": versions, "code": code_of(trial["name"]), **answer_of(trial["name"])}
+        rows[json.dumps(trial, sort_keys=True)] = row
+    path.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,1 +1,0 @@
-"""Asks the installed libraries what they do, without training, and keeps their answers."""

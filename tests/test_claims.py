@@ -1,0 +1,125 @@
+"""The numbers in the sentences of claims and faults are those that their evidence gives."""
+
+import json
+import re
+
+import keep_answers
+import pytest
+from conftest import ROOT
+
+from study.errors import Stop
+from study.io.numbers import is_number
+from study.ledger import agreement, texts
+from study.ledger.evidence import REPORTS, kept_answer
+from study.ledger.expressions import FUNCTIONS, computed
+from study.ledger.texts import LEVELS
+from study.records import evidence, runs
+
+MOST_LINES = 2500  # of TOML
+CENTRAL = range(3, 6)  # of a text
+# The most certain that a claim can be with this as its best evidence; all other kinds allow "high".
+MOST_CERTAIN = {"virtual": "moderate", "source": "low", "formula": "low", "prediction": "low"}
+CLAIMS = texts.claims()
+EVIDENCE = [
+    pytest.param(claim, each, id=f"{claim.id}-{number}")
+    for claim in CLAIMS
+    for number, each in enumerate(claim.evidence, 1)
+    if each.kind != "source"
+]
+
+
+@pytest.fixture(scope="module")
+def records():
+    return evidence.gather(runs.load(sorted(REPORTS.glob("*/runs")))).runs
+
+
+@pytest.mark.parametrize(("claim", "piece"), EVIDENCE)
+def test_evidence_gives_the_number_of_the_sentence(claim, piece, records):
+    value = piece.computed(records)
+    assert piece.agrees(value), f"written {piece.value}, computed {value}"
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_sentence_has_the_numbers_of_its_evidence(claim):
+    for piece in claim.evidence:
+        if is_number(piece.value):
+            text = f"{claim.found} {getattr(piece, 'quote', '')}".replace(",", "")
+            forms = "|".join({re.escape(f"{piece.value:g}"), re.escape(str(piece.value))})
+            assert re.search(rf"(?<![\d.])({forms})(?!\d)", text), piece
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.certainty], ids=lambda claim: claim.id)
+def test_certainty_is_no_higher_than_the_evidence_allows(claim):
+    allowed = [LEVELS.index(MOST_CERTAIN.get(piece.kind, "high")) for piece in claim.evidence]
+    assert LEVELS.index(claim.certainty) >= min(allowed)
+
+
+@pytest.mark.parametrize("fault", texts.faults(), ids=lambda fault: fault.id)
+def test_the_script_of_a_fault_finds_what_is_written(fault):
+    assert kept_answer(fault.script) == fault.value
+
+
+def test_kept_answers_are_of_the_scripts_as_they_are():
+    kept = json.loads((REPORTS / "cpu-2core" / "trials.json").read_text())
+    scripts = {row["trial"]["name"]: row["code"] for row in kept if row["trial"]["what"] == "reproduction"}
+    assert scripts == {name: keep_answers.code_of(name) for name in scripts}
+
+
+def test_the_ledger_is_small_and_whole():
+    lines = [len(path.read_text().splitlines()) for path in (*texts.FOLDER.glob("*.toml"), texts.FAULTS)]
+    assert len(CLAIMS) <= 90
+    assert sum(lines) <= MOST_LINES
+    for text in texts.texts():
+        assert sum(claim.central for claim in text.claim) in CENTRAL, text.document
+        assert 0 < text.judged <= text.sentences, text.document
+    ids = [each.id for each in (*CLAIMS, *texts.faults())]
+    assert len(ids) == len(set(ids))
+
+
+def test_each_claim_named_elsewhere_exists():
+    known = {each.id for each in (*CLAIMS, *texts.faults())}
+    files = [ROOT / name for name in ("README.md", "GUIDE.md", "CONTRIBUTING.md")]
+    files += [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "study").rglob("*.py")]
+    files += [path for path in (ROOT / "study").rglob("*.toml") if path.parent != texts.FOLDER]
+    named = {
+        (path.name, name) for path in files for name in re.findall(r"study claims ([A-Z]\w*-\d+)", path.read_text())
+    }
+    assert {pair for pair in named if pair[1] not in known} == set()
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"), [("400 * 38e12 / 1e15", 15.2), ("-(2 + 3) ** 2", -25), ("max(1, sqrt(16))", 4)]
+)
+def test_an_expression_is_computed(expression, value):
+    assert computed(expression, FUNCTIONS) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("expression", ["__import__('os')", "1 / 0", "2 +", "[1]", "states(1, 0, 1)", "max.x"])
+def test_nothing_else_is_computed(expression):
+    with pytest.raises(ValueError, match="cannot be computed"):
+        computed(expression, FUNCTIONS)
+
+
+def test_claims_are_found_by_id_document_and_words():
+    first = CLAIMS[0]
+    assert texts.named((first.id.lower(),)) == [first]
+    assert texts.named((first.document,)) == [each for each in CLAIMS if each.document == first.document]
+    assert all("60 GB" in f"{each.about} {each.found}" for each in texts.named(("60", "GB")))
+    with pytest.raises(Stop):
+        texts.named(("no such words",))
+
+
+def test_other_runs_agree_differ_or_decide_nothing(records):
+    answers = {row.answer for row in agreement.compared(CLAIMS, records)}
+    assert answers == {agreement.AGREES}
+    without = [run for run in records if run.arm != "zero2"]
+    assert {row.answer for row in agreement.compared(CLAIMS, without)} >= {agreement.AGREES, agreement.NO_RUNS}
+
+
+def test_a_verdict_needs_its_condition_and_its_reason(tmp_path):
+    text = next(texts.FOLDER.glob("*.toml")).read_text()
+    path = tmp_path / "one.toml"
+    for line in ("because = ", "verdict = ", "certainty = ", "found = "):
+        path.write_text(re.sub(rf"^{line}.*\n", "", text, count=1, flags=re.MULTILINE))
+        with pytest.raises(Stop, match="one"):
+            texts.read(path)
