@@ -172,7 +172,7 @@ def store(everything: Iterable[Number]) -> None:
         writer.writerow(Number.model_fields)
         for each in everything:
             values = (getattr(each, name) for name in Number.model_fields)
-            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
+            writer.writerow(f"{value:.6g}" if isinstance(value, (int, float)) else value for value in values)
 
 
 def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
