@@ -9,7 +9,6 @@ import functools
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
-from math import hypot
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ class Pace:
 
     products: dict[str, float]  # by class of GPU: the share of its peak that large products reach
     attention: dict[str, float]  # by class of GPU: the same of fused attention
-    few_tokens: float  # products of as many tokens run at 0.7 of that, and of few at a speed in proportion
+    few_tokens: float  # products of as many tokens run at half of that
     products_8_bits: float  # how much faster products in 8 bits are, with their casts
     moving: float  # the share of the memory's bandwidth in kernels that only move bytes
     fused_traffic: float  # the share of these bytes that is left if norms, activations and rotations are fused
@@ -161,7 +160,8 @@ class Work:
     attention_flops: float = 0.0  # of fused kernels; written-out attention is products and moved bytes
     moved_bytes: float = 0.0  # read and written by all other kernels
     dequantized_bytes: float = 0.0  # moved to make whole weights of quantized ones: no fusing spares them
-    kernels: int = 0
+    kernels: int = 0  # that the host launches, and Python that takes as long
+    moving_kernels: int = 0  # of these, those that fusing replaces
 
 
 @functools.cache
@@ -182,6 +182,7 @@ def work(setup: Setup) -> dict[str, Work]:
                 each.attention_flops += numbers[0] * setup.sequence_ranks
             else:
                 each.moved_bytes += numbers[0]
+                each.moving_kernels += count
     for tensor in setup.model.tensors:
         if elements := setup.packed_elements(tensor):
             _dequantize(setup, passes, tensor.block, elements)
@@ -314,14 +315,17 @@ class _Step:
         flops_per_s = self.gpu.flops_per_s(element_bytes == 4, machine.tf32)
         flops_per_s *= of.products[class_of("products", machine.gpu)]
         if product.number == 1:
-            flops_per_s /= hypot(1, of.few_tokens / self.setup.tokens)
+            flops_per_s *= self.setup.tokens / (self.setup.tokens + of.few_tokens)
             flops_per_s *= of.products_8_bits if machine.products_8_bits else 1
         bytes_s = product.elements * element_bytes / self.gpu.memory_bytes_per_s / of.moving
         return max(product.flops / flops_per_s, bytes_s)
 
     def host_s(self, phase: str) -> float:
         kernel_s = self.of.kernel_s if self.machine.kernel_s is None else self.machine.kernel_s
-        return (self.work[phase].kernels + self.of.unit_kernels * self.units(phase)) * kernel_s
+        kernels: float = self.work[phase].kernels + self.of.unit_kernels * self.units(phase)
+        if self.machine.fused_kernels:
+            kernels -= (1 - self.of.fused_traffic) * self.work[phase].moving_kernels
+        return kernels * kernel_s
 
     def units(self, phase: str) -> int:
         """Return how often Python gathers a unit of sharded weights: a layer in FSDP, a large module in stage 3."""

@@ -36,6 +36,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 # PEFT's prepare_model_for_kbit_training keeps all three in fp32. With 4 bits under bf16 TRL converts the last two back
 # (0.9.6 to 0.13.0, peft_module_casting_to_bf16).
 FP32_MODULES = ("norm embed_tokens lm_head", "norm")
+MEGATRON_KERNEL_S = 5.07e-5  # of the host of vTrain's rows, fitted to them; `host_pace` is over it
 
 
 class NotPredicted(Exception):
@@ -225,7 +226,7 @@ def _machine(row: Row, ranks: int) -> Machine | None:
         tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row, "torch") < (1, 12),
         fused_kernels=bool(row.fused_kernels),
         products_8_bits=row.products is not None,
-        kernel_s=0.0 if row.compiled else row.origin.kernel_s,
+        kernel_s=0.0 if row.compiled else row.host_pace and row.host_pace * MEGATRON_KERNEL_S,
     )
 
 

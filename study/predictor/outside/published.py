@@ -182,7 +182,6 @@ class Source(BaseModel, extra="forbid", frozen=True):
     read: str  # how its rows were read
     unsaid: str
     settings: tuple[str, ...] = ()  # what its scripts and text say of all its rows, and where
-    kernel_s: float | None = None  # of its host, to launch a kernel, where it is known to be far from others
     adapter_dropout: float = 0.0  # of an adapter's inputs
     not_modelled: str | None = None  # why none of its rows is predicted
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
