@@ -12,20 +12,16 @@ from study.errors import Stop
 from study.models import config as configs
 from study.predictor.architecture import decoder
 from study.predictor.estimate import estimate
-from study.predictor.library import Library
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 SEQUENCE = 32
-ENDS = {"library": Library(fsdp_ends=True)}
-WAITS = {"library": Library(fsdp_waits=True)}
 FOLLOWED = [
     {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 2},
     {"precision": "bf16", "fsdp": "shard_grad_op", "micro_batch": 3, "checkpointing": True},
-    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True} | ENDS,
-    {"precision": "bf16_pure", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 3} | WAITS,
-    {"precision": "bf16_pure", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True} | WAITS,
+    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True},
+    {"precision": "bf16_pure", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True},
 ]
 
 
@@ -35,14 +31,12 @@ def test_peaks_are_those_of_pytorchs_tracker(how):
     model = Transformer.of(config_of("llama"), "llama")
     predicted = estimate(Setup(model=model, ranks=8, sequence=SEQUENCE, **how)).peak_bytes
     how = dict(how)
-    library = how.pop("library", Library())
     reshard = None if how.pop("fsdp") == "full_shard" else False
     gather_in = torch.bfloat16 if how["precision"] == "bf16" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = configs.of_dict(config_of("llama"), "sdpa")
-        options = {"sequence": SEQUENCE, "gather_in": gather_in, "reshard": reshard, "ends": library.fsdp_ends}
-        options["waits"] = library.fsdp_waits
+        options = {"sequence": SEQUENCE, "gather_in": gather_in, "reshard": reshard}
         followed = fsdp_tracker.follow(config, 8, **options, **how)
     assert predicted == pytest.approx(followed, rel=0.005)
 

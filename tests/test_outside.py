@@ -243,7 +243,6 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
         ({"keeps_cache": "with_outputs"}, {"keeps_cache": True, "keeps_logits": True}),
         ({"deepspeed": "{}", "versions": "torch 2.1"}, {"bucket_view": True}),
         ({"fused_kernels": "yes", "logits": "as_computed"}, {"fused_layers": True, "logits": "as_computed"}),
-        ({"fused_kernels": "yes", "kernels": "unsloth"}, {"fused_layers": True, "fused_adapters": True}),
     ],
 )
 def test_columns_of_a_row_say_what_its_libraries_do(change, values):

@@ -10,7 +10,6 @@ from study.errors import Stop
 from study.predictor import papers
 from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate, memory, profile
-from study.predictor.memory.deepspeed_memory import Scattering
 from study.predictor.memory.engine import Engine, padded
 from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.setup import Setup
@@ -251,24 +250,6 @@ def test_what_trains_is_the_same_for_ranks_that_divide_layers():
     head = replace(named("llama-micro"), train_only="lm_head")
     plain, divided = (estimate(shared("zero1", ranks, model=head)).at_peak["moments"] for ranks in (1, 2))
     assert divided == pytest.approx(plain, rel=0.01)
-
-
-def test_graphs_of_linear_layers_keep_frozen_weights_as_well():
-    """PyTorch saves a weight for the gradient of the inputs, which adapters before it need."""
-    zero = {"stage": 3, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
-    known = shared("zero3", deepspeed={"zero_optimization": zero | {"stage3_param_persistence_threshold": 0}})
-    adapters = replace(known, model=named("llama-micro", lora_rank=4))
-    more = []
-    for setup in (known, adapters):
-        plain = replace(setup, library=replace(setup.library, plain_linear=True))
-        kept = sum(Scattering(Engine(plain)).in_graph.values())
-        more.append(kept)
-        assert sum(Scattering(Engine(setup)).in_graph.values()) == 0
-    assert more[1] >= more[0] > 0
-    assert (
-        estimate(replace(adapters, library=replace(adapters.library, plain_linear=True))).peak_bytes
-        > estimate(adapters).peak_bytes
-    )
 
 
 def test_ranks_that_do_not_make_whole_groups_are_refused():

@@ -154,7 +154,7 @@ class Setup:
     @property
     def has_own_linear(self) -> bool:
         """Return whether stage 3 computes linear layers itself. PyTorch's keep the gathered weights in the graph."""
-        return self.stage == 3 and self._zero.get("memory_efficient_linear", True) and not self.library.plain_linear
+        return self.stage == 3 and self._zero.get("memory_efficient_linear", True)
 
     @property
     def trace_options(self) -> TraceOptions:
@@ -203,8 +203,6 @@ class Setup:
     @property
     def reduced_bytes(self) -> int:
         """Bytes of an element of a gradient as ranks reduce it. DeepSpeed's Ulysses sums in fp32 (engine.py)."""
-        if self.fsdp and self.library.fsdp_waits:
-            return 4
         if self.deepspeed is None or self.sequence_ranks == 1:
             return self.weight_bytes
         return 4 if self.deepspeed.get("seq_parallel_communication_data_type", "fp32") == "fp32" else 2
@@ -255,8 +253,7 @@ class Setup:
 
         The experts of a layer are linear layers where they compute one after the other.
         """
-        products = (2, 3) if self.library.experts_loop else (2,)
-        linear = len(tensor.shape) in products and tensor.block.startswith("layer.")
+        linear = len(tensor.shape) == 2 and tensor.block.startswith("layer.")
         return tensor.elements if self.quantized and linear and not tensor.trains else 0
 
     @property

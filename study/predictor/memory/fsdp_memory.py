@@ -6,7 +6,7 @@ the end of its backward pass. FSDP1 gathers into the weights directly and holds 
 instead of a buffer and the weights made from it. Each pass reduces its gradients.
 
 Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units. It reduces gradients only in the last
-pass of a step; until then they are kept whole (`no_sync`), as in loops with `fsdp_waits`.
+pass of a step; until then they are kept whole (`no_sync`).
 """
 
 import re
@@ -42,9 +42,8 @@ class Sharding:
         self.ranks = setup.state_ranks  # with HYBRID_SHARD there are several such groups
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it.
-        waits = self.by_accelerate or setup.library.fsdp_waits
-        self.keeps_whole_gradients = waits and setup.accumulation > 1
-        self.ends_are_units = self.by_accelerate or setup.library.fsdp_ends
+        self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
+        self.ends_are_units = self.by_accelerate
         tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         self.units = self._units()

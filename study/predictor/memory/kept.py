@@ -4,13 +4,6 @@ Fused layers, with RMS norms and gates: transformers' own norm keeps a copy of i
 activation by itself. Megatron's and Liger's kernels make them again in the backward pass. So does torch.compile: a
 Llama's layer of 6,400 bytes a token keeps 4,480 (torch 2.13 on a CPU, aot_eager_decomp_partition, which cuts a graph as
 inductor does), as the formula says.
-
-Frozen layers that reentrant checkpointing computes again under FSDP1: for a unit without trained weights, FSDP1 hooks
-the gradients of the unit's inputs, and it removes the hooks only when the backward pass ends
-(`_register_post_backward_reshard_only_hook`, torch 2.4 and 2.13). If reentrant checkpointing is around the unit, these
-inputs are leaves. Their accumulators hold them and their gradients as long as the hooks exist, unless Python's garbage
-collector comes by. `tests/test_reentrant.py` shows it with PyTorch. The trainers of transformers do this until release
-4.51; since 4.52, checkpointing is inside a layer.
 """
 
 import re
@@ -30,8 +23,6 @@ def by_library(setup: Setup, traced: Profile) -> Profile:
     """Return a trace's activations as the setup's library keeps them."""
     if setup.library.fused_layers:
         traced = _with_fused_layers(setup, traced)
-    if setup.library.keeps_inputs and setup.model.is_partly_frozen:
-        traced = _with_kept_inputs(setup, traced)
     return _with_cache(setup, traced) if setup.library.keeps_cache else traced
 
 
@@ -68,20 +59,6 @@ def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
         before_use={name: _more(held, by_name[name]) for name, held in traced.before_use.items()},
         gradients=_gradients(traced, more),
     )
-
-
-def _with_kept_inputs(setup: Setup, traced: Profile) -> Profile:
-    """Return what is kept if FSDP1 holds the inputs of frozen layers, and their gradients, until the pass ends.
-
-    The first of these gradients is in the trace already.
-    """
-    config = setup.model.dimensions
-    width = config["n_embd"] if "n_embd" in config else config["hidden_size"]
-    input_bytes = setup.tokens * width * setup.weight_bytes
-    begun = dict.fromkeys(each.tensor.block for each in traced.gradients if each.tensor.block.startswith("layer."))
-    more = {block: input_bytes * max(0, 2 * place - 1) for place, block in enumerate(begun)}
-    more["embeddings"] = max(more.values(), default=0)
-    return replace(traced, gradients=_gradients(traced, more))
 
 
 def outputs(setup: Setup) -> list[int]:

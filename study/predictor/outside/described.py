@@ -60,6 +60,8 @@ def training_of(row: Row) -> Training:
         raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
     if row.origin.not_modelled:
         raise NotPredicted(row.origin.not_modelled)
+    if row.experts == "loop" and row.quantized:
+        raise NotPredicted("experts that are linear layers in few bits, as in transformers 4, are not modelled")
     model = _adapted(row, model_of(row.config))
     setup = _setup(row, model, row.dtype)
     return Training(row, setup, _machine(row, setup.ranks))
@@ -185,27 +187,14 @@ def _types(row: Row, dtype: str) -> dict:
 
 def library_of(row: Row) -> Library:
     """Return what a row's libraries do otherwise than today's."""
-    transformers = _version(row, "transformers")
     return Library(
-        one_row_as_two=row.attention == "megatron",
         fused_layers=bool(row.fused_kernels),
-        fused_adapters=bool(row.fused_kernels and (row.quantized or row.kernels == "unsloth") and not row.compiled),
         logits=row.logits or "fp32",
         keeps_logits=row.origin.keeps_logits or row.keeps_cache == "with_outputs",
         keeps_cache=bool(row.keeps_cache),
-        experts_loop=row.experts == "loop",
         recomputes_whole_layers=row.recompute == "whole",
-        bitsandbytes=_version(row, "bitsandbytes"),
-        plain_linear=row.origin.outside_zero_init and _version(row, "deepspeed") < (0, 19, 4),
         torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
-        fsdp_views=row.fsdp is not None and row.fsdp_version != 2,
-        fsdp_waits=row.origin.fsdp_waits,
-        fsdp_ends=row.fsdp_units == "layers_and_ends",
-        adapter_units=row.adapter is not None
-        and row.fsdp_version == 1
-        and ("peft" in row.libraries or row.origin.adapter_units),
-        keeps_inputs=() < transformers < (4, 52) and row.fsdp_version == 1 and row.recompute == "whole",
     )
 
 

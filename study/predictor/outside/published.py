@@ -185,9 +185,6 @@ class Source(BaseModel, extra="forbid", frozen=True):
     adapter_dropout: float = 0.0  # of an adapter's inputs
     not_modelled: str | None = None  # why none of its rows is predicted
     keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
-    outside_zero_init: bool = False  # its models are built outside DeepSpeed's zero.Init
-    adapter_units: bool = False  # adapters' matrices are units of its FSDP1, as they are with PEFT
-    fsdp_waits: bool = False  # its FSDP2 sums whole gradients in fp32, and reduces them in the last pass only
     versions: str = ""  # of libraries, if its rows say none
     sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
 
