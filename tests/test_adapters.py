@@ -8,7 +8,6 @@ import contextlib
 import importlib.util
 import types
 
-import numpy as np
 import pytest
 import torch
 from families import config_of
@@ -66,24 +65,6 @@ CASES = [  # bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at 
     ("llama", FOUR, "prepared for k bits, no autocast", {"quantized": "nf4", "checkpointing": True}, 344_808, 835_368),
     ("llama", FOUR, "no autocast", {"checkpointing": True, "keeps_logits": True}, 434_408, 924_968),
     ("llama", FOUR, "autocast", {"quantized": "nf4", "keeps_logits": True}, 913_480, 1_404_040),
-    (
-        "llama",
-        FOUR,
-        "prepared for k bits, no autocast",
-        {"quantized": "nf4", "checkpointing": True, "reentrant": True},
-        344_808,
-        845_448,
-    ),
-    (
-        "llama",
-        FOUR,
-        "prepared for k bits",
-        {"quantized": "int8", "checkpointing": True, "reentrant": True},
-        410_344,
-        968_072,
-    ),
-    ("wide", FOUR, "autocast", {"checkpointing": True, "reentrant": True}, 96_488, 2_455_432),
-    ("wide", FOUR, "autocast", {"checkpointing": True, "reentrant": True, "fused": True}, 81_128, 2_409_352),
 ]
 
 
@@ -92,8 +73,6 @@ def dimensions(family: str) -> dict:
     if family == "gpt2":
         sizes = {"vocab_size": 512, "n_positions": 128, "n_embd": 64, "n_inner": 192, "n_layer": 2, "n_head": 4}
         return {"model_type": "gpt2"} | sizes | dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
-    if family == "wide":  # the most is held in a layer, and not by the loss
-        return config_of("llama") | {"intermediate_size": 1536, "vocab_size": 64}
     return config_of(family) | {"intermediate_size": 192}
 
 
@@ -110,36 +89,6 @@ def as_on_a_gpu(monkeypatch):
         monkeypatch.setattr(bitsandbytes, "matmul", product)
 
 
-class FusedNorm(torch.autograd.Function):
-    """fms-acceleration's norm (876e2ed, `rms_layernorm.py`), token by token. It overwrites gradients."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        out = torch.empty_like(x)
-        scales = x.new_empty(x.shape[:-1], dtype=torch.float32)
-        for place in np.ndindex(*x.shape[:-1]):
-            scales[place] = x[place].float().square().mean().add(1e-6).rsqrt()
-            out[place] = weight * (x[place] * scales[place]).to(weight.dtype)
-        ctx.save_for_backward(x, weight, scales)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight, scales = ctx.saved_tensors
-        for place in np.ndindex(*x.shape[:-1]):
-            normed = x[place].float() * scales[place]
-            inner = gradient[place].float() * weight
-            gradient[place] = scales[place] * (inner - normed * (inner * normed).mean())
-        return gradient, None
-
-
-def fuse(model) -> None:
-    """Let norms compute as fms-acceleration's kernels."""
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = lambda x, weight=module.weight: FusedNorm.apply(x, weight)
-
-
 def real_model(
     peft,
     config,
@@ -150,9 +99,7 @@ def real_model(
     dropout=False,
     dora=False,
     checkpointing=False,
-    reentrant=False,
     keeps_logits=False,
-    fused=False,
 ):
     """Return a model as PEFT prepares it."""
     model = build(config, "cpu", torch.bfloat16)
@@ -172,12 +119,10 @@ def real_model(
         if training == "prepared by TRL" and ("embed_tokens" in name or "lm_head" in name):  # as in TRL 0.13.0
             tensor.data = tensor.data.bfloat16()
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     if keeps_logits:  # as `out = model(...)` does in a loop
         model.register_forward_hook(lambda *seen: setattr(model, "out", seen[-1]))
-    if fused:
-        fuse(model)
     return model.train()
 
 
@@ -215,11 +160,10 @@ def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, 
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
-    ways = {"recomputes_whole_layers": more.get("reentrant", False), "keeps_logits": more.get("keeps_logits", False)}
-    ways |= {"fused_layers": more.get("fused", False)}
+    library = Library(keeps_logits=more.get("keeps_logits", False))
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda", "cuda": ("autocast",)}
-    setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=Library(**ways), **values)
+    setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=library, **values)
     seen = profile(setup)
     most = max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward")
     assert seen.kept == pytest.approx(kept, rel=0.001)

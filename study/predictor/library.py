@@ -15,8 +15,5 @@ class Library:
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
     keeps_cache: bool = False  # the model returns keys and values: transformers 4 under a checkpointing not its own
-    # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
-    # until the backward pass has all it needs, which spares its last product.
-    recomputes_whole_layers: bool = False
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both

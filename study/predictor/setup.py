@@ -160,7 +160,6 @@ class Setup:
     def trace_options(self) -> TraceOptions:
         """Return all that a trace of the model depends on."""
         attention = self.attention if self.model.has_fused_attention else "eager"
-        recomputes = bool(self.checkpointing) and self.library.recomputes_whole_layers
         return TraceOptions(
             *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, self.has_own_linear),
             cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
@@ -168,8 +167,6 @@ class Setup:
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
             quantized_bits=int(8 * PACKED_BYTES[self.quantized]) if self.quantized else 0,
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
-            reentrant=recomputes and self.model.is_partly_frozen,
-            fused_norms=recomputes and self.library.fused_layers and self.model.is_partly_frozen,  # others: `kept.py`
         )
 
     @property

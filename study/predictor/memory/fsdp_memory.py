@@ -43,8 +43,7 @@ class Sharding:
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
-        self.ends_are_units = self.by_accelerate
-        tied = self.ends_are_units and reads_out_by_embeddings(setup.model)
+        tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         self.units = self._units()
         self.stay = ({ROOT, TAIL} if self.releases else set(self.units)) & self.units.keys()
@@ -53,8 +52,7 @@ class Sharding:
         self.trained = {unit: [each for each in tensors if each.trains] for unit, tensors in self.units.items()}
         # Bytes of a unit's gathered weights, and of its whole gradient; the buffer that is reduced has as many.
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
-        reduced_over_made = setup.reduced_bytes // setup.weight_bytes
-        self.gradient = {unit: self._bytes(tensors) * reduced_over_made for unit, tensors in self.trained.items()}
+        self.gradient = {unit: self._bytes(tensors) for unit, tensors in self.trained.items()}
         # A rank's elements of a unit's gradient, and those of all: its part of each tensor, rounded up.
         self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in self.trained.items()}
         self.part = sum(self.trained_part.values())
@@ -62,7 +60,7 @@ class Sharding:
 
     def _units(self) -> dict[str, list[Tensor]]:
         units: dict[str, list[Tensor]] = {ROOT: []}
-        if self.ends_are_units:
+        if self.by_accelerate:
             units[self.first] = []
         for tensor in self.setup.tensors:
             units.setdefault(self._unit(tensor), []).append(tensor)
@@ -71,7 +69,7 @@ class Sharding:
     def _unit(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
             return tensor.block
-        if not self.ends_are_units:
+        if not self.by_accelerate:
             return ROOT
         if READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name):
             return TAIL

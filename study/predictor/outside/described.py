@@ -192,7 +192,6 @@ def library_of(row: Row) -> Library:
         logits=row.logits or "fp32",
         keeps_logits=row.origin.keeps_logits or row.keeps_cache == "with_outputs",
         keeps_cache=bool(row.keeps_cache),
-        recomputes_whole_layers=row.recompute == "whole",
         torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
     )
