@@ -69,41 +69,30 @@ class Adapted(nn.Module):
 class _Product(torch.autograd.Function):
     """The product with a quantized weight, as in bitsandbytes: each pass makes the weight in 16 bits.
 
-    Products with 8 bits (MatMul8bitLt) keep their input. They keep it as an attribute, so only reentrant recomputation
-    drops it, and keeps it until a layer's backward pass ends: traces recompute in the other kind, which drops what is
-    saved. Their columns with outliers, which are few, are left out.
+    Products with 8 bits (MatMul8bitLt) keep their input, as an attribute: recomputation does not drop it. Their columns
+    with outliers, which are few, are left out.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, bits, recomputed):
+    def forward(ctx, x, weight, bias, bits):
         ctx.weight = weight
-        ctx.recomputed = recomputed
-        kept = [x] if ctx.needs_input_grad[0] and bits == 8 else []
-        if recomputed is None:
-            ctx.kept = kept
-        else:
-            ctx.save_for_backward(*kept)
+        ctx.kept = x if ctx.needs_input_grad[0] and bits == 8 else None
         with torch.autocast("cpu", enabled=False):
             whole = weight.new_empty(weight.shape, dtype=x.dtype)
             return functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.recomputed is not None:
-            ctx.recomputed.extend(ctx.saved_tensors)
-        return gradient @ ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype), None, None, None, None
+        return gradient @ ctx.weight.new_empty(ctx.weight.shape, dtype=gradient.dtype), None, None, None
 
 
-def quantize(model: nn.Module, bits: int, recomputed: list[torch.Tensor] | None) -> None:
-    """Let the frozen linear layers compute as bitsandbytes' do, except the head. Their weights keep their shapes.
-
-    `recomputed` collects what reentrant recomputation keeps. None: it is not reentrant.
-    """
+def quantize(model: nn.Module, bits: int) -> None:
+    """Let the frozen linear layers compute as bitsandbytes' do, except the head. Their weights keep their shapes."""
 
     def forward(self: nn.Linear | Conv1D, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.T if isinstance(self, Conv1D) else self.weight
         read = x.to(torch.bfloat16) if bits == 4 else x  # 4 bits: BitsAndBytesConfig's compute type
-        return cast(torch.Tensor, _Product.apply(read, weight, self.bias, bits, recomputed)).to(x.dtype)
+        return cast(torch.Tensor, _Product.apply(read, weight, self.bias, bits)).to(x.dtype)
 
     for name, module in model.named_modules():
         if isinstance(module, Adapted):

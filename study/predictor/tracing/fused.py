@@ -1,4 +1,4 @@
-"""What fused kernels keep: of norms, and of losses that overwrite the logits or never hold all of them.
+"""What fused losses keep: they overwrite the logits, or never hold all of them.
 
 For tensors without values: no loss here is one.
 """
@@ -12,29 +12,6 @@ from transformers import PretrainedConfig
 from study.errors import Stop
 from study.models.config import kind_of
 from study.models.step import IGNORED, Batch, mask
-
-
-class _Norm(torch.autograd.Function):
-    """Keeps its input and a number for each token. The gradient of its output becomes that of its input, in place.
-
-    As Unsloth's kernel, which fms-acceleration has as well (876e2ed, `kernels/unsloth/rms_layernorm.py`).
-    """
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x, x.new_empty(x.shape[:-1], dtype=torch.float32))
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-def fuse_norms(model: nn.Module) -> None:
-    """Let RMS norms be fused kernels."""
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            setattr(module, "forward", _Norm.apply)  # noqa: B010
 
 
 class _InPlace(torch.autograd.Function):

@@ -26,7 +26,7 @@ from study.models import config as configs
 from study.models.adapters import Adapted, quantize
 from study.models.build import WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
-from study.predictor.tracing.fused import InPlace, fuse_norms, without_logits
+from study.predictor.tracing.fused import InPlace, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Followed, Stack, Unlike, repeat
 from study.predictor.tracing.stacks import shorten
@@ -105,7 +105,7 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
-def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[torch.Tensor] | None) -> None:
+def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
     """Let adapters compute as PEFT's, and quantized layers as bitsandbytes'. Convert frozen weights to bf16, if told.
 
     PEFT lets the embeddings' output have a gradient only where recomputation needs it.
@@ -120,9 +120,7 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions, kept: list[
         if not tensor.requires_grad and not stays:
             tensor.data = tensor.data.to(torch.bfloat16)
     if options.quantized_bits:
-        quantize(model, options.quantized_bits, kept)
-    if options.fused_norms:
-        fuse_norms(model)
+        quantize(model, options.quantized_bits)
 
 
 def _keep_between(model: torch.nn.Module, every: int) -> None:
@@ -164,42 +162,6 @@ def _compute_again(model: PreTrainedModel, place: Callable, selectively: bool) -
             setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
-class _Recomputed(torch.autograd.Function):
-    """The end of a layer that reentrant recomputation computes again before anything else, up to its output.
-
-    The output and its gradient stay until the layer's backward pass ends.
-    """
-
-    @staticmethod
-    def forward(ctx, output, kept):
-        ctx.save_for_backward(output)
-        ctx.kept = kept
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.kept.clear()
-        ctx.kept.extend((gradient, *ctx.saved_tensors))
-        return gradient, None
-
-
-def _as_reentrant(model: torch.nn.Module, kept: list[torch.Tensor]) -> None:
-    """Let layers be computed again as by reentrant recomputation."""
-
-    def whole(again: Callable, forward: Callable, *args, **kwargs):
-        def ending(*args, **kwargs):
-            output = forward(*args, **kwargs)
-            if isinstance(output, tuple):
-                return _Recomputed.apply(output[0], kept), *output[1:]
-            return _Recomputed.apply(output, kept)
-
-        return again(ending, *args, **kwargs)
-
-    for layer in model.modules():
-        if again := getattr(layer, "_gradient_checkpointing_func", None):
-            setattr(layer, "_gradient_checkpointing_func", functools.partial(whole, again))  # noqa: B010
-
-
 def _give_device(model: torch.nn.Module) -> None:
     """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
     copies: dict[int, torch.nn.Parameter] = {}
@@ -221,9 +183,8 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = cast(PreTrainedModel, _built(model, config, dtype))
-    kept: list[torch.Tensor] | None = [] if options.reentrant else None
     if options.cuda or options.frozen != "as_weights" or options.quantized_bits:
-        _freeze_as_others(built, options, kept)
+        _freeze_as_others(built, options)
     if options.checkpointing > 1:
         _keep_between(built, options.checkpointing)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
@@ -232,8 +193,6 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     with _quiet(), FakeTensorMode(), WithoutValues():
         if options.checkpointing:
             _compute_again(built, place, options.checkpointing == SELECTIVE)
-        if kept is not None:
-            _as_reentrant(built, kept)
         _give_device(built)
         with _foreign(model, "cannot be given rows"):  # such as a vocabulary of 0
             batch = inputs(config, rows, options.sequence)

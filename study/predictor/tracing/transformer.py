@@ -43,9 +43,7 @@ class TraceOptions(NamedTuple):
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
-    reentrant: bool = False  # recomputation is PyTorch's reentrant kind, which keeps other tensors
     keeps_logits: bool = False  # the loop holds the model's output during the backward pass
-    fused_norms: bool = False
 
 
 class Look(NamedTuple):
