@@ -278,7 +278,7 @@ WRONG = {
     "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
     "estimate --model deep": "says 1000000000 layers, and at most 10000 are traced",
     "oom --vocabulary -1": "--vocabulary must be a finite number above 0 (got -1)",
-    "estimate --ranks many": "--ranks: expected a whole number (got 'many')",
+    "estimate --ranks many": "--gpus: expected a whole number (got 'many')",
     "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
 }
 

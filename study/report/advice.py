@@ -30,9 +30,8 @@ def in_words(advice: Advice) -> list[str]:
         return [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}."]
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        lines.append(
-            "It fits only just: if it runs out of memory, take fewer rows per pass, or what needs less, below."
-        )
+        less = "fewer rows per pass" if choice.micro_batch > 1 else "a shorter sequence, or more GPUs"
+        lines.append(f"It fits only just: if it runs out of memory, take {less}.")
     if other := advice.alternative:
         kind = "Simplest alternative" if other.simplicity < choice.simplicity else "Alternative"
         lines.append(f"{kind}: {use(other, question)}.{' It fits only just.' * other.is_tight}")
