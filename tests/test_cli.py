@@ -72,23 +72,7 @@ def test_the_papers_worked_example(monkeypatch, capsys):
     assert in_this_process(monkeypatch, words) is None
     answer = json.loads(capsys.readouterr().out)
     assert sum(answer["published_states_bytes"].values()) / 1e9 == pytest.approx(16.6, abs=0.05)
-    assert answer["estimate"] is None, "without layers there is nothing to say of DeepSpeed"
-
-
-@pytest.mark.parametrize(
-    ("how", "is_tf32"), [("A100 --precision fp32", True), ("A100", False), ("T4 --precision fp32", False)]
-)
-def test_a_time_in_fp32_says_that_it_counts_tf32(how, is_tf32, monkeypatch, capsys):
-    assert in_this_process(monkeypatch, f"estimate --model gpt2 --arm ddp --ranks 2 --gpu {how}") is None
-    words = " ".join(capsys.readouterr().out.split())
-    assert ("run in TF32, which our trainer switches on" in words) == is_tf32
-
-
-@pytest.mark.parametrize(("how", "is_said"), [("--precision fp32", True), ("--precision bf16", False)])
-def test_a_time_with_4_bits_says_which_releases_compute_in_fp32(how, is_said, monkeypatch, capsys):
-    words = f"estimate --model tinyllama-1.1b --lora-rank 8 --quantized nf4 --arm single --gpu A100 {how}"
-    assert in_this_process(monkeypatch, words) is None
-    assert ("use 0.47 or later, or autocast" in " ".join(capsys.readouterr().out.split())) == is_said
+    assert "estimate" not in answer, "without layers there is nothing to say of DeepSpeed"
 
 
 TRACING = "tracing the model; this takes seconds to minutes, once ...\n"

@@ -133,8 +133,8 @@ def _states(name: str, training: Training, place: Place, parameters: float, as_j
 
 
 def _as_dict(prediction: Prediction) -> dict:
-    step = prediction.step
-    times = {name: getattr(step, name) for name in ("seconds", "low_s", "high_s", "limit", "parts", "phases")}
+    names = ("seconds", "low_s", "high_s", "limit", "parts", "phases")
+    times = {name: getattr(prediction.step, name) for name in names} if prediction.step else None
     return {
         "arm": prediction.arm,
         "ranks": prediction.setup.ranks,
@@ -142,7 +142,7 @@ def _as_dict(prediction: Prediction) -> dict:
         "estimate": dataclasses.asdict(prediction.whole),
         "kinds": dataclasses.asdict(prediction.kinds),
         "fits": prediction.fits,
-        "step": times if step else None,
+        "step": times,
     }
 
 
