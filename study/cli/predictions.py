@@ -133,8 +133,10 @@ def _states(name: str, training: Training, place: Place, parameters: float, as_j
 
 
 def _as_dict(prediction: Prediction) -> dict:
-    names = ("seconds", "low_s", "high_s", "limit", "parts", "phases")
-    times = {name: getattr(prediction.step, name) for name in names} if prediction.step else None
+    times = None
+    if step := prediction.step:
+        times = {name: getattr(step, name) for name in ("seconds", "low_s", "high_s", "limit", "parts")}
+        times["phases"] = [dataclasses.asdict(phase) for phase in step.phases]
     return {
         "arm": prediction.arm,
         "ranks": prediction.setup.ranks,
