@@ -3,7 +3,7 @@
 `python reproductions/laboratories/fit.py` prints them, `--write` stores them.
 
 All rows decide but those of the newest set. The rows of a source share their errors, so a source of n rows counts as
-much as n^0.7 single ones; and a row that is far off, because something about it is not known, counts little more than
+much as n^0.8 single ones; and a row that is far off, because something about it is not known, counts little more than
 one that is near. Each constant starts at what was published or measured of it, and is pulled back there.
 
 The interval of a constant is the range of five fits, each without a fifth of the sources. The intervals of predictions
@@ -28,8 +28,8 @@ from study.predictor.setup import Setup
 from study.predictor.step_time import Machine, Pace, class_of, pace, step_time
 
 SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it
-OF_A_SOURCE = 0.15  # a row weighs (rows of its source)^-0.15, and its square is summed
-PULL = 0.15  # a constant that is off by this share costs as much as one row that is off by SCALE
+OF_A_SOURCE = 0.1  # a row weighs (rows of its source)^-0.1, and its square is summed
+PULL = 0.25  # a constant that is off by this share costs as much as one row that is off by SCALE
 STEP = 0.01  # of derivatives
 FOLDS = 5
 COVERAGE = 0.8

@@ -1,13 +1,11 @@
 """The runs that may count as evidence: those that have ended, and are not of other people's scripts."""
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.io.numbers import number_of, part_of
+from study.io.numbers import number_of
 from study.records.runs import Run, Runs
-from study.records.schema import MEASURE_VERSION
-from study.spec.arms import ROOT, all_paths
+from study.spec.arms import ROOT
 
 
 @dataclass(frozen=True)
@@ -17,11 +15,6 @@ class Evidence:
     runs: tuple[Run, ...] = ()
     set_aside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # which runs decide nothing
-
-    @functools.cached_property
-    def arms(self) -> list[str]:
-        """Return the arms of the study, and those of the runs."""
-        return list(dict.fromkeys([*all_paths(), *(run.arm for run in self.runs)]))
 
 
 def default_folders() -> list[Path]:
@@ -36,12 +29,3 @@ def gather(runs: Runs) -> Evidence:
     watched = len(ended) - len(counting)
     notes = [f"{number_of(watched, 'records')} of other people's scripts: no evidence"] if watched else []
     return Evidence(counting, runs.set_aside, tuple(notes))
-
-
-def notes_on(runs: list[Run]) -> list[str]:
-    """Return what to know about runs that count."""
-    counts = {
-        "from another version of the instruments": sum(run.record.measure_version != MEASURE_VERSION for run in runs),
-        "from a changed source tree": sum(bool(run.record.dirty) for run in runs),
-    }
-    return [f"{part_of(count, len(runs), 'runs')} {reason}" for reason, count in counts.items() if count]

@@ -20,7 +20,6 @@ from study.spec import node_traffic
 STATES = ("weights", "gradients", "master", "moments", "swap")
 DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}
 ELEMENT_BYTES = {dtype: size_bytes for size_bytes, dtypes in DTYPES.items() for dtype in dtypes}
-HIGHER_IS_BETTER = ("tokens_per_s", "samples_per_s", "mfu", "accuracy")
 COMPONENT = "component."  # prefix of a component at the peak: component.weights
 
 
@@ -308,25 +307,3 @@ def dig(content: Any, path: str) -> Any:
         else:
             content = getattr(content, name, None) if isinstance(content, BaseModel) else None
     return content
-
-
-def sort_of(quantity: str) -> str:
-    """Return which kind of claim may rest on it: "time", "convergence", or "" for any."""
-    last = quantity.rpartition(".")[2]
-    if quantity in TIMES or quantity.startswith(("time.", "energy.")) or last.endswith(("_s", "_per_s")):
-        return "time"
-    if quantity in LOSSES or quantity.startswith("loss.") or "loss" in quantity:
-        return "convergence"
-    return ""
-
-
-def unit_of(quantity: str) -> str:
-    """Return the unit of a quantity or of a field by its dotted path; "number" if it has none."""
-    parents, _, last = quantity.rpartition(".")
-    if last.endswith("_per_s"):
-        return "number"
-    if last.endswith("bytes") or parents.endswith(("component", "at_peak", "after_step")):
-        return "bytes"
-    if last.endswith("_s"):
-        return "s"
-    return "parameters" if last.endswith("parameters") else "number"

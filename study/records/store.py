@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import errno
 import fcntl
-import functools
 import glob
 import json
 import os
@@ -204,25 +203,6 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
         return commit, bool(_git("status", "--porcelain", "--", "."))
     except (OSError, subprocess.SubprocessError):
         return None, None
-
-
-@functools.cache
-def first_days(pattern: str) -> dict[str, datetime.date] | None:
-    """Return the day on which the history got each file that fits, by its name. None outside a checkout with all."""
-    try:
-        if commit_of_this_tree()[0] is None or _git("rev-parse", "--is-shallow-repository") == "true":
-            return None
-        lines = _git("log", "--format=%as", "--name-only", "--diff-filter=A", "--", pattern).splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    days: dict[str, datetime.date] = {}
-    day = datetime.date.max
-    for line in filter(None, lines):  # the newest commit comes first
-        if "/" in line:
-            days[Path(line).name] = day
-        else:
-            day = datetime.date.fromisoformat(line)
-    return days
 
 
 def _git(*words: str) -> str:
