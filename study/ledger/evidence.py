@@ -18,8 +18,7 @@ from study.ledger.selection import ANSWERS, MOVED, Quantity
 from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.setup import Setup
-from study.predictor.timing.machine import Machine
-from study.predictor.timing.steptime import step_time
+from study.predictor.step_time import Machine, step_time
 from study.records.runs import Run
 from study.spec.arms import ROOT
 
