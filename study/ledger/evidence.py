@@ -19,6 +19,7 @@ from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.setup import Setup
 from study.predictor.step_time import Machine, step_time
+from study.predictor.tracing.transformer import Transformer
 from study.records.runs import Run
 from study.spec.arms import ROOT
 
@@ -177,8 +178,7 @@ class Training(BaseModel):
 
     def quantity(self, name: str) -> float:
         given = self.model_dump(exclude={"arm", "model", "parameters", "layers", "hidden", "gpu", "link"})
-        model = named(self.model) if self.model else generic(self.parameters, self.layers, self.hidden)
-        setup = Setup.of_arm(model, self.arm, device="cuda", **given)
+        setup = Setup.of_arm(self._transformer(), self.arm, device="cuda", **given)
         if name not in ("seconds", "tokens_per_s"):
             return _predicted(estimate(setup), name)
         if self.gpu is None:
@@ -186,6 +186,13 @@ class Training(BaseModel):
         seconds = step_time(setup, Machine(gpu=self.gpu, link=self.link)).seconds
         tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
         return seconds if name == "seconds" else tokens / seconds
+
+    def _transformer(self) -> Transformer:
+        if self.model:
+            return named(self.model)
+        if self.parameters is None or self.layers is None or self.hidden is None:
+            raise Stop("no model is given", "give model, or parameters, layers and hidden")
+        return generic(self.parameters, self.layers, self.hidden)
 
 
 def _predicted(prediction: Estimate, name: str) -> float:

@@ -22,7 +22,8 @@ def _flops(parameters: float, tokens: float) -> float:
     return 6 * parameters * tokens  # two forward, four backward: ZeRO-Infinity, section 4
 
 
-FORMULAS = FUNCTIONS | {
+FORMULAS: dict[str, Callable] = {
+    **FUNCTIONS,
     "states": _states,  # parameters, stage, ranks and recipe, as for the next three
     "weights": lambda *given: papers.states_bytes(*given)["weights"],
     "gradients": lambda *given: papers.states_bytes(*given)["gradients"],

@@ -184,7 +184,7 @@ def in_words(claims: Iterable[Claim]) -> str:
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """Return the claims and faults with these ids, those of a document, or those that contain these words."""
-    known = [*claims(), *faults()]
+    known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, list] = {each.id.lower(): [each] for each in known} | {"faults": [*faults()]}
     by_name |= {text.document.lower(): [*text.claim] for text in texts()}
     if all(word.lower() in by_name for word in words):

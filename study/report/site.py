@@ -141,7 +141,7 @@ def write_notebook_page(
 
 def known_ids() -> set[str]:
     """Return what has a place on the page of claims."""
-    return {each.id for each in (*texts.claims(), *texts.faults())}
+    return {claim.id for claim in texts.claims()} | {fault.id for fault in texts.faults()}
 
 
 def write_index(
