@@ -7,11 +7,13 @@ import pandas as pd
 from study.ledger import texts
 from study.ledger.texts import Claim
 
-COLUMNS = ("id", "question", "verdict", "certainty", "found")
-
 
 def table(claims: Iterable[Claim]) -> pd.DataFrame:
-    rows = [{"claim": each.id, **{name: getattr(each, name) or "" for name in COLUMNS[1:]}} for each in claims]
+    rows = [
+        {"claim": each.id, "question": each.question, "verdict": each.outcome}
+        | {"certainty": each.certainty or "", "found": each.found}
+        for each in claims
+    ]
     return pd.DataFrame(rows)
 
 
