@@ -1,7 +1,5 @@
 """The kinds of evidence. Each computes the number that a claim's sentence names, so that a test can compare the two."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -14,7 +12,7 @@ from study.io.numbers import is_number, short
 from study.io.units import parsed_unit
 from study.ledger import selection
 from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
-from study.ledger.selection import ANSWERS, MOVED, Quantity
+from study.ledger.selection import MOVED, Quantity
 from study.predictor.architecture import generic, named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.setup import Setup
@@ -85,11 +83,6 @@ class OfRuns(Piece):
 
     def computed(self, runs: Sequence[Run]) -> Value:
         runs = [run for run in runs if _is_virtual(run) == (self.kind == "virtual")]
-        if self.quantity == "count":
-            return len(selection.chosen(runs, self.where)) or None
-        if self.quantity == "status":
-            ended = selection.chosen(runs, self.where, ANSWERS)
-            return selection.agreed([run.status for run in ended]) if ended else None
         if self.quantity in MOVED and "ranks" not in self.where:
             runs = [run for run in runs if run.ranks != 1]  # a single rank sends nothing
         quantity = Quantity(self.quantity, self.per, self.collectives, self.node_ranks)
@@ -106,24 +99,17 @@ def _is_virtual(run: Run) -> bool:
 class Reproduction(Piece):
     kind: Literal["reproduction"]
     script: str
-    release: str | None = None  # of a library, as in reports/conform/releases
 
     def computed(self, runs: Sequence[Run]) -> Value:
-        return self.in_unit(kept_answer(self.script, self.release))
+        return self.in_unit(kept_answer(self.script))
 
 
-def kept_answer(script: str, release: str | None = None) -> Value:
+def kept_answer(script: str) -> Value:
     """Return what a script of reproductions/ found when its answer was kept. Raise ValueError without an answer."""
-    known = [row for row in _answers() if row["trial"] == {"what": "reproduction", "name": script}]
-    if not known:
-        raise ValueError(f"no answer of reproductions/{script}.py is kept in reports/")
-    if release is None:
-        return known[0]["found"]
-    key = hashlib.sha256(json.dumps(known[0]["trial"], sort_keys=True).encode()).hexdigest()[:12]
-    answers = _json(REPORTS / "conform" / "releases" / release / "configurations.json")
-    if key not in answers:
-        raise ValueError(f"{release} was not asked for reproductions/{script}.py")
-    return answers[key]
+    for row in _answers():
+        if row["trial"] == {"what": "reproduction", "name": script}:
+            return row["found"]
+    raise ValueError(f"no answer of reproductions/{script}.py is kept in reports/")
 
 
 @cache

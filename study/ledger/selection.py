@@ -9,7 +9,6 @@ from study.records.runs import Run
 from study.records.stats import median
 from study.spec.arms import all_paths
 
-ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")  # any other end says nothing about a claim
 MOVED = ("volume", "tensors", "calls")
 TRAINING = "training"  # in a selection: which training of the script of document 002
 TAKE: dict[str, Callable] = {"median": median, "least": min, "most": max}
@@ -17,14 +16,14 @@ TAKE: dict[str, Callable] = {"median": median, "least": min, "most": max}
 USUAL: dict[str, tuple] = {"optimizer": (None, "adamw"), "lora_rank": (None,), "train_only": (None,)}
 
 
-def chosen(runs: Sequence[Run], where: dict, statuses: tuple[str, ...] = ("done",)) -> list[Run]:
-    """Return the runs with these facts. A list means any of its values."""
+def chosen(runs: Sequence[Run], where: dict) -> list[Run]:
+    """Return the runs that are done and have these facts. A list means any of its values."""
     wanted = {name: value if isinstance(value, list) else [value] for name, value in where.items() if name != TRAINING}
     arms = [*all_paths(), *{run.arm for run in runs}]
     for name, values in wanted.items():
         refuse_impossible(name, values, arms)
     usual = {name: values for name, values in USUAL.items() if name not in wanted}
-    return [run for run in runs if run.status in statuses and _has(run, wanted, usual)]
+    return [run for run in runs if run.done and _has(run, wanted, usual)]
 
 
 def _has(run: Run, wanted: dict[str, list], usual: dict[str, tuple]) -> bool:
