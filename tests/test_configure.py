@@ -63,19 +63,6 @@ def test_groups_are_written_as_large_as_nodes(tmp_path):
     assert arms.read(tmp_path / "hpz.yaml").second_partition(16) == 4
 
 
-def test_each_line_that_is_not_a_default_has_its_reason(tmp_path):
-    """JSON has no comments, so the yaml explains each line of the json."""
-    defaults = {"compute_environment", "num_machines", "deepspeed_config", "deepspeed_config_file"}
-    write(tmp_path / "mine.yaml", *asked("zero3_nvme", advised(precision="bf16")), tmp_path)
-    lines = (tmp_path / "mine.yaml").read_text().splitlines()
-    assert {line.split(":")[0].strip() for line in lines if "# " not in line} <= defaults
-    config = json.loads((tmp_path / "mine.json").read_text())
-    names = [*(name for name in config if name != "zero_optimization"), *config["zero_optimization"]]
-    notes = [line for line in lines if line.startswith("#   ")]
-    assert sorted(line.split()[1] for line in notes) == sorted(names)
-    assert not any("as in the arm" in line for line in notes)
-
-
 @pytest.mark.parametrize(("arm", "gpus"), [("ddp", 16), ("zero1", 2), ("zero3", 16), ("zero3_nvme", 2)])
 def test_accelerate_reads_it(arm, gpus, tmp_path):
     """Accelerate's classes refuse unknown keys, and the launcher and the plugin take over the intended values."""

@@ -10,7 +10,7 @@ from families import config_of
 
 from study.errors import Stop
 from study.models import config as configs
-from study.predictor.architecture import decoder
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
@@ -41,8 +41,8 @@ def test_peaks_are_those_of_pytorchs_tracker(how):
     assert predicted == pytest.approx(followed, rel=0.005)
 
 
-MISTRAL = decoder(7.24e9, 32, 4096, 14336, 32, 8, vocabulary=32000)
-LLAMA_3 = decoder(8.03e9, 32, 4096, 14336, 32, 8, vocabulary=128256)
+MISTRAL = named("mistral-7b")
+LLAMA_3 = named("llama3-8b")
 # fms-acceleration, scripts/benchmarks/refs/a100_80gb*.csv: torch's allocated bytes after 100 steps, and their peak.
 # The Trainer's AdamW is PyTorch's, whose default on CUDA is foreach. Peaks are those of the update.
 PUBLISHED = [

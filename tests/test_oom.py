@@ -11,8 +11,7 @@ from study.errors import Stop
 from study.oom import reading
 from study.oom.explain import explain
 from study.oom.proposals import proposals
-from study.oom.training import Described, with_config
-from study.predictor.wanted import Wanted
+from study.oom.training import Described, Shaped, with_config
 
 THREADS = tomllib.loads(Path(__file__).with_name("oom_threads.toml").read_text())["thread"]
 NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}
@@ -35,7 +34,7 @@ def new(asked="7.83 GiB", free="4.11 GiB", allocated="72.50 GiB", unused="1.36 G
 
 
 def ids(text: str, given: Described | None = None, **wanted) -> list[str]:
-    return [cause.id for cause in explain(text, Wanted(**wanted), given or Described()).causes]
+    return [cause.id for cause in explain(text, Shaped(**wanted), given or Described()).causes]
 
 
 def scored(thread: dict) -> dict:
@@ -98,7 +97,7 @@ def test_each_kind_of_message_has_its_cause(text, cause):
 
 def test_sizes_are_matched_with_the_tensors_of_a_training():
     given = Described(arm="zero3", ranks=8, micro_batch=4, sequence=4096)
-    found = explain(new(), Wanted(model="llama3-8b"), given)
+    found = explain(new(), Shaped(model="llama3-8b"), given)
     assert found.causes[0].id == "logits"
     assert found.causes[0].is_likely
     assert "16,384 tokens x 128,256 words x 4 bytes" in found.causes[0].what
@@ -110,14 +109,14 @@ def test_sizes_are_matched_with_the_tensors_of_a_training():
 
 
 def test_a_size_alone_narrows_it_down():
-    first = explain(new("3.79 GiB", free="1.00 GiB"), Wanted(), Described()).causes[0]
+    first = explain(new("3.79 GiB", free="1.00 GiB"), Shaped(), Described()).causes[0]
     assert (first.id, first.is_likely) == ("logits", False)
     assert "4,096 tokens x 248,320 words x 4 bytes (as in Qwen3.5)" in first.what
 
 
 def test_what_fits_is_smaller_and_in_order():
     given = Described(arm="ddp", ranks=8, micro_batch=4, sequence=2048, gpu="A100-40GB")
-    found = explain(new(), Wanted(model="llama3.2-1b"), given)
+    found = explain(new(), Shaped(model="llama3.2-1b"), given)
     now, *changes = proposals(found.training, found.gpu)
     assert not now.fits
     assert changes
@@ -140,10 +139,10 @@ def test_a_config_says_how_the_training_is_distributed(tmp_path):
 def test_a_log_says_what_the_training_is():
     log = "cmd = train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --deepspeed ds_z3_config.json\n"
     log += "world_size=8 per_device_train_batch_size=4 cutoff_len: 4096\n"
-    found = explain(log + new(), Wanted(), Described(micro_batch=2))
+    found = explain(log + new(), Shaped(), Described(micro_batch=2))
     assert set(found.read) == {"--model llama3-8b", "--ranks 8", "--sequence 4096", "--arm zero3"}
     assert (found.training.setup.ranks, found.training.setup.micro_batch) == (8, 2)  # a flag wins
-    assert not explain(new(), Wanted(), Described()).read
+    assert not explain(new(), Shaped(), Described()).read
 
 
 def test_states_that_fill_a_gpu_leave_no_other_cause():
@@ -173,7 +172,7 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     hostile = "CUDA out of memory. Tried to allocate 999999999999999 TiB. GPU total capacity of 1 OOM " * 2000
     assert reading.find(hostile).total is None
     with pytest.raises(Stop, match="at least 1"):
-        explain(new(), Wanted(), Described(ranks=0))
+        explain(new(), Shaped(), Described(ranks=0))
 
 
 def test_the_middle_of_a_message_is_enough():

@@ -10,8 +10,7 @@ from study.io.files import safe_join
 from study.io.numbers import number_of
 from study.io.tables import say, say_wrapped, wrapped
 from study.oom.explain import explain
-from study.oom.training import Described
-from study.predictor.wanted import Wanted
+from study.oom.training import Described, Shaped
 from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.records.hangs import Finding
@@ -110,7 +109,7 @@ def _out_of_memory(record: Record, path: Path) -> list[Finding]:
     record_file = path if path.is_file() else path / store.RECORD
     remedy = f"`study oom {record_file} --model MODEL {words}` names the tensor, and predicts which arms fit"
     try:
-        cause = explain(record.error.message, Wanted(), Described(arm=arm, ranks=seen.ranks)).causes[0]
+        cause = explain(record.error.message, Shaped(), Described(arm=arm, ranks=seen.ranks)).causes[0]
     except (Stop, IndexError):  # the message has no sizes
         return [Finding("The memory was full", remedy, id="memory_full")]
     sure = "likely" if cause.is_likely else "possible"

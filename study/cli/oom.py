@@ -13,9 +13,8 @@ from study.oom.causes import Cause
 from study.oom.explain import Explanation, explain
 from study.oom.proposals import Proposal, proposals
 from study.oom.reading import OomError
-from study.oom.training import Described
+from study.oom.training import Described, Shaped
 from study.predictor.memory.memory_kinds import reserve_bytes
-from study.predictor.wanted import Wanted
 from study.spec.options import AsJson
 
 
@@ -23,7 +22,7 @@ def oom(
     error: tyro.conf.Positional[str | None] = None,
     /,
     *,
-    wanted: Annotated[Wanted, tyro.conf.arg(name="")],
+    wanted: Annotated[Shaped, tyro.conf.arg(name="")],
     given: Annotated[Described, tyro.conf.arg(name="")],
     as_json: AsJson = False,
 ) -> dict | None:

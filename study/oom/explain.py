@@ -7,6 +7,7 @@ from study.oom.causes import Cause, Known, causes
 from study.oom.reading import OomError
 from study.oom.training import (
     Described,
+    Shaped,
     Training,
     checked,
     dimensions,
@@ -17,7 +18,6 @@ from study.oom.training import (
     with_log,
 )
 from study.predictor.estimate import estimate
-from study.predictor.wanted import Wanted
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 STATES = ("weights", "gradients", "master", "moments")
@@ -35,7 +35,7 @@ class Explanation:
     """Flags for what the log says of the training."""
 
 
-def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
+def explain(text: str, wanted: Shaped, given: Described) -> Explanation:
     """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
     error = reading.find(text)
     given, zero = with_config(checked(given))

@@ -31,6 +31,18 @@ OF_SHAPE = ("vocabulary", "hidden", "ffn", "heads")  # and those of a model
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shaped(Wanted):
+    """The model, or the sizes of it that are known."""
+
+    vocabulary: int | None = None
+    """Size of the vocabulary."""
+    ffn: int | None = None
+    """Width of the feed-forward layers."""
+    heads: int | None = None
+    """Attention heads."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Described:
     """The training, as far as it is known."""
 
@@ -77,9 +89,9 @@ def with_config(given: Described) -> tuple[Described, dict[str, Any]]:
     return _filled(given, known), numbers if stage else {}
 
 
-def with_log(wanted: Wanted, given: Described, log: dict[str, str]) -> tuple[Wanted, Described, tuple[str, ...]]:
+def with_log(wanted: Shaped, given: Described, log: dict[str, str]) -> tuple[Shaped, Described, tuple[str, ...]]:
     """Return the model and the training with what their log says, and that as flags. Other flags win over it."""
-    model = _model_in(log) if wanted == Wanted() else {}
+    model = _model_in(log) if wanted == Shaped() else {}
     described = _numbers_in(log, OF_LOG) | {"arm": _arm_in(log), "checkpointing": "checkpointing" in log}
     new = {name: value for name, value in described.items() if value and getattr(given, name) is None}
     read = tuple(f"{flag(name)} {value}".removesuffix(" True") for name, value in (model | new).items())
@@ -121,17 +133,17 @@ def _arm_of(values: dict, stage: int | None, offloads: dict) -> str:
     return f"zero{stage}{home}"
 
 
-def dimensions(wanted: Wanted, model: Transformer | None, given: Described) -> Dimensions:
+def dimensions(wanted: Shaped, model: Transformer | None, given: Described) -> Dimensions:
     """Return what is known of the sizes of tensors, with a model or without one."""
     known: dict[str, Any] = {"sequence": given.sequence, "rows": given.micro_batch}
     if model is not None:
         weights = {tensor.name: tensor.shape for tensor in model.tensors}
         return Dimensions.of_config(model.dimensions, **known, weights=weights, vocabulary=model.look.vocabulary)
-    numbers = {name: getattr(wanted, name) for name in ("vocabulary", "hidden", "ffn", "heads")}
+    numbers = {name: getattr(wanted, name) for name in OF_SHAPE}
     return Dimensions(**{**numbers, **known})
 
 
-def model_of(wanted: Wanted, given: Described) -> Transformer | None:
+def model_of(wanted: Shaped, given: Described) -> Transformer | None:
     """Return the model, if the user names one or gives all its numbers."""
     if wanted.model is None and wanted.params is None:
         return None

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 
 from study.errors import Stop
-from study.predictor.architecture import NUMBERS, decoder, generic, named
+from study.predictor.architecture import NUMBERS, generic, named
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import flag
 from study.spec.shapes import is_local, letters, with_size
@@ -23,12 +23,6 @@ class Wanted:
     """With --params."""
     hidden: int | None = None
     """With --params."""
-    ffn: int | None = None
-    """With --params: width of gated feed-forward layers, as Llama has them."""
-    heads: int | None = None
-    """With --params: attention heads."""
-    vocabulary: int | None = None
-    """With --params: size of the vocabulary."""
     lora_rank: int | None = None
     """With --model: only adapters of this rank train, at each linear layer but the head."""
     trust_remote_code: bool = False
@@ -40,7 +34,6 @@ class Wanted:
                 raise Stop(f"{flag(name)} must be a finite number above 0 (got {value})", "give a number above 0")
 
 
-WITH_MODEL = ("lora_rank", "trust_remote_code")
 NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
 
 
@@ -56,15 +49,19 @@ def count_of(params: float | str) -> float:
 
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
-    given = {name: value for name, value in vars(wanted).items() if value is not None and value is not False}
-    options = {name: given.pop(name) for name in WITH_MODEL if name in given}
-    if wanted.model is None and [*given] != ["params"]:
+    options = {name: value for name in ("lora_rank", "trust_remote_code") if (value := getattr(wanted, name))}
+    numbers = {name: value for name in ("params", "layers", "hidden") if (value := getattr(wanted, name)) is not None}
+    if not numbers and wanted.model is None:
+        raise Stop("no model is given", f"give --model, or {NUMBERS}")
+    if numbers and wanted.model is not None:
+        raise Stop(f"--model and {_flags([*numbers])} cannot be combined", f"give --model, or {NUMBERS}")
+    if wanted.model is None and [*numbers] != ["params"]:
         if options:
             raise Stop(f"{_flags([*options])} need a model whose tensors are known", "give --model")
-        return _of_numbers(given)
-    if len(given) > 1:
-        raise Stop(f"{_flags([*given])} cannot be combined", f"give --model, or {NUMBERS}")
-    name = wanted.model or f"{count_of(given['params']) / 1e9:g}B"
+        if missing := [name for name in ("params", "layers", "hidden") if name not in numbers]:
+            raise Stop(f"{_flags([*numbers])} do not describe a model", f"give {_flags(missing)} as well")
+        return generic(**numbers | {"params": count_of(numbers["params"])})
+    name = wanted.model or f"{count_of(numbers['params']) / 1e9:g}B"
     if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
         name = _of_size(name)
     model = named(name, **options)
@@ -91,15 +88,6 @@ def _of_size(size: str) -> str:
     others = f" ({', '.join(shapes[1:])}: as large)" if shapes[1:] else ""
     sys.stderr.write(f"{size} parameters: taken as {shapes[0]}{others}\n")
     return shapes[0]
-
-
-def _of_numbers(given: dict) -> Transformer:
-    if not given:
-        raise Stop("no model is given", f"give --model, or {NUMBERS}")
-    if missing := [name for name in ("params", "layers", "hidden") if name not in given]:
-        raise Stop(f"{_flags([*given])} do not describe a model", f"give {_flags(missing)} as well")
-    numbers = given | {"params": count_of(given["params"])}
-    return decoder(**numbers) if "ffn" in given else generic(**numbers)
 
 
 def _flags(names: list[str]) -> str:
