@@ -28,7 +28,7 @@ def advised(**change) -> Advice:
 def asked(arm: str, advice: Advice | None = None) -> tuple[Row, Question]:
     """Return an arm's row of an advice, and the question."""
     advice = advice or advised()
-    return next(row for row in advice.tried if row.arm == arm), advice.question
+    return next(row for row in advice.rows if row.arm == arm), advice.question
 
 
 DIVIDED = ("hsdp", "zero3_hpz", *DECODERS_ALONE)  # into nodes, or not for a BERT

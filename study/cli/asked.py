@@ -1,16 +1,14 @@
 """The options that `advise`, `estimate` and `virtual` share, and the setup and the machine that they describe."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from study.errors import Stop
-from study.machine.gpus import GPUS, gpu_named
-from study.predictor import setup as setups
-from study.predictor.advice.question import Precision, bytes_of, default_sequence, link_named, node_size
-from study.predictor.advice.settled import settled_arm, usual_precision
-from study.predictor.setup import Setup, distribution
+from study.predictor.advice import settled
+from study.predictor.advice.question import Given, Precision, Question
+from study.predictor.setup import Setup
 from study.predictor.step_time import Machine
 from study.predictor.tracing.transformer import Transformer
 from study.spec import arms
@@ -18,6 +16,7 @@ from study.spec.settings import Optimizer, Tokens
 
 Quantized = Literal["nf4", "nf4_double", "int8"]
 GPUS_AT_MOST = 2**16
+ANY_GPU = "H100"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +48,6 @@ class Place:
     quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
 
-    def machine(self, gpus: int) -> Machine | None:
-        """Return the machine with so many GPUs; None if their kind is not given."""
-        if self.gpu is None:
-            if self.link or self.gpus_per_node or self.disk:
-                raise Stop("options of a machine need its kind of GPU", "give --gpu")
-            return None
-        gpu = gpu_named(self.gpu)
-        per_node = min(gpus, node_size(gpus, gpu, self.gpus_per_node))
-        several = gpus > per_node
-        joined = None if gpus == 1 or self.link is None else link_named(self.link, GPUS[gpu], several)
-        return Machine(
-            gpu=gpu,
-            gpus_per_node=per_node,
-            link=None if several else joined,
-            network=joined if several else None,
-            disk_bytes_per_s=None if self.disk is None else bytes_of(self.disk, "--disk", "B/s"),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
@@ -82,35 +63,37 @@ class Passes:
     """Recompute activations in the backward pass."""
 
 
+def question_of(model: Transformer, gpus: int, training: Training, place: Place, **more: Any) -> Question:
+    """Return the question that the options ask. Without a kind of GPU, all GPUs are in one node."""
+    if not 1 <= gpus <= GPUS_AT_MOST:
+        raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {gpus})", "give such a number")
+    return Question.of(model, gpus, place.gpu or ANY_GPU, given(training, place, **more))
+
+
+def given(training: Training, place: Place, **more: Any) -> Given:
+    """Return the options as the predictor knows them; its name for the trainer's AdamW is the fused one."""
+    return Given(
+        sequence=training.sequence,
+        precision=training.precision,
+        optimizer="fused" if training.optimizer == "adamw" else training.optimizer,
+        quantized=place.quantized,
+        link=place.link,
+        disk=place.disk,
+        **{"gpus_per_node": place.gpus_per_node} | more,
+    )
+
+
 def setup_of(
     model: Transformer, training: Training, place: Place, passes: Passes, buckets: int | None
 ) -> tuple[Setup, Machine | None]:
-    """Return the setup under an arm, and the machine."""
+    """Return the setup under an arm, and the machine; None if its kind of GPU is not given."""
+    if place.gpu is None and (place.link or place.gpus_per_node or place.disk):
+        raise Stop("options of a machine need its kind of GPU", "give --gpu")
     arm = arms.load_arm(passes.arm)
-    gpus = training.gpus or 8
-    if not 0 < gpus <= GPUS_AT_MOST or training.gpus == 0:
-        raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {training.gpus})", "give such a number")
+    gpus = 8 if training.gpus is None else training.gpus
     gpus = 1 if arm.distributed_type == "NO" else gpus
-    machine = place.machine(gpus)
-    settled = settled_arm(arm, gpus, machine.gpus_per_node if machine else gpus, bucket_elements=buckets)
-    setup = Setup(
-        model=model,
-        ranks=gpus,
-        **distribution(settled, gpus),
-        precision=training.precision or usual_precision(arm),
-        micro_batch=passes.micro_batch,
-        accumulation=passes.accumulation,
-        sequence=training.sequence or default_sequence(model),
-        attention="sdpa" if model.has_fused_attention else "eager",
-        checkpointing=passes.checkpointing,
-        frozen="bf16",
-        quantized=place.quantized,
-        optimizer=predictors_name(training.optimizer),
-        device="cuda",
-    )
-    return setup, machine
-
-
-def predictors_name(optimizer: Optimizer) -> setups.Optimizer:
-    """The predictor's name for an optimizer of the trainer, whose AdamW is the fused one."""
-    return "fused" if optimizer == "adamw" else optimizer
+    more = {"checkpointing": passes.checkpointing} | ({} if place.gpu else {"gpus_per_node": gpus})
+    question = question_of(model, gpus, training, place, **more)
+    arm = settled.settled_arm(arm, gpus, question.local, buckets)
+    setup = settled.setup_of(question, arm, passes.micro_batch, passes.accumulation)
+    return setup, settled.machine_of(question) if place.gpu else None

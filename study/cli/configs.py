@@ -32,18 +32,12 @@ def config(row: Row, question: Question, nvme_dir: Path = NVME_DIR) -> tuple[dic
     precision = precision_of(row, question)
     if ours.deepspeed is None:
         return accelerate | {"mixed_precision": precision if precision in AUTOCAST else "no"}, None
-    deepspeed = ours.deepspeed | _precision_settings(precision)
-    deepspeed |= {
-        "train_micro_batch_size_per_gpu": row.micro_batch,
-        "gradient_accumulation_steps": row.accumulation,
-        "zero_optimization": dict(zero_of(ours)),
-    }
-    if question.optimizer not in ADAMW:
-        deepspeed["zero_allow_untested_optimizer"] = True
+    zero = dict(zero_of(ours))
     if ours.uses_nvme:
-        on_disk = deepspeed["zero_optimization"]["offload_optimizer"] | {"nvme_path": str(nvme_dir.resolve())}
-        deepspeed["zero_optimization"]["offload_optimizer"] = on_disk
-    return accelerate, deepspeed
+        zero["offload_optimizer"] = zero["offload_optimizer"] | {"nvme_path": str(nvme_dir.resolve())}
+    untested = {} if question.optimizer in ADAMW else {"zero_allow_untested_optimizer": True}
+    sizes = {"train_micro_batch_size_per_gpu": row.micro_batch, "gradient_accumulation_steps": row.accumulation}
+    return accelerate, ours.deepspeed | _precision_settings(precision) | sizes | {"zero_optimization": zero} | untested
 
 
 def _accelerate(arm: Arm, question: Question) -> dict:
@@ -61,14 +55,11 @@ def _accelerate(arm: Arm, question: Question) -> dict:
 
 def _precision_settings(precision: str) -> dict:
     """Return the sections of a DeepSpeed config for a precision."""
-    if precision == "fp32":
-        return {}
     if precision in AUTOCAST:
-        autocast = {"enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []}
-        return {"torch_autocast": autocast}
-    if precision == "bf16_pure":
-        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-    return {precision.removesuffix("_cast").removesuffix("_pure"): {"enabled": True}}
+        return {"torch_autocast": {"enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []}}
+    pure = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    half = {"enabled": True} | (pure if precision == "bf16_pure" else {})
+    return {} if precision == "fp32" else {precision.partition("_")[0]: half}
 
 
 def precision_of(row: Row, question: Question) -> str:

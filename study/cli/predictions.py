@@ -1,7 +1,7 @@
 """`study estimate`: predicts what a rank holds and moves, whether it fits, and the time of a step."""
 
-import dataclasses
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -13,10 +13,9 @@ from study.machine.gpus import GPUS
 from study.predictor.advice.advise import MISS, fills
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
-from study.predictor.memory.memory_kinds import MemoryKinds, memory_kinds, reserve_bytes
+from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.setup import Setup
-from study.predictor.step_time import Machine, StepTime, step_time
+from study.predictor.step_time import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
 from study.report.advice import of_card, recompute_note
 from study.report.outside import accuracy
@@ -30,36 +29,12 @@ FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": 
 BAR = 40  # characters of the longest phase
 
 
-def fits_on(gpu: str, peak_bytes: float) -> Fits:
-    """Return whether a peak fits on a GPU. An advice keeps a reserve free."""
+def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Fits:
+    """Return whether a peak fits on a GPU, by the rule of an advice, which keeps a reserve free."""
     headroom_bytes = GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
     if headroom_bytes < 0:
         return "no"
-    return "yes" if headroom_bytes >= MISS * peak_bytes else "only just"
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """What is predicted for a rank."""
-
-    arm: str
-    setup: Setup
-    whole: Estimate
-    kinds: MemoryKinds
-    machine: Machine | None
-    step: StepTime | None
-
-    @property
-    def gpu(self) -> str | None:
-        return self.machine.gpu if self.machine else None
-
-    @property
-    def fits(self) -> Fits | None:
-        """Return whether it fits on the GPU, by the rule of an advice. None: no GPU."""
-        if self.gpu is None:
-            return None
-        answer = fits_on(self.gpu, self.whole.peak_bytes)
-        return "only just" if answer == "yes" and fills(self.gpu, self.kinds.driver) else answer
+    return "only just" if headroom_bytes < MISS * peak_bytes or fills(gpu, driver_bytes) else "yes"
 
 
 def estimate(
@@ -91,27 +66,32 @@ def estimate(
         raise stop
     if timeline and place.gpu is None:
         raise Stop("--timeline needs a predicted time", "give --gpu")
-    if _is_only_a_number(wanted):
-        return _states(passes.arm, training, place, count_of(wanted.params or 0), as_json)
-    prediction = _predicted(asked_for(wanted, training.sequence or 1), training, place, passes, buckets)
-    if as_json:
-        return _as_dict(prediction)
-    _show(prediction, timeline)
-    return None
-
-
-def _is_only_a_number(wanted: Wanted) -> bool:
-    """Return whether a number of parameters is all that is known of a model. A text such as 7B may name a shape."""
-    if wanted.params is None or wanted != Wanted(params=wanted.params):
-        return False
-    return not (isinstance(wanted.params, str) and with_size(wanted.params))
-
-
-def _predicted(model, training: Training, place: Place, passes: Passes, buckets: int | None) -> Prediction:
-    setup, machine = setup_of(model, training, place, passes, buckets)
+    if wanted == Wanted(params=wanted.params) and wanted.params and not with_size(str(wanted.params)):
+        return _states(passes.arm, training, place, count_of(wanted.params), as_json)
+    setup, machine = setup_of(asked_for(wanted, training.sequence or 1), training, place, passes, buckets)
+    whole = predict(setup)
     step = step_time(setup, machine) if machine else None
     kinds = memory_kinds(setup, machine.gpu if machine else None)
-    return Prediction(passes.arm, setup, predict(setup), kinds, machine, step)
+    fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver) if machine else None
+    if as_json:
+        shown = {"arm": passes.arm, "ranks": setup.ranks, "parameters": whole.parameters}
+        parts: dict[str, Any] = {"estimate": whole, "kinds": kinds, "step": step}
+        return shown | {name: part and asdict(part) for name, part in parts.items()} | {"fits": fits}
+    peak = size(whole.peak_bytes)
+    text = f"A rank of {setup.ranks} under {passes.arm} needs {peak} of GPU memory at the peak, predicted"
+    if machine and kinds.driver and fits != "no":
+        text += f"; nvidia-smi will show {of_card(kinds.driver, machine.gpu)}"
+    text += "."
+    if machine and fits:
+        gpu = GPUS[machine.gpu]
+        free = (
+            f"{machine.gpu} ({size(gpu.memory_bytes)}, less {size(reserve_bytes(gpu))} for context and fragmentation)"
+        )
+        text += f" {FITS[fits].format(free)}"
+    say_wrapped(text, *recompute_note(setup.checkpointing, setup.model), "")
+    _show(whole, step, timeline)
+    say_wrapped("", accuracy(), *setup.model.remarks())
+    return None
 
 
 def _states(name: str, training: Training, place: Place, parameters: float, as_json: bool) -> dict | None:
@@ -132,54 +112,16 @@ def _states(name: str, training: Training, place: Place, parameters: float, as_j
     return None
 
 
-def _as_dict(prediction: Prediction) -> dict:
-    times = None
-    if step := prediction.step:
-        times = {name: getattr(step, name) for name in ("seconds", "low_s", "high_s", "limit", "parts")}
-        times["phases"] = [dataclasses.asdict(phase) for phase in step.phases]
-    return {
-        "arm": prediction.arm,
-        "ranks": prediction.setup.ranks,
-        "parameters": prediction.whole.parameters,
-        "estimate": dataclasses.asdict(prediction.whole),
-        "kinds": dataclasses.asdict(prediction.kinds),
-        "fits": prediction.fits,
-        "step": times,
-    }
-
-
-def _show(prediction: Prediction, timeline: bool) -> None:
-    whole = prediction.whole
-    say_wrapped(_answer(prediction), *recompute_note(prediction.setup), "")
+def _show(whole: Estimate, step: StepTime | None, timeline: bool) -> None:
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     sizes = whole.at_peak | {"total": whole.peak_bytes}
     show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in sizes.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
-    if prediction.step:
-        say(f"time, predicted: {in_words(prediction.step)}")
-        say(*_drawn(prediction.step) if timeline else ())
-    say_wrapped("", accuracy(), *prediction.setup.model.remarks())
-
-
-def _answer(prediction: Prediction) -> str:
-    """Return the peak of a rank, what nvidia-smi will show, and whether it fits, in a sentence or two."""
-    peak = size(prediction.whole.peak_bytes)
-    text = (
-        f"A rank of {prediction.setup.ranks} under {prediction.arm} needs {peak} of GPU memory at the peak, predicted"
-    )
-    gpu = prediction.gpu
-    if gpu is None or prediction.fits is None:
-        return f"{text}."
-    if prediction.kinds.driver is not None and prediction.fits != "no":
-        text += f"; nvidia-smi will show {of_card(prediction.kinds.driver, gpu)}"
-    free = f"{size(GPUS[gpu].memory_bytes)}, less {size(reserve_bytes(GPUS[gpu]))} for context and fragmentation"
-    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({free})')}"
-
-
-def in_words(step: StepTime) -> str:
-    """Return `1.27 s per step (1.1 to 1.5 s, limited by compute)`."""
-    return f"{step.seconds:.3g} s per step ({step.low_s:.2g} to {step.high_s:.2g} s, limited by {step.limit})"
+    if step:
+        low, high = f"{step.low_s:.2g}", f"{step.high_s:.2g}"
+        say(f"time, predicted: {step.seconds:.3g} s per step ({low} to {high} s, limited by {step.limit})")
+        say(*_drawn(step) if timeline else ())
 
 
 def _drawn(step: StepTime) -> list[str]:

@@ -19,10 +19,8 @@ def check(settings: Settings, arm: Arm, gpu: bool) -> None:
     needed = needed_bytes(settings, arm, gpu)
     available = psutil.virtual_memory().available
     if needed > available:
-        what = f"rank 0 of {settings.virtual_ranks} is predicted to need {size(needed)} of memory with values"
-        instead = "zero3_cpu with --init none" if arm.uses_nvme else "--init none"
-        message = f"{what}, and {size(available)} are available"
-        raise Stop(message, f"give {instead}, which needs no memory", "unavailable")
+        what = f"rank 0 is predicted to need {size(needed)} of memory with values, and {size(available)} are available"
+        raise Stop(what, "give --init none, which needs no memory", "unavailable")
 
 
 def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
@@ -34,10 +32,7 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
         return 0
     ranks = settings.virtual_ranks or 1
     values = distribution(arm, ranks) | {"ranks": ranks, "device": "cuda" if gpu else "cpu"}
-    try:
-        prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
-    except Stop:
-        return 0  # unknown; the trainer will say what is wrong with the model
+    prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
     # Random weights are drawn whole and in fp32 before stage 3 takes its part. Loaded weights are never all in memory.
     drawn = 4 * prediction.parameters if settings.init == "random" else 0
     return VIRTUAL_PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)

@@ -68,8 +68,7 @@ def virtual(
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
     if cache_dir != Flags.cache_dir:
         os.environ[CACHE] = str(cache_dir.expanduser().resolve())  # for traces, and for the trainer
-    arm = passes.arm
-    chosen = arms.load_arm(arm)
+    chosen = arms.load_arm(passes.arm)
     given = Flags(
         model=model,
         lora_rank=lora_rank,
@@ -90,54 +89,45 @@ def virtual(
         warmup_steps=1,
         virtual_ranks=ranks,
     )
-    settings = _with_model(given)
-    _refuse(settings, arm)
+    settings = given if model is None else _with_model(given, model)
+    if stop := launches.lacking():
+        raise stop
+    check(settings)
+    optimizers.check(settings, chosen)
+    arms.check_virtual(chosen, settings.init)
+    chosen.sharing_ranks(ranks)
+    gpu = num_gpus() > 0
+    room.check(resolve(settings, gpu), chosen, gpu)
     with tempfile.TemporaryDirectory() as temporary:
         folder = settings.run_dir.resolve() if settings.run_dir else Path(temporary) / "run"
-        sys.stderr.write(f"running rank 0 of {ranks} under {arm} ...\n")
-        _launch(settings, arm, folder)
+        sys.stderr.write(f"running rank 0 of {ranks} under {passes.arm} ...\n")
+        _launch(settings, passes.arm, folder)
         answer = _answer(store.load(folder))
     if as_json:
         return answer
     say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(answer['peak_bytes'])} at the peak.", "")
-    times = {"at the peak": answer["at_peak"], "after a step": answer["after_step"]}
     parts = answer["at_peak"] | answer["after_step"]
-    show([{"component": part} | {name: size(sizes.get(part, 0)) for name, sizes in times.items()} for part in parts])
+    times = {"at the peak": "at_peak", "after a step": "after_step"}
+    show([{"component": part} | {name: size(answer[at].get(part, 0)) for name, at in times.items()} for part in parts])
     say("")
-    calls = {kind: {"calls of a step": number} for kind, number in answer["calls"].items()}
-    sent = answer["traffic"].items()
-    show([{"collective": kind} | calls[kind] | {"bytes of a step": size(sent_bytes)} for kind, sent_bytes in sent])
+    show(
+        [
+            {"collective": kind, "calls of a step": answer["calls"][kind], "bytes of a step": size(sent_bytes)}
+            for kind, sent_bytes in answer["traffic"].items()
+        ]
+    )
     say("", f"rows: {answer['data']}")
     if settings.run_dir is not None:
         say("", f"the run is in {settings.run_dir}")
     return None
 
 
-def _with_model(settings: Flags) -> Flags:
+def _with_model(settings: Flags, name: str) -> Flags:
     """Return the settings with the sequence that the model reads, and with its path if it is a folder."""
-    if settings.model is None:
-        return settings
-    name = settings.model
     model = named(name, trust_remote_code=settings.trust_remote_code)
     refuse_long_rows(model, settings.sequence or 0)
-    if settings.sequence is None:
-        settings = replace(settings, sequence=default_sequence(model))
-    if name in SHAPES or not is_local(name):
-        return settings
-    return replace(settings, model=str(Path(name).resolve()))  # it is launched from another folder
-
-
-def _refuse(settings: Flags, arm: str) -> None:
-    """Raise Stop if the training is impossible, before anything starts."""
-    chosen = arms.load_arm(arm)
-    gpu = num_gpus() > 0
-    if stop := launches.lacking():
-        raise stop
-    check(settings)
-    optimizers.check(settings, chosen)
-    arms.check_virtual(chosen, settings.init)
-    chosen.sharing_ranks(settings.virtual_ranks or 1)
-    room.check(resolve(settings, gpu), chosen, gpu)
+    path = name if name in SHAPES or not is_local(name) else str(Path(name).resolve())  # launched from another folder
+    return replace(settings, model=path, sequence=settings.sequence or default_sequence(model))
 
 
 def _launch(settings: Flags, arm: str, folder: Path) -> None:

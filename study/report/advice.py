@@ -2,11 +2,11 @@
 
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import MISS, OFFLOADING_PAYS, Advice, Row, Untried
+from study.predictor.advice.advise import MISS, Advice, Row
 from study.predictor.advice.question import Question
 from study.predictor.memory.loading import Load, Way, peaks
 from study.predictor.memory.memory_kinds import reserve_bytes
-from study.predictor.setup import ADAMW, Setup
+from study.predictor.tracing.transformer import Transformer
 from study.spec import arms
 from study.spec.settings import HALF_WEIGHTS
 
@@ -14,7 +14,6 @@ UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 LARGEST = 120  # of a unit; hours are always hours
 PUBLISHED_BYTES = 2  # of a weight in the files of most models
 BYTES = {"GiB": 2**30, "GB": 1e9}
-DIVIDE = "It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan."
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/test_recompute_frozen.py.
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
@@ -33,22 +32,19 @@ def in_words(advice: Advice) -> list[str]:
         less = "fewer rows per pass" if choice.micro_batch > 1 else "a shorter sequence, or more GPUs"
         lines.append(f"It fits only just: if it runs out of memory, take {less}.")
     if other := advice.alternative:
-        kind = "Simplest alternative" if other.simplicity < choice.simplicity else "Alternative"
-        lines.append(f"{kind}: {use(other, question)}.{' It fits only just.' * other.is_tight}")
+        lines.append(f"Alternative: {use(other, question)}.{' It fits only just.' * other.is_tight}")
     return [*lines, _reason(advice, choice), *_to_load(choice, question)]
 
 
 def _reason(advice: Advice, choice: Row) -> str:
-    rivals = [row for row in advice.tried if row.step_s and row.drawbacks <= choice.drawbacks]
-    kept = [row for row in rivals if not row.offloads]
+    alike = [row for row in advice.rows if row.fits and row.is_tight <= choice.is_tight]
+    kept = [row for row in alike if not row.offloads]
+    fastest = min(kept or alike, key=lambda row: row.seconds)
     if choice.offloads and kept:
-        fastest = min(kept, key=lambda row: row.step_s or 0)
         return f"Why: it is nearly twice as fast as without offloading ({fastest.arm}: {seconds(fastest)})."
-    fastest = min(rivals, key=lambda row: row.step_s or 0)
-    fit = "fit only just" if choice.is_tight else "fit"
-    fit += "" if choice.offloads else " without offloading"
     if fastest is choice:
-        return f"Why: of the arms that {fit}, it is the fastest."
+        fit = "fit only just" if choice.is_tight else "fit"
+        return f"Why: of the arms that {fit}{'' if choice.offloads else ' without offloading'}, it is the fastest."
     return f"Why: {fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
 
 
@@ -84,8 +80,8 @@ def use(row: Row, question: Question) -> str:
     return f"{name}, {rows}, {passes}; {peak}{shown}{host}; {seconds(row)} per step"
 
 
-def recompute_note(setup: Setup) -> list[str]:
-    return [RECOMPUTE] if setup.checkpointing and setup.model.is_partly_frozen else []
+def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
+    return [RECOMPUTE] if checkpointing and model.is_partly_frozen else []
 
 
 def _number(size_bytes: float, unit: str) -> str:
@@ -114,89 +110,58 @@ def seconds(row: Row) -> str:
 
 def _lacks(advice: Advice) -> str:
     """Return the arm that comes closest to fitting, and the memory that it lacks."""
-    unit = advice.question.unit
-    if on_host := [row for row in advice.tried if row.limit == "host memory"]:
+    question = advice.question
+    if on_host := [row for row in advice.rows if row.limit == "host memory"]:
         row = min(on_host, key=lambda row: row.host_bytes)
-        present = amount(advice.question.host_memory_bytes, unit)
-        needed = amount(row.host_bytes, unit)
-        return f"{row.arm} comes closest, and needs {needed} of host memory where there are {present}"
-    if advice.tried:
-        row = max(advice.tried, key=lambda row: row.headroom_bytes)
-        return f"{row.arm} comes closest, and lacks {amount(-row.headroom_bytes, unit)} on each GPU"
-    states = [row.states_bytes for row in advice.rows if isinstance(row, Untried) and row.states_bytes]
-    return f"model states alone need {amount(min(states), unit)} on each GPU"
+        lacks, where = row.host_bytes - question.host_memory_bytes, "of host memory"
+    else:
+        row = max(advice.rows, key=lambda row: row.headroom_bytes)
+        lacks, where = -row.headroom_bytes, "on each GPU"
+    return f"{row.arm} comes closest, and lacks {amount(lacks, question.unit)} {where}"
 
 
 def table(advice: Advice) -> list[dict]:
     """Return every arm, at most 100 columns wide."""
     unit = advice.question.unit
-    return [_line(row, _place(row, advice), unit) for row in advice.rows]
+    return [
+        {
+            "predicted": row.arm,
+            "fits": _place(row, advice),
+            "recompute": row.checkpointing,
+            "rows x passes": f"{row.micro_batch} x {row.accumulation}",
+            "memory": amount(row.peak_bytes, unit),
+            "host": amount(row.host_bytes, unit),
+            "per step": seconds(row),
+            "limit": row.limit,
+        }
+        for row in advice.rows
+    ]
 
 
-def _line(row: Row | Untried, place: str, unit: str) -> dict:
-    line: dict[str, object] = {"predicted": row.arm, "fits": place}
-    if isinstance(row, Untried):
-        least = f"over {amount(row.states_bytes, unit)}" if row.states_bytes else None
-        nothing = dict.fromkeys(("recompute", "rows x passes"))
-        return line | nothing | {"memory": least, "host": None, "per step": None, "limit": row.limit}
-    line |= {"recompute": row.checkpointing, "rows x passes": f"{row.micro_batch} x {row.accumulation}"}
-    line |= {"memory": amount(row.peak_bytes, unit), "host": amount(row.host_bytes, unit)}
-    return line | {"per step": seconds(row), "limit": row.limit}
-
-
-def _place(row: Row | Untried, advice: Advice) -> str:
+def _place(row: Row, advice: Advice) -> str:
     """Return whether it fits, and whether it is advised."""
     if row is advice.choice:
         return "use"
     if row is advice.alternative:
         return "or"
-    if not isinstance(row, Row) or not row.fits:
+    if not row.fits:
         return "no"
     return "just" if row.is_tight else "yes"
 
 
-def flags(row: Row, question: Question) -> list[str]:
-    """Return the flags with which `study estimate` predicts a row."""
-    given: dict[str, object] = {
-        "arm": row.arm,
-        "gpus": question.gpus,
-        "gpu": question.gpu,
-        "precision": row.precision,
-        "micro-batch": row.micro_batch,
-        "accumulation": row.accumulation,
-        "sequence": question.sequence,
-        "buckets": row.bucket_elements,
-        "quantized": question.quantized,
-        "optimizer": None if question.optimizer in ADAMW else question.optimizer,
-        "disk": question.disk_bytes_per_s and f"{question.disk_bytes_per_s / 1e6:g}MB/s",
-        "link": None if "link" in question.defaults else question.link,
-        "gpus-per-node": None if "gpus_per_node" in question.defaults else question.gpus_per_node,
-    }
-    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-    return words + ["--checkpointing"] * row.checkpointing
-
-
 def assumptions(question: Question) -> list[str]:
-    """Return the assumptions of an advice, which nobody has measured."""
+    """Return what an advice was predicted for. Nobody has measured it."""
     gpu = GPUS[question.gpu]
     half = "bf16" if gpu.has_bf16 else "fp16"
-    values = {
-        "sequence": f"{question.sequence} tokens per row (--sequence)",
-        "batch": f"{question.batch} rows per step (--batch)",
-        "host_memory": f"{amount(question.host_memory_bytes, question.unit)} of host memory in a node (--host-memory)",
-        "precision": f"{half} weights with fp32 master copies under DeepSpeed, {half} autocast under the others",
-    }
-    if question.gpus > 1:
-        values["link"] = f"{question.link} between GPUs (--link)"
-        values["gpus_per_node"] = f"{question.local} GPUs in a node (--gpus-per-node)"
-    left_out = [text for name, text in values.items() if name in question.defaults]
+    several = f"{question.link} between {question.local} GPUs in a node (--link, --gpus-per-node)"
     return [
         f"the model is {question.model.in_words()}",
         f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.half_flops_per_s / 1e12:.0f} TFLOP/s in {half}, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
-        *([f"not given, so by default: {'; '.join(left_out)}"] if left_out else []),
+        f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
+        f"{amount(question.host_memory_bytes, question.unit)} of host memory in a node (--host-memory)",
+        *([several] if question.link else []),
+        f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere",
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
-        "times count as equal if each lies in the other's interval; then the simpler arm wins; states stay on GPUs if "
-        f"they fit, unless offloading takes less than {OFFLOADING_PAYS:.0%} of the time",
     ]

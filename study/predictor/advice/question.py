@@ -1,9 +1,8 @@
 """The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from study.errors import Stop
 from study.io.validation import nearest
@@ -19,6 +18,7 @@ LEAST_HOST_BYTES = 64e9
 HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
 ALIKE = ("precision", "checkpointing", "optimizer", "quantized")  # in a Given and a Question
+KINDS = {"nvlink": "nv", "pcie": "pcie", "ib": "ib", "infiniband": "ib", "eth": "eth", "ethernet": "eth"}
 MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
 
 
@@ -56,7 +56,6 @@ class Question:
     optimizer: Optimizer = "fused"
     quantized: Quantized | None = None  # frozen linear layers
     unit: Literal["GiB", "GB"] = "GiB"  # of the answer: that of the question
-    defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
     def local(self) -> int:
@@ -86,7 +85,6 @@ class Question:
             disk_bytes_per_s=None if given.disk is None else bytes_of(given.disk, "--disk", "B/s"),
             gpus_per_node=per_node,
             unit="GB" if given.host_memory and "i" not in given.host_memory.lower() else "GiB",
-            defaults=tuple(name for name, value in vars(given).items() if value is None),
             **{name: getattr(given, name) for name in ALIKE},
         )
 
@@ -111,16 +109,12 @@ def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
     """The name in LINKS that a user means. `nvlink`, `pcie` and `infiniband` mean the links of this GPU."""
     if text is None:
         return gpu.network if several_nodes else gpu.peer_link
-    lower = text.lower().replace("_", "-").replace(" ", "-")
-    kinds = {
-        "nvlink": gpu.peer_link if gpu.peer_link.startswith("nv") else "nvlink3",
-        "pcie": gpu.host_link if gpu.host_link.startswith("pcie") else "pcie5",
-        **dict.fromkeys(("ib", "infiniband"), gpu.network if gpu.network.startswith("ib") else "ib-hdr"),
-        **dict.fromkeys(("eth", "ethernet"), "eth-25"),
-    }
-    name = kinds.get(lower, lower)
+    name = text.lower().replace("_", "-").replace(" ", "-")
+    if kind := KINDS.get(name):
+        links = (gpu.peer_link, gpu.host_link, gpu.network, "ib-hdr", "pcie5", *LINKS)
+        return next(link for link in links if link.startswith(kind))
     if name not in LINKS:
-        raise Stop(f"{text!r} is not a known link between GPUs", nearest(lower, [*LINKS, *kinds], most=3))
+        raise Stop(f"{text!r} is not a known link between GPUs", nearest(name, [*LINKS, *KINDS], most=3))
     return name
 
 
@@ -135,27 +129,10 @@ def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
 
 def check(question: Question) -> None:
     """Refuse an impossible question."""
-    _check_name("GPU", question.gpu, GPUS)
-    if question.precision is not None:
-        _check_name("precision", question.precision, get_args(Precision))
-    if question.link is not None or question.gpus > 1:
-        _check_name("link between GPUs", question.link, LINKS)
-    for name in ("gpus", "batch", "sequence", "disk_bytes_per_s"):
-        value = getattr(question, name)
-        if value is not None and value <= 0:
-            raise Stop(f"{name} must be above 0 (got {value})", "give a larger number")
     if question.quantized and not question.model.is_partly_frozen:
         raise Stop("quantized weights do not train", "give --lora-rank as well")
-    node_size(question.gpus, question.gpu, question.gpus_per_node)
-    if question.batch > MOST_ROWS:
-        raise Stop(f"--batch {question.batch} is more than {MOST_ROWS} rows", "give the rows of one step")
+    if not 0 < question.batch <= MOST_ROWS:
+        raise Stop(f"--batch must be from 1 to {MOST_ROWS} rows (got {question.batch})", "give the rows of one step")
     if question.batch % question.gpus:
         what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
         raise Stop(what, f"give a multiple of {question.gpus}")
-
-
-def _check_name(what: str, name: str | None, known: Collection[str]) -> None:
-    if name is None:
-        raise Stop(f"no {what} is given", nearest("", known, most=3))
-    if name not in known:
-        raise Stop(f"{name!r} is not a known {what}", nearest(name, known, most=3))

@@ -8,7 +8,6 @@ from study.predictor.setup import Setup, distribution
 from study.predictor.step_time import Machine
 from study.spec.arms import Arm
 
-USUAL: tuple[Precision, Precision] = ("bf16_cast", "bf16")  # precisions: with DeepSpeed, and without
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
@@ -41,17 +40,17 @@ def with_buckets(arm: Arm, elements: int = BUCKET_ELEMENTS) -> Arm:
 
 def usual_precision(arm: Arm) -> Precision:
     """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
-    return USUAL[0] if arm.deepspeed else USUAL[1]
+    return "bf16_cast" if arm.deepspeed else "bf16"
 
 
-def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
+def setup_of(question: Question, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
     return Setup(
         model=question.model,
         **distribution(arm, question.gpus),
         ranks=question.gpus,
         precision=question.precision or usual_precision(arm),
         micro_batch=micro_batch,
-        accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
+        accumulation=accumulation,
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=question.checkpointing or False,
