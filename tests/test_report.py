@@ -63,7 +63,7 @@ def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
         assert text.count(f'<li id="{each.id}"') == 1
         assert each.found in text
     assert all(claim.quote in text and claim.outcome in text for claim in ledger.claims())
-    assert 'href="https://arxiv.org/abs/1910.02054"' in text
+    assert 'href="https://arxiv.org/abs/1910.02054v3"' in text
 
 
 def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_machine(site, real_runs):
@@ -205,11 +205,11 @@ def test_a_report_over_250_runs_takes_a_minute_of_two_cores_and_15_mb(home, tmp_
 def test_the_marked_part_is_made_from_the_records(real_runs, home, tmp_path, monkeypatch):
     at_home(home, monkeypatch)
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n<!-- verdicts:start {real_runs} -->\nold\n<!-- verdicts:end -->\nafter\n")
+    readme.write_text(f"before\n<!-- verdicts:start {real_runs} -->\nbygone\n<!-- verdicts:end -->\nafter\n")
     digest.renew(readme)
     text = readme.read_text()
     assert re.fullmatch(r"before\n.*\| 002( \| \d+){6} \|.*no GPU, .*after\n", text, re.DOTALL)
-    assert "old" not in text
+    assert "bygone" not in text
     readme.write_text("nothing here\n")
     with pytest.raises(Stop, match="has no marked part"):
         digest.renew(readme)
