@@ -20,8 +20,7 @@ REPRODUCTIONS = ROOT / "reproductions"
 WORKER = [sys.executable, "-P", "-m", "study.conform.worker"]
 LIMIT_S = 3600
 SCRIPT_LIMIT_S = 120  # a busy machine takes so long for 20 s
-OWNERS = {"deepspeed_config": "deepspeed", "accelerate_yaml": "accelerate"}
-SHORT = {"deepspeed_config": "config", "accelerate_yaml": "change", "constructed": "arguments"}
+CONFIG = "deepspeed_config"  # a trial: what DeepSpeed reads in a config
 
 
 @functools.cache
@@ -46,7 +45,7 @@ def concerning(package: str) -> dict[str, dict]:
 def owner(trial: dict) -> str:
     """Return the package that a trial is about. A reproduction that uses Accelerate is about that."""
     if trial["what"] != REPRODUCTION:
-        return OWNERS.get(trial["what"]) or trial["of"].partition(".")[0]
+        return "deepspeed" if trial["what"] == CONFIG else trial["of"].partition(".")[0]
     source = (REPRODUCTIONS / f"{trial['name']}.py").read_text(encoding="utf-8").lower()
     return "accelerate" if "accelerate" in source else "deepspeed"
 
@@ -59,9 +58,9 @@ def words(trial: dict) -> str:
     """Return what a trial asks, in a line."""
     if trial["what"] == REPRODUCTION:
         return trial["name"]
-    if trial["what"] in SHORT:
-        return f"{trial['look']} of {json.dumps(trial[SHORT[trial['what']]])}"
-    return f"{trial['of'].rpartition('.')[2]}.{trial.get('field') or trial.get('name')}"
+    if trial["what"] == CONFIG:
+        return f"{trial['look']} of {json.dumps(trial['config'])}"
+    return f"{trial['of'].rpartition('.')[2]}.{trial['field']}"
 
 
 def tried(
