@@ -237,7 +237,7 @@ WRONG = {
     ADVISE + "--params 1e9 --layers 24": "give --hidden as well",
     "estimate --model gpt2 --sequence 8q": "--sequence: expected a whole number (got '8q')",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
-    ADVISE + "--model gpt2 --batch 80000000000": "--batch 80000000000 is more than",
+    ADVISE + "--model gpt2 --batch 80000000000": "--batch must be from 1 to 1000000000 rows (got 80000000000)",
     ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
     "estimate --model gpt2 --gpu L4 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
     "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
