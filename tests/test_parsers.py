@@ -163,7 +163,6 @@ CLAIM = {
 }
 CLAIM |= {"changes": "nothing", "certainty": "low", "because": "a formula"}
 CLAIM |= {"evidence": [{"kind": "formula", "expression": "states(65e9, 0, 1)", "value": 780, "unit": "GB"}]}
-SOURCE = {"id": "s", "title": "t", "address": "a", "read": "original"}
 CLAIMS = {
     "document": "Q1",
     "title": "T",
@@ -209,7 +208,6 @@ PARSERS = {
     "run/steps-rank0.csv": Parser(read_steps, dict.fromkeys(trends.COLUMNS, 0.5), steps_file),
     "run/collectives-rank0.json": Parser(lambda path: collectives.load(path.parent), {"rank": 0, "groups": {"0": [0]}}),
     "rows.csv": Parser(read_rows, ROW, csv_file),
-    "sources.toml": Parser(published.read_sources, {"source": [SOURCE]}, toml_file),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]
 BOMBS += ["? {a: b}\n: c\n", '{"a": "\\ud800"}', '{"a": NaN}', b"\xff\xfe", "a." * 5000 + "a = 1", "a: !!int ''\n"]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from study.predictor.library import Library
-from study.predictor.outside import own, published, scores
+from study.predictor.outside import predicting, published, scores
 from study.predictor.outside.described import library_of
 from study.predictor.outside.predicting import of_row
 from study.predictor.outside.scores import Number
@@ -36,7 +36,7 @@ def test_stored_predictions_are_those_of_the_code():
             kinds |= {name: row for name, value in vars(library_of(row)).items() if value != usual[name]}
     assert len(kinds) > 5
     for row in {row.key: row for row in kinds.values()}.values():
-        for quantity, predicted in of_row(row)[0].items():
+        for quantity, predicted in of_row(row).items():
             assert stored[row.key, quantity].ours == pytest.approx(predicted.value, rel=1e-5), row
 
 
@@ -45,8 +45,7 @@ def test_scores_are_what_they_are_by_hand():
     score = scores.score([number(ours=error and 1 + error) for error in errors])
     assert (score["numbers"], score["refused"]) == (4, 0.25)
     assert (score["median error"], score["near"], score["too low"]) == (pytest.approx(0.2), 2 / 3, 1 / 3)
-    bounded = [number(low=0.9, high=1.1), number(low=1.1, high=2), number()]
-    assert scores.inside(bounded) == 0.5
+    assert (scores.share([True, False]), scores.share([])) == (0.5, None)
 
 
 def test_arms_of_one_table_are_in_order_if_the_faster_is_predicted_to_be_faster():
@@ -58,10 +57,10 @@ def test_arms_of_one_table_are_in_order_if_the_faster_is_predicted_to_be_faster(
 
 
 def test_first_predictions_and_simulators_have_the_published_figures():
-    lines = {(line["quantity"], line["set"]): line for line in scores.by_set(scores.numbers())}
+    lines = {(line["quantity"], line["set"]): line for line in scores.by_set()}
     first = [round(lines["time", str(number)]["first median"], 3) for number in range(2, 7)]
     assert first == [0.309, 0.311, 0.32, 0.202, 0.237]
-    rivals = {line["rival"]: line for line in scores.rivals(scores.numbers()) if line["quantity"] == "time"}
+    rivals = {line["rival"]: line for line in scores.rivals() if line["quantity"] == "time"}
     assert rivals["phantora"]["numbers"] == 7
     assert rivals["phantora"]["its median"] == pytest.approx(0.282, abs=0.001)
     words = accuracy()
@@ -72,7 +71,7 @@ def test_first_predictions_and_simulators_have_the_published_figures():
 def test_a_small_file_of_ones_own_measurements_is_compared(tmp_path, capsys):
     path = tmp_path / "mine.csv"
     path.write_text(MINE)
-    peak, step, reserved, refused = own.compared(path)
+    peak, step, reserved, refused = predicting.compared(path)
     assert (peak["quantity"], step["quantity"], reserved["quantity"]) == ("memory_gb", "step_s", "memory_gb")
     assert 15 < peak["predicted"] < 30
     assert 0.2 < step["predicted"] < 2
@@ -80,7 +79,7 @@ def test_a_small_file_of_ones_own_measurements_is_compared(tmp_path, capsys):
     assert refused["predicted"] is None
     assert "zero9" in refused["off"]
     scores.main(path)
-    assert own.DEFAULTS in capsys.readouterr().out
+    assert predicting.DEFAULTS in capsys.readouterr().out
 
 
 def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, monkeypatch):

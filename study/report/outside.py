@@ -3,7 +3,7 @@
 from statistics import mean, median
 
 from study.io.numbers import percent
-from study.predictor.outside.scores import TOO_LOW, numbers
+from study.predictor.outside.scores import TOO_LOW, errors, numbers
 
 
 def accuracy() -> str:
@@ -11,9 +11,10 @@ def accuracy() -> str:
 
     Over all frozen rows, each as it was predicted at first; refused rows have no error. All rows weigh the same.
     """
-    first = [(each.quantity, error) for each in numbers() if (error := each.error("first")) is not None]
-    times = [abs(error) for quantity, error in first if quantity == "time"]
-    peaks = [error for quantity, error in first if quantity == "memory"]
+    times, peaks = (
+        errors([each for each in numbers() if each.quantity == quantity], "first") for quantity in ("time", "memory")
+    )
+    times = [*map(abs, times)]
     near, off = percent(mean(each <= 1 / 3 for each in times)), percent(median(map(abs, peaks)))
     return (
         f"On trainings that it had never seen, half of {len(times)} predicted step times were within "

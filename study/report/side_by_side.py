@@ -5,7 +5,7 @@ import functools
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
-from study.predictor.outside.published import Row, known
+from study.predictor.outside.published import KNOWN, Row, rows
 from study.predictor.setup import Setup
 from study.predictor.step_time import Machine, step_time
 from study.report import advice as answer
@@ -23,7 +23,11 @@ ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion par
 
 def published(model: str = MODEL, ranks: int = RANKS) -> list[Row]:
     """Return the published rows with this model, number of GPUs and an arm of this study."""
-    return [row for row in known() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
+    return [
+        row
+        for row in rows()
+        if row.set == KNOWN and row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)
+    ]
 
 
 def same_name(one: str | None, other: str | None) -> bool:

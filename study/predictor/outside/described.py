@@ -4,38 +4,21 @@ import functools
 import json
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
-from study.io import parsing as texts
-from study.machine.gpus import GPUS
 from study.predictor.architecture import named
 from study.predictor.library import Library
 from study.predictor.outside.published import FOLDER, Row
-from study.predictor.setup import Optimizer, Setup
+from study.predictor.setup import Setup
 from study.predictor.step_time import Machine
 from study.predictor.tracing.transformer import SELECTIVE, Transformer
 
-# The optimizers of a row, as a setup's. None: AdamW, whose implementation another column says. While states fit on the
-# GPU, a pager moves nothing.
-OPTIMIZERS: dict[str, Optimizer | None] = {
+# A pager moves nothing while states fit on the GPU. None: AdamW, whose implementation another column says.
+OPTIMIZERS: dict[str | None, str | None] = {
     "adamw": None,
-    "adamw_8bit": "adamw_8bit",
     "paged_adamw_8bit": "adamw_8bit",
     "paged_adamw_32bit": None,
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-    "muon": "muon",
 }
-# Other models' names of the linear layers that Llama calls so. Some join query, key and value, or gate and up.
-NAMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
-    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
-    "o_proj": ("out_proj", "dense", "c_proj"),
-    "fc1": ("dense_h_to_4h", "c_fc"),
-    "fc2": ("dense_4h_to_h", "c_proj"),
-}
-# PEFT's prepare_model_for_kbit_training keeps all three in fp32. With 4 bits under bf16 TRL converts the last two back
-# (0.9.6 to 0.13.0, peft_module_casting_to_bf16).
-FP32_MODULES = ("norm embed_tokens lm_head", "norm")
 MEGATRON_KERNEL_S = 5.07e-5  # of the host of vTrain's rows, fitted to them; `host_pace` is over it
 
 
@@ -54,16 +37,14 @@ class Training:
 
 def training_of(row: Row) -> Training:
     """Return the training of a row, or raise NotPredicted."""
-    if row.not_predicted and row.gpu_name:
+    if row.config is None or row.dtype is None or (row.not_predicted and row.gpu_name):
         raise NotPredicted(row.not_predicted)
-    if row.config is None or row.dtype is None:
-        raise NotPredicted(row.not_predicted or "the columns config and dtype are empty")
-    if row.origin.not_modelled:
-        raise NotPredicted(row.origin.not_modelled)
-    if row.experts == "loop" and row.quantized:
-        raise NotPredicted("experts that are linear layers in few bits, as in transformers 4, are not modelled")
-    model = _adapted(row, model_of(row.config))
-    setup = _setup(row, model, row.dtype)
+    model = model_of(row.config)
+    if row.adapter:
+        targets = () if row.adapter_targets == "all-linear" else tuple((row.adapter_targets or "").split())
+        model = replace(model, lora_rank=row.adapter_rank, lora_targets=targets, dora=row.adapter == "dora")
+        model = replace(model, adapter_dropout=bool(row.origin.adapter_dropout))
+    setup = _setup(row, model)
     return Training(row, setup, _machine(row, setup.ranks))
 
 
@@ -77,10 +58,7 @@ def configs() -> dict[str, dict]:
 def model_of(name: str) -> Transformer:
     """Return the model of a name in configs.json, of another known name, or of a config as JSON."""
     if name.startswith("{"):
-        try:
-            return Transformer.of(texts.from_json(name), "a config of the row")
-        except ValueError as error:
-            raise NotPredicted(f"the column config is no JSON ({error})") from None
+        return Transformer.of(json.loads(name), "a config of the row")
     if name not in configs():
         return named(name)
     config = dict(configs()[name])
@@ -88,101 +66,52 @@ def model_of(name: str) -> Transformer:
     return Transformer.of(config, name, dropout=dropout)
 
 
-def _adapted(row: Row, model: Transformer) -> Transformer:
-    """Return a row's model with its adapters."""
-    if row.adapter is None:
-        return model
-    model = replace(model, lora_rank=row.adapter_rank, lora_targets=_targets(row, model))
-    return replace(model, dora=row.adapter == "dora", adapter_dropout=bool(row.origin.adapter_dropout))
-
-
-def _targets(row: Row, model: Transformer) -> tuple[str, ...]:
-    """Return the model's names of the linear layers with adapters. Empty: all of them."""
-    if row.adapter_targets in (None, "all-linear"):
-        return ()
-    own = {tensor.name.split(".")[-2] for tensor in model.tensors if "." in tensor.name}
-    names = []
-    for name in row.adapter_targets.split():
-        names.append(next((each for each in (name, *NAMES.get(name, ())) if each in own), name))
-    return tuple(dict.fromkeys(names))
-
-
-def _setup(row: Row, model: Transformer, dtype: str) -> Setup:
-    sequence = _count(row, "seq")
-    learned = any(re.search("wpe|position", tensor.name) for tensor in model.tensors)  # rotary positions have no end
-    given = {name: getattr(row, name) for name in ("fsdp", "group", "quantized", "attention", "optimizer", "loss")}
+def _setup(row: Row, model: Transformer) -> Setup:
+    given: dict[str, Any] = {
+        "fsdp": row.fsdp,
+        "group": row.group,
+        "quantized": row.quantized,
+        "ranks": row.n_gpus,
+        "micro_batch": row.micro_batch,
+        "accumulation": row.grad_acc,
+        "loss": row.loss,
+        "attention": "eager" if row.attention == "megatron" else row.attention,
+        "optimizer": OPTIMIZERS.get(row.optimizer_name, row.optimizer_name) or row.optimizer,
+        "sequence": row.seq,
+        "checkpointing": _every(row),
+        "deepspeed": row.deepspeed and {"zero_optimization": json.loads(row.deepspeed)},
+        "fsdp_offload": row.offload and True,
+    }
+    if row.parallel:
+        given["sequence_ranks" if row.parallel.startswith("sp") else "tensor_ranks"] = int(row.parallel[2:])
+    given |= dict(zip(("precision", "frozen"), _types(row), strict=True))
     given = {name: value for name, value in given.items() if value is not None}
-    if name := OPTIMIZERS[row.optimizer_name or "adamw"]:
-        given["optimizer"] = name
-    if row.attention == "megatron":
-        given["attention"] = "eager"
-    return Setup(
-        model=model,
-        ranks=_count(row, "n_gpus"),
-        sequence=min(sequence, (learned and model.positions) or sequence),
-        micro_batch=_count(row, "micro_batch"),
-        accumulation=1 if row.grad_acc is None else _count(row, "grad_acc"),
-        checkpointing=_every(row, model),
-        device="cuda",
-        library=library_of(row),
-        **given | _division(row) | _types(row, dtype),
-    )
+    return Setup(model=model, device="cuda", library=library_of(row), **given)
 
 
-def _count(row: Row, name: str) -> int:
-    value = getattr(row, name)
-    if not isinstance(value, int):
-        raise NotPredicted(f"{name} is {value!r}, no number")
-    return value
-
-
-def _every(row: Row, model: Transformer) -> int:
-    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all.
-
-    A number of layers is spread evenly, because which of them are meant hardly matters.
-    """
+def _every(row: Row) -> int:
+    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all."""
     if row.recompute_part is None:
         return bool(row.recompute)
-    if row.recompute_part == "ops:torchtitan":
-        return SELECTIVE
-    count = int(re.split("[/=]", row.recompute_part)[1])
-    if "/" in row.recompute_part:
-        return count
-    layers = len({tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")})
-    if count == 0 or layers % count:
-        raise NotPredicted(f"recomputation of {count} of {layers} layers is not modelled")
-    return layers // count
+    return SELECTIVE if row.recompute_part == "ops:torchtitan" else int(row.recompute_part.removeprefix("layers/"))
 
 
-def _division(row: Row) -> dict:
-    """Return how ranks share states, layers and rows."""
-    try:
-        zero = {"zero_optimization": json.loads(row.deepspeed)} if row.deepspeed else None
-    except ValueError:
-        raise NotPredicted(f"the column deepspeed is no JSON: {row.deepspeed:.60}") from None
-    division = {"deepspeed": zero, "fsdp_offload": bool(row.fsdp and row.offload)}
-    if row.parallel is None:
-        return division
-    shared = "sequence_ranks" if row.parallel.startswith("sp") else "tensor_ranks"
-    return division | {shared: int(row.parallel[2:])}
-
-
-def _types(row: Row, dtype: str) -> dict:
+def _types(row: Row) -> tuple[str | None, str | None]:
     """Return a setup's precision, and the type of its frozen weights.
 
-    PEFT keeps adapters in fp32 beside a base in bf16 (since 0.12). DeepSpeed makes both bf16, with fp32 copies. Of a
-    base that is prepared for training on few bits, all that is not quantized is in fp32; without autocast, so are the
-    values between products.
+    PEFT keeps adapters in fp32 beside a base in bf16 (since 0.12). Its prepare_model_for_kbit_training keeps all that
+    is not quantized in fp32. With 4 bits under bf16 TRL converts embeddings and head back (0.9.6 to 0.13.0,
+    peft_module_casting_to_bf16). Without autocast, the values between products are as the weights.
     """
     autocast = "autocast" in (row.precision or "") or row.kernels == "unsloth"  # whose adapters compute in 16 bits
     if row.fp32_modules == "norm":
-        return {"precision": "bf16", "frozen": "bf16_except_norms"}
+        return "bf16", "bf16_except_norms"
     if row.fp32_modules:
-        return {"precision": "bf16" if autocast else "fp32"}
-    by_peft = row.adapter_dtype is None and "peft" in row.libraries
-    if dtype != "bf16_pure" or row.deepspeed or not (row.adapter_dtype == "fp32" or by_peft):
-        return {"precision": dtype}
-    return {"precision": "bf16", "frozen": "bf16" if autocast else "bf16_without_autocast"}
+        return "bf16" if autocast else "fp32", None
+    in_fp32 = row.adapter_dtype == "fp32" or (row.adapter_dtype is None and "peft" in row.libraries)
+    if row.dtype == "bf16_pure" and in_fp32:
+        return "bf16", "bf16" if autocast else "bf16_without_autocast"
+    return row.dtype, None
 
 
 def library_of(row: Row) -> Library:
@@ -192,26 +121,26 @@ def library_of(row: Row) -> Library:
         logits=row.logits or "fp32",
         keeps_logits=row.origin.keeps_logits or row.keeps_cache == "with_outputs",
         keeps_cache=bool(row.keeps_cache),
-        torch_major=1 if _version(row, "torch")[:1] == (1,) else 2,
+        torch_major=1 if _version(row)[:1] == (1,) else 2,
         bucket_view=row.deepspeed is not None,
     )
 
 
-def _version(row: Row, library: str) -> tuple[int, ...]:
-    """Return the numbers of a library's release; none if it is not said."""
-    found = re.search(rf"\b{library} (\d+(?:\.\d+)*)", row.libraries)
+def _version(row: Row) -> tuple[int, ...]:
+    """Return the numbers of PyTorch's release; none if it is not said."""
+    found = re.search(r"\btorch (\d+(?:\.\d+)*)", row.libraries)
     return tuple(map(int, found[1].split("."))) if found else ()
 
 
 def _machine(row: Row, ranks: int) -> Machine | None:
     """Return the machine of a row."""
-    if row.gpu_name is None or row.gpu_name not in GPUS:
+    if row.gpu_name is None:
         return None
     return Machine(
         gpu=row.gpu_name,
         gpus_per_node=min(ranks, row.gpus_per_node or ranks),
         network=row.network,
-        tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row, "torch") < (1, 12),
+        tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row) < (1, 12),
         fused_kernels=bool(row.fused_kernels),
         products_8_bits=row.products is not None,
         kernel_s=0.0 if row.compiled else row.host_pace and row.host_pace * MEGATRON_KERNEL_S,

@@ -1,17 +1,32 @@
-"""What we predict of a published row: the bytes of a GPU at the peak, and the seconds of a step."""
+"""What we predict of a measured training: the bytes of a GPU at the peak, and the seconds of a step.
 
+A training is a published row, or a line of a small CSV file of your own measurements.
+"""
+
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import BaseModel, Field
 
 from study.errors import Stop
-from study.machine.gpus import GPUS
+from study.io.numbers import short, signed
+from study.machine.gpus import GPUS, gpu_named
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import memory_kinds
 from study.predictor.outside.described import NotPredicted, Training, timed_setup, training_of
-from study.predictor.outside.published import MemoryKind, Quantity, Row
+from study.predictor.outside.published import Count, Measured, MemoryKind, Precision, Quantity, Row, read
 from study.predictor.setup import Setup
 from study.predictor.step_time import Machine, step_time
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
+SCALES = {"memory_gb": 1e9, "step_s": 1.0}
+DEFAULTS = (
+    "Assumed of every line: all weights train, attention is sdpa, AdamW is fused, the loss needs all logits at once, "
+    "nothing is compiled, and the GPUs have the usual links of their kind, eight to a node. Where the file has no "
+    "value: one pass in a step, no recomputation, and memory as PyTorch's allocated bytes."
+)
 
 
 @dataclass(frozen=True)
@@ -24,17 +39,14 @@ class Predicted:
     flat: float | None = None
 
 
-def of_row(row: Row) -> tuple[dict[Quantity, Predicted], str | None]:
-    """Return the predictions of what a row measured, and why others are missing."""
+def of_row(row: Row) -> dict[Quantity, Predicted]:
+    """Return the predictions of what a row measured. What is refused is missing."""
     predicted: dict[Quantity, Predicted] = {}
-    reasons = {}
-    functions = {"memory": _memory, "time": _time}
     for quantity in row.measured:
-        try:
-            predicted[quantity] = functions[quantity](training_of(row))
-        except (NotPredicted, Stop) as reason:
-            reasons[str(reason)] = quantity
-    return predicted, "; ".join(reasons) or None
+        with suppress(NotPredicted, Stop):
+            training = training_of(row)
+            predicted[quantity] = _memory(training) if quantity == "memory" else _time(training)
+    return predicted
 
 
 def _memory(training: Training) -> Predicted:
@@ -43,13 +55,12 @@ def _memory(training: Training) -> Predicted:
         raise NotPredicted("what is kept of 8-bit products depends on the library")
     if setup.fsdp and setup.tensor_ranks > 1:
         raise NotPredicted("what ranks hold that also divide layers is not known for FSDP")
-    return memory(setup, row.kind, training.machine.gpu if training.machine else None)
+    return memory(setup, row.kind, row.gpu_name)
 
 
 def _time(training: Training) -> Predicted:
-    row = training.row
     if training.machine is None:
-        raise NotPredicted(row.not_predicted or f"the GPU {row.gpu_name or row.gpu} is not known")
+        raise NotPredicted(training.row.not_predicted)
     setup = timed_setup(training)
     sharing = setup.sequence_ranks * setup.tensor_ranks
     flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / sharing
@@ -73,3 +84,55 @@ def step(setup: Setup, machine: Machine) -> Predicted:
     """Return the seconds of a step."""
     time = step_time(setup, machine)
     return Predicted(time.seconds, time.low_s, time.high_s)
+
+
+class Measurement(BaseModel, frozen=True):
+    """A training with an arm of this study, and what you measured of it."""
+
+    model: str  # a built-in shape, a folder with config.json, or a model on the hub
+    gpu: str
+    gpus: Count
+    arm: str  # a file of accelerate_configs/
+    tokens: Count  # of a row
+    rows: Count  # of a GPU and pass
+    precision: Precision
+    passes: int = Field(1, ge=1)  # of a step
+    recompute: bool = False
+    memory_kind: MemoryKind = "allocated"
+    memory_gb: Measured = None  # 10^9 bytes
+    step_s: Measured = None
+
+
+def compared(path: Path) -> list[dict]:
+    """Return a line for each measured number of a file, with its prediction; or why there is none."""
+    lines = []
+    for one in read(path, Measurement):
+        about = {"model": one.model, "arm": one.arm, "on": f"{one.gpus} x {one.gpu}"}
+        for name in SCALES:
+            if measured := getattr(one, name):
+                lines.append(about | {"quantity": name, "measured": measured} | _beside(one, name, measured))
+    return lines
+
+
+def _beside(one: Measurement, name: str, measured: float) -> dict:
+    """Return a prediction as columns: the number, how far off it is, and its interval."""
+    try:
+        machine = Machine(gpu=gpu_named(one.gpu), gpus_per_node=min(one.gpus, 8))
+        setup = Setup.of_arm(
+            named(one.model),
+            one.arm,
+            ranks=one.gpus,
+            sequence=one.tokens,
+            micro_batch=one.rows,
+            accumulation=one.passes,
+            checkpointing=one.recompute,
+            precision=one.precision,
+            device="cuda",
+        )
+        of_memory = name == "memory_gb"
+        predicted = memory(setup, one.memory_kind, machine.gpu) if of_memory else step(setup, machine)
+    except (NotPredicted, Stop) as reason:
+        return {"predicted": None, "off": str(reason)}
+    value = predicted.value / SCALES[name]
+    ends = f"{short(predicted.low)} to {short(predicted.high)}" if predicted.low else None
+    return {"predicted": value, "off": signed(value / measured - 1), "interval": ends}

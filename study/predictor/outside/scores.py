@@ -14,7 +14,6 @@ from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
-from typing import Literal
 
 import tyro
 from pydantic import BaseModel
@@ -22,8 +21,7 @@ from pydantic import BaseModel
 from study.errors import exit_on_stop
 from study.io.numbers import percent
 from study.io.tables import say, show
-from study.predictor.outside import own, published
-from study.predictor.outside.predicting import of_row
+from study.predictor.outside import predicting, published
 from study.predictor.outside.published import FOLDER, Measured, Quantity, set_number
 from study.spec.options import parsed
 
@@ -32,10 +30,7 @@ NEAR = {"memory": 0.1, "time": 0.35}
 TOO_LOW = 0.1  # a peak that is predicted lower than this ends in a lack of memory
 ROWS_AT_ONCE = 10  # of a process: neighbours are often of one model, and share its traces
 DIFFERENT = 0.02  # speeds that are nearer have no order
-SIMULATORS = {"tohtana/phantora-seq-gap-repro": "phantora", "MooreThreads/SimuMax": "simumax"}
-Rival = Literal["flat", "accelerate", "deepspeed", "phantora", "simumax"]
-RIVALS: tuple[Rival, ...] = ("flat", "accelerate", "deepspeed", "phantora", "simumax")
-Column = Literal["ours", "first"] | Rival
+RIVALS = ("flat", "accelerate", "deepspeed", "phantora", "simumax")
 
 
 class Number(BaseModel, frozen=True):
@@ -56,10 +51,6 @@ class Number(BaseModel, frozen=True):
     phantora: Measured = None
     simumax: Measured = None
 
-    def error(self, column: Column) -> float | None:
-        predicted = getattr(self, column)
-        return None if predicted is None else predicted / self.measured - 1
-
 
 @functools.cache
 def numbers(file: Path = FILE) -> tuple[Number, ...]:
@@ -67,40 +58,44 @@ def numbers(file: Path = FILE) -> tuple[Number, ...]:
     return tuple(published.read(file, Number))
 
 
-def score(mine: Sequence[Number], column: Column = "ours") -> dict:
-    """Return the figures of a predictor on some numbers of one quantity. What is refused has no error."""
-    errors = [error for each in mine if (error := each.error(column)) is not None]
-    off = [abs(error) for error in errors]
+def errors(mine: Iterable[Number], column: str = "ours") -> list[float]:
+    """Return the errors of a predictor, as shares of what was measured. What is refused has none."""
+    return [predicted / each.measured - 1 for each in mine if (predicted := getattr(each, column))]
+
+
+def score(mine: Sequence[Number], column: str = "ours") -> dict:
+    """Return the figures of a predictor on some numbers of one quantity, as shares of them."""
+    off = errors(mine, column)
     return {
         "numbers": len(mine),
         "refused": 1 - len(off) / len(mine),
-        "median error": median(off) if off else None,
-        "near": mean(each <= NEAR[mine[0].quantity] for each in off) if off else None,
-        "too low": mean(each < -TOO_LOW for each in errors) if off else None,
+        "median error": median(map(abs, off)) if off else None,
+        "near": share(abs(each) <= NEAR[mine[0].quantity] for each in off),
+        "too low": share(each < -TOO_LOW for each in off),
     }
 
 
-def inside(mine: Iterable[Number]) -> float | None:
-    """Return the share of numbers in our interval."""
-    bounded = [each.low <= each.measured <= each.high for each in mine if each.low and each.high]
-    return mean(bounded) if bounded else None
+def share(flags: Iterable[bool]) -> float | None:
+    """Return how many of the flags are true, over all. None: there is no flag."""
+    values = [*map(float, flags)]
+    return mean(values) if values else None
 
 
-def by_set(everything: Sequence[Number]) -> list[dict]:
+def by_set() -> list[dict]:
     """Return the figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
     lines = []
     for quantity in NEAR:
         sets = defaultdict(list)
-        for each in everything:
+        for each in numbers():
             if each.quantity == quantity:
                 sets[set_number(each.set)].append(each)
         before = [each for number, group in sets.items() if number < max(sets) for each in group]
         for name, group in [*sorted(sets.items()), ("all before", before)]:
             first, pairs = score(group, "first"), order(group)
-            line = {"quantity": quantity, "set": str(name)} | score(group) | {"in interval": inside(group)}
+            inside = share(each.low <= each.measured <= each.high for each in group if each.low and each.high)
+            line = {"quantity": quantity, "set": str(name)} | score(group) | {"in interval": inside}
             line |= {"first median": first["median error"], "first near": first["near"]}
-            line |= {"pairs of arms": len(pairs) or None, "in order": float(mean(pairs)) if pairs else None}
-            lines.append(line)
+            lines.append(line | {"pairs of arms": len(pairs) or None, "in order": share(pairs)})
     return lines
 
 
@@ -113,9 +108,9 @@ def order(mine: Iterable[Number]) -> list[bool]:
     tables = defaultdict(list)
     for each in mine:
         row = rows[each.key]
-        if each.quantity == "time" and each.ours and row.rows_per_s:
+        if each.quantity == "time" and each.ours and row.rows_of_a_gpu:
             table, arm = (row.source, row.model, row.gpu, row.n_gpus, row.seq), (row.deepspeed, row.fsdp, row.group)
-            tables[table].append((arm, row.rows_per_s, row.rows_per_s * each.measured / each.ours))
+            tables[table].append((arm, row.rows_of_a_gpu / each.measured, row.rows_of_a_gpu / each.ours))
     return [
         (speed > other_speed) == (predicted > other_predicted)
         for lines in tables.values()
@@ -124,12 +119,12 @@ def order(mine: Iterable[Number]) -> list[bool]:
     ]
 
 
-def rivals(everything: Iterable[Number]) -> list[dict]:
+def rivals() -> list[dict]:
     """Return the median errors of other predictors, beside ours on the same rows."""
     lines = []
     for quantity in NEAR:
         for rival in RIVALS:
-            same = [each for each in everything if each.quantity == quantity and getattr(each, rival) and each.ours]
+            same = [each for each in numbers() if each.quantity == quantity and getattr(each, rival) and each.ours]
             if same:
                 medians = {"its median": score(same, rival)["median error"], "ours": score(same)["median error"]}
                 lines.append({"quantity": quantity, "rival": rival, "numbers": len(same)} | medians)
@@ -142,25 +137,17 @@ def store_predictions() -> None:
     scored = {each.set for each in old.values()}
     rows = published.rows()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        predicted = [*pool.map(of_row, rows, chunksize=ROWS_AT_ONCE)]
+        predicted = [*pool.map(predicting.of_row, rows, chunksize=ROWS_AT_ONCE)]
     lines = []
-    for row, (values, _) in zip(rows, predicted, strict=True):
+    for row, values in zip(rows, predicted, strict=True):
         for quantity, measured in row.measured.items():
-            new: dict = {
-                "key": row.key,
-                "set": row.set,
-                "source": row.source,
-                "quantity": quantity,
-                "measured": measured,
-            }
             ours = values.get(quantity)
-            new |= {"ours": ours and ours.value} | {name: getattr(ours, name, None) for name in ("low", "high", "flat")}
-            if row.source in SIMULATORS:
-                new[SIMULATORS[row.source]] = row.simulated[quantity]
+            new = {name: getattr(ours, name, None) for name in ("low", "high", "flat")} | {"ours": ours and ours.value}
             if row.set not in scored:
                 new["first"] = new["ours"]
-            kept = old.get((row.key, quantity))
-            lines.append(kept.model_copy(update=new) if kept else Number(**new))
+            about = Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured)
+            kept = old.get((row.key, quantity), about)
+            lines.append(kept.model_copy(update=about.model_dump(exclude_unset=True) | new))
     store(lines)
 
 
@@ -171,8 +158,8 @@ def store(everything: Iterable[Number]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Number.model_fields)
         for each in everything:
-            values = (getattr(each, name) for name in Number.model_fields)
-            writer.writerow(f"{value:.6g}" if isinstance(value, (int, float)) else value for value in values)
+            values = each.model_dump().values()
+            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
 
 
 def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
@@ -184,14 +171,14 @@ def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = Fal
         write: Predict all published rows again, and store the result in reports/outside/predictions.csv.
     """
     if file:
-        say(own.DEFAULTS, "")
-        show(own.compared(file))
+        say(predicting.DEFAULTS, "")
+        show(predicting.compared(file))
         return
     if write:
         store_predictions()
-    show(in_percent(by_set(numbers())))
+    show(in_percent(by_set()))
     say("")
-    show(in_percent(rivals(numbers())))
+    show(in_percent(rivals()))
 
 
 def in_percent(lines: Iterable[dict]) -> list[dict]:

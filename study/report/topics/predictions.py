@@ -30,12 +30,12 @@ def table() -> pd.DataFrame:
 
 def by_set() -> pd.DataFrame:
     """Return how far off predictions are, by the set that first saw the rows."""
-    return pd.DataFrame(scores.in_percent(scores.by_set(scores.numbers())))
+    return pd.DataFrame(scores.in_percent(scores.by_set()))
 
 
 def rivals() -> pd.DataFrame:
     """Return how far off other predictors are, beside ours on the same rows."""
-    return pd.DataFrame(scores.in_percent(scores.rivals(scores.numbers())))
+    return pd.DataFrame(scores.in_percent(scores.rivals()))
 
 
 @style.figure
