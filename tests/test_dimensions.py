@@ -11,10 +11,10 @@ from study.predictor import nodes
 from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
-from study.predictor.of_record import predicted, setup_of
 from study.predictor.setup import Setup
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
+from study.report.of_record import predicted, setup_of
 from study.training.data import part_of_rows
 
 STEPS = 8

@@ -12,10 +12,10 @@ from conftest import ROOT, forget_traces
 
 from study.errors import Stop
 from study.predictor.estimate import Estimate
-from study.predictor.of_record import predicted
 from study.predictor.tracing import transformer
 from study.records import runs
 from study.records.runs import Run
+from study.report.of_record import predicted
 
 
 def kept() -> list[tuple[Run, Estimate]]:

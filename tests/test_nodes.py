@@ -9,10 +9,10 @@ from shaped import finished, put, rows, runs
 
 from study.predictor import nodes
 from study.predictor.architecture import named
-from study.predictor.of_record import setup_of
 from study.predictor.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record
+from study.report.of_record import setup_of
 from study.report.topics import traffic
 from study.spec import node_traffic
 

@@ -11,10 +11,10 @@ from study.errors import Stop
 from study.measure import readback, roles
 from study.predictor.memory.moments import Piece, held_bytes, multiplied_bytes
 from study.predictor.memory.profile import Tensor
-from study.predictor.of_record import predicted
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of
+from study.report.of_record import predicted
 from study.report.topics import memory
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal

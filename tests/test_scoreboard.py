@@ -9,11 +9,11 @@ from scoreboard import score, scored
 from shaped import changed, finished, put, run
 
 from study.predictor.memory.memory_kinds import outside_bytes
-from study.predictor.of_record import architecture, predicted
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
 from study.records.schema import Record
+from study.report.of_record import architecture, predicted
 from study.report.topics import memory, predictions
 from study.spec.shapes import config_of
 

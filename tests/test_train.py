@@ -5,9 +5,9 @@ from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_runni
 
 from study.measure import readback
 from study.predictor import nodes
-from study.predictor.of_record import predicted, setup_of
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Observed, Record
+from study.report.of_record import predicted, setup_of
 from study.spec import node_traffic
 from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Flags

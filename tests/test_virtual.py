@@ -11,9 +11,9 @@ from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of, traceback_
 from study.cli import room
 from study.errors import Stop
 from study.predictor.memory.loading import VIRTUAL_PROCESS_BYTES
-from study.predictor.of_record import predicted
 from study.records import metrics
 from study.records.schema import Record
+from study.report.of_record import predicted
 from study.spec.arms import NAMES, all_paths, check_virtual, read
 from study.spec.settings import Flags, resolve
 

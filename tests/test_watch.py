@@ -20,11 +20,11 @@ from study import WatchCallback, watch
 from study.errors import Stop
 from study.io.numbers import size
 from study.measure.collectives import CollectiveLog
-from study.predictor.of_record import predicted
 from study.records import collectives, evidence, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
 from study.records.schema import Error
+from study.report.of_record import predicted
 from study.watcher.diagnosis import diagnose
 from study.watcher.intended import intended_settings
 from study.watcher.results import summary

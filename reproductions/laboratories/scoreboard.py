@@ -16,10 +16,10 @@ from estimators import accelerate_bytes, deepspeed_bytes
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
 from study.predictor.estimate import Estimate
-from study.predictor.of_record import architecture, predicted
 from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
+from study.report.of_record import architecture, predicted
 from study.report.topics import predictions
 from study.spec.options import parsed
 from study.spec.shapes import SHAPES, shape_of

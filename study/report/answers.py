@@ -15,11 +15,11 @@ from study.io.numbers import count, nats, size
 from study.io.words import joined
 from study.predictor import papers
 from study.predictor.estimate import estimate
-from study.predictor.of_record import setup_of
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import answer_figures, grouping, side_by_side
 from study.report.grouping import parts, sums
+from study.report.of_record import setup_of
 from study.report.templating import machine
 from study.report.topics import losses, memory, traffic
 

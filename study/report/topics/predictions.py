@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 from study.errors import Stop
 from study.machine.gpus import gpu_named
 from study.predictor.memory.memory_kinds import memory_kinds
-from study.predictor.of_record import setup_of
 from study.predictor.outside import scores
 from study.predictor.outside.published import set_number
 from study.predictor.step_time import Machine, step_time
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import parts
+from study.report.of_record import setup_of
 from study.report.style import INK, SHADE
 
 SCALES = {"memory": (1e9, "GB"), "time": (1, "s per step")}

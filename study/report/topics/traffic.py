@@ -7,12 +7,12 @@ from matplotlib.figure import Figure
 
 from study.io.words import joined
 from study.predictor import nodes, papers
-from study.predictor.of_record import setup_of
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import columns, in_order, largest_groups, sums
+from study.report.of_record import setup_of
 from study.report.style import conditions, ordered
 from study.spec import node_traffic
 
