@@ -13,11 +13,8 @@ from study.cli.asked import Place, Training, given, question_of
 from study.errors import Stop
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import gpu_named
-from study.predictor.advice.advise import MOST_GPUS, Advice, fewest
-from study.predictor.advice.advise import advise as recommend
-from study.predictor.advice.question import Given
-from study.predictor.tracing.transformer import Transformer
-from study.predictor.wanted import Wanted, asked_for
+from study.predictor.front import MOST_GPUS, Advice, Given, Transformer, Wanted, asked_for, fewest
+from study.predictor.front import advise as recommend
 from study.report import advice as answer
 from study.report.outside import accuracy
 from study.spec.options import AsJson

@@ -6,11 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from study.errors import Stop
-from study.predictor.advice import settled
-from study.predictor.advice.question import Given, Precision, Question
-from study.predictor.setup import Setup
-from study.predictor.step_time import Machine
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.front import Given, Machine, Precision, Question, Setup, Transformer, settled
 from study.spec import arms
 from study.spec.settings import Optimizer, Tokens
 

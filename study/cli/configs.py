@@ -6,10 +6,7 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import Row
-from study.predictor.advice.question import Question
-from study.predictor.advice.settled import settled_arm, zero_of
-from study.predictor.setup import ADAMW
+from study.predictor.front import ADAMW, Question, Row, settled_arm, zero_of
 from study.report.advice import use
 from study.spec import arms
 from study.spec.arms import Arm

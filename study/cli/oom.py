@@ -14,7 +14,7 @@ from study.oom.explain import Explanation, explain
 from study.oom.proposals import Proposal, proposals
 from study.oom.reading import OomError
 from study.oom.training import Described, Shaped
-from study.predictor.memory.memory_kinds import reserve_bytes
+from study.predictor.front import reserve_bytes
 from study.spec.options import AsJson
 
 

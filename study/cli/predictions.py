@@ -10,13 +10,21 @@ from study.errors import Stop
 from study.io.numbers import number_of, size
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import MISS, fills
-from study.predictor.estimate import Estimate
-from study.predictor.estimate import estimate as predict
-from study.predictor.memory.memory_kinds import memory_kinds, reserve_bytes
-from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.step_time import StepTime, step_time
-from study.predictor.wanted import Wanted, asked_for, count_of
+from study.predictor.front import (
+    MISS,
+    Estimate,
+    StepTime,
+    Wanted,
+    asked_for,
+    count_of,
+    fills,
+    memory_kinds,
+    recipe_of,
+    reserve_bytes,
+    states_bytes,
+    step_time,
+)
+from study.predictor.front import estimate as predict
 from study.report.advice import of_card, recompute_note
 from study.report.outside import accuracy
 from study.spec import arms

@@ -4,10 +4,7 @@ import psutil
 
 from study.errors import Stop
 from study.io.numbers import size
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES
-from study.predictor.setup import Setup, distribution
+from study.predictor.front import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Setup, distribution, estimate, named
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES

@@ -16,10 +16,7 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
 from study.machine.gpus import num_gpus
-from study.predictor.advice.question import default_sequence
-from study.predictor.advice.settled import usual_precision
-from study.predictor.architecture import named
-from study.predictor.wanted import refuse_long_rows
+from study.predictor.front import default_sequence, named, refuse_long_rows, usual_precision
 from study.records import store
 from study.records.schema import Record
 from study.spec import arms, optimizers

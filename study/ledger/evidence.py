@@ -13,11 +13,7 @@ from study.io.units import parsed_unit
 from study.ledger import selection
 from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
 from study.ledger.selection import MOVED, Quantity
-from study.predictor.architecture import generic, named
-from study.predictor.estimate import Estimate, estimate
-from study.predictor.setup import Setup
-from study.predictor.step_time import Machine, step_time
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.front import Estimate, Machine, Setup, Transformer, estimate, generic, named, step_time
 from study.records.runs import Run
 from study.spec.arms import ROOT
 

@@ -17,7 +17,7 @@ from study.oom.training import (
     with_config,
     with_log,
 )
-from study.predictor.estimate import estimate
+from study.predictor.front import estimate
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 STATES = ("weights", "gradients", "master", "moments")

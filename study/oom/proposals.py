@@ -8,10 +8,7 @@ from typing import Any
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.oom.training import Training
-from study.predictor.estimate import estimate
-from study.predictor.memory.memory_kinds import reserve_bytes
-from study.predictor.setup import Setup, distribution
-from study.predictor.step_time import Machine, step_time
+from study.predictor.front import Machine, Setup, distribution, estimate, reserve_bytes, step_time
 from study.spec import arms
 
 LADDER = ("zero2", "zero3", "fsdp2", "zero2_cpu", "zero3_cpu")  # arms that hold less and less

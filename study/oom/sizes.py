@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from study.oom.reading import Asked
-from study.predictor.advice.settled import BUCKETS
-from study.predictor.setup import Setup
+from study.predictor.front import BUCKETS, Setup
 from study.spec.shapes import SHAPES
 
 ROUND = 256  # tokens: lengths and their products with rows are mostly multiples of it

@@ -7,11 +7,18 @@ from typing import Any
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
 from study.oom.sizes import LONGEST, Dimensions
-from study.predictor.advice.question import SEQUENCE, Precision
-from study.predictor.advice.settled import BUCKETS, usual_precision, with_zero
-from study.predictor.setup import Setup, distribution
-from study.predictor.tracing.transformer import Transformer
-from study.predictor.wanted import Wanted, asked_for
+from study.predictor.front import (
+    BUCKETS,
+    SEQUENCE,
+    Precision,
+    Setup,
+    Transformer,
+    Wanted,
+    asked_for,
+    distribution,
+    usual_precision,
+    with_zero,
+)
 from study.spec import arms
 from study.spec.arms import OFFLOADS
 from study.spec.settings import flag

@@ -21,7 +21,7 @@ from study.io.parsing import from_toml
 from study.io.tables import say
 from study.ledger import texts
 from study.machine import output
-from study.predictor.outside import published, scores
+from study.predictor.front import published, scores
 from study.records import evidence, metrics, runs, store
 from study.records.evidence import Evidence
 from study.records.runs import Run, Runs

@@ -2,11 +2,7 @@
 
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import MISS, Advice, Row
-from study.predictor.advice.question import Question
-from study.predictor.memory.loading import Load, Way, peaks
-from study.predictor.memory.memory_kinds import reserve_bytes
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.front import MISS, Advice, Load, Question, Row, Transformer, Way, peaks, reserve_bytes
 from study.spec import arms
 from study.spec.settings import HALF_WEIGHTS
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from study.io.numbers import count, nats, size
 from study.io.words import joined
-from study.predictor import papers
-from study.predictor.estimate import estimate
+from study.predictor.front import estimate, papers
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import answer_figures, grouping, side_by_side

@@ -10,11 +10,15 @@ from pathlib import Path
 
 from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.predictor.advice.advise import MISS
-from study.predictor.advice.settled import BUCKET_ELEMENTS
-from study.predictor.memory.loading import HOST_PROCESS_BYTES
-from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
-from study.predictor.step_time import peak_flops_per_s
+from study.predictor.front import (
+    BUCKET_ELEMENTS,
+    FRAGMENTATION,
+    HOST_PROCESS_BYTES,
+    MISS,
+    OUTSIDE_AT_MOST_BYTES,
+    peak_flops_per_s,
+    reserve_bytes,
+)
 from study.report import style
 from study.report.outside import accuracy
 from study.report.templating import write_page

@@ -4,9 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from study.errors import Stop
-from study.predictor.estimate import Estimate, estimate, inputs_bytes
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
+from study.predictor.front import Estimate, Setup, Transformer, estimate, inputs_bytes
 from study.records.schema import Observed, Record, Requested
 from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
 

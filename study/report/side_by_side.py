@@ -2,12 +2,8 @@
 
 import functools
 
-from study.predictor.advice.advise import advise
-from study.predictor.advice.question import Given, Question
-from study.predictor.architecture import named
-from study.predictor.outside.published import KNOWN, Row, rows
-from study.predictor.setup import Setup
-from study.predictor.step_time import Machine, step_time
+from study.predictor.front import Given, Machine, Question, Setup, advise, named, step_time
+from study.predictor.front import published as others
 from study.report import advice as answer
 from study.spec.arms import NAMES
 from study.spec.shapes import letters
@@ -21,12 +17,12 @@ OURS = {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": 
 ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion parameters?"
 
 
-def published(model: str = MODEL, ranks: int = RANKS) -> list[Row]:
+def published(model: str = MODEL, ranks: int = RANKS) -> list[others.Row]:
     """Return the published rows with this model, number of GPUs and an arm of this study."""
     return [
         row
-        for row in rows()
-        if row.set == KNOWN and row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)
+        for row in others.rows()
+        if row.set == others.KNOWN and row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)
     ]
 
 
@@ -51,7 +47,7 @@ def settings() -> list[dict]:
 def steps() -> list[dict]:
     """Predict each arm in each setting."""
     model = named(MODEL)
-    rows = []
+    lines = []
     for setting in settings():
         usual = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
         times = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
@@ -59,8 +55,8 @@ def steps() -> list[dict]:
             ddp = times[BASELINE]  # the ends are those of two predictions that err in opposite directions
             over_ddp = {"over_ddp_low": step.low_s / ddp.high_s, "over_ddp_high": step.high_s / ddp.low_s}
             seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
-            rows.append({"arm": arm} | setting | seconds | over_ddp)
-    return rows
+            lines.append({"arm": arm} | setting | seconds | over_ddp)
+    return lines
 
 
 @functools.cache

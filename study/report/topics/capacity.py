@@ -9,11 +9,16 @@ import psutil
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import gpus_here
-from study.predictor.architecture import named
-from study.predictor.estimate import Estimate, estimate
-from study.predictor.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES
-from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES
-from study.predictor.setup import Setup
+from study.predictor.front import (
+    FRAGMENTATION,
+    HOST_PROCESS_BYTES,
+    OUTSIDE_AT_MOST_BYTES,
+    VIRTUAL_PROCESS_BYTES,
+    Estimate,
+    Setup,
+    estimate,
+    named,
+)
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report.grouping import SETTINGS

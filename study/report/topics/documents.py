@@ -7,9 +7,7 @@ from matplotlib.figure import Figure
 
 from study.io.numbers import size
 from study.io.words import joined
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.setup import Setup
+from study.predictor.front import Setup, estimate, named
 from study.records import stats
 from study.records.groups import groups, lines
 from study.records.runs import Runs

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from study.predictor.architecture import named
-from study.predictor.memory.loading import Load, peaks
+from study.predictor.front import Load, named, peaks
 from study.records import hangs as waits
 from study.records.collectives import RankLog
 from study.records.runs import Runs

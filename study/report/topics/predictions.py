@@ -6,10 +6,7 @@ from matplotlib.figure import Figure
 
 from study.errors import Stop
 from study.machine.gpus import gpu_named
-from study.predictor.memory.memory_kinds import memory_kinds
-from study.predictor.outside import scores
-from study.predictor.outside.published import set_number
-from study.predictor.step_time import Machine, step_time
+from study.predictor.front import Machine, memory_kinds, published, scores, step_time
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import parts
@@ -24,7 +21,7 @@ def table() -> pd.DataFrame:
     """Return every published number that has a prediction."""
     columns = {"set", "source", "quantity", "measured", "ours"}
     rows = pd.DataFrame(each.model_dump(include=columns) for each in scores.numbers()).dropna(subset="ours")
-    number = rows["set"].map(set_number)
+    number = rows["set"].map(published.set_number)
     return rows.assign(error=rows["ours"] / rows["measured"] - 1, unseen=number == number.max())
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.io.words import joined
-from study.predictor import nodes, papers
+from study.predictor.front import nodes, papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
