@@ -22,5 +22,6 @@ def accuracy() -> str:
         f"On trainings that it had never seen, half of {len(times)} predicted step times were within "
         f"{percent(median(times))} of the measured one, and {near} within a third; "
         f"half of {len(peaks)} memory peaks were within {off}, but "
-        f"{too_low} were more than {scores.TOO_LOW:.0%} too low: leave room, and run ten steps before you rely on a time."
+        f"{too_low} were more than {scores.TOO_LOW:.0%} too low: leave room, and run ten steps "
+        "before you rely on a time."
     )
