@@ -19,43 +19,30 @@ ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion par
 
 def published(model: str = MODEL, ranks: int = RANKS) -> list[others.Row]:
     """Return the published rows with this model, number of GPUs and an arm of this study."""
-    return [
-        row
-        for row in others.rows()
-        if row.set == others.KNOWN and row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)
-    ]
-
-
-def same_name(one: str | None, other: str | None) -> bool:
-    """Return whether two names mean the same model: Llama-3-8B and llama3-8b."""
-    return letters(one or "") == letters(other or "")
-
-
-def settings() -> list[dict]:
-    """Return the setting of this study, and those in which others measured the seconds of a step."""
-    all_settings: list[dict] = [OURS]
-    for row in published():
-        counts = {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc}
-        setting = counts | {"checkpointing": False}
-        known = row.step_s is not None and all(isinstance(count, int) for count in counts.values())
-        if known and setting not in all_settings:
-            all_settings.append(setting)
-    return all_settings
+    known = [row for row in others.rows() if row.set == others.KNOWN and row.arm in NAMES and row.n_gpus == ranks]
+    return [row for row in known if letters(row.model or "") == letters(model)]  # Llama-3-8B is llama3-8b
 
 
 @functools.cache
 def steps() -> list[dict]:
-    """Predict each arm in each setting."""
+    """Predict each arm in the setting of this study, and in those in which others measured the seconds of a step."""
     model = named(MODEL)
+    settings: list[dict] = [OURS]
+    for row in published():
+        setting = {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc}
+        if row.step_s and all(setting.values()):
+            settings.append(setting | {"checkpointing": False})
     lines = []
-    for setting in settings():
+    for number, setting in enumerate(settings):
+        if setting in settings[:number]:
+            continue
         usual = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
         times = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
+        ddp = times[BASELINE]  # the ends are those of two predictions that err in opposite directions
         for arm, step in times.items():
-            ddp = times[BASELINE]  # the ends are those of two predictions that err in opposite directions
+            line = {"arm": arm} | setting | {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
             over_ddp = {"over_ddp_low": step.low_s / ddp.high_s, "over_ddp_high": step.high_s / ddp.low_s}
-            seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
-            lines.append({"arm": arm} | setting | seconds | over_ddp)
+            lines.append(line | over_ddp)
     return lines
 
 

@@ -45,7 +45,18 @@ def training_of(row: Row) -> Training:
         model = replace(model, lora_rank=row.adapter_rank, lora_targets=targets, dora=row.adapter == "dora")
         model = replace(model, adapter_dropout=bool(row.origin.adapter_dropout))
     setup = _setup(row, model)
-    return Training(row, setup, _machine(row, setup.ranks))
+    if row.gpu_name is None:
+        return Training(row, setup, None)
+    machine = Machine(
+        gpu=row.gpu_name,
+        gpus_per_node=min(setup.ranks, row.gpus_per_node or setup.ranks),
+        network=row.network,
+        tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row) < (1, 12),
+        fused_kernels=bool(row.fused_kernels),
+        products_8_bits=row.products is not None,
+        kernel_s=0.0 if row.compiled else row.host_pace and row.host_pace * MEGATRON_KERNEL_S,
+    )
+    return Training(row, setup, machine)
 
 
 @functools.cache
@@ -67,37 +78,33 @@ def model_of(name: str) -> Transformer:
 
 
 def _setup(row: Row, model: Transformer) -> Setup:
-    given: dict[str, Any] = {
-        "fsdp": row.fsdp,
-        "group": row.group,
-        "quantized": row.quantized,
+    """Return the setup that the columns say. What they do not say is as usual."""
+    same = ("fsdp", "group", "quantized", "micro_batch", "loss", "attention")
+    given: dict[str, Any] = {name: getattr(row, name) for name in same}
+    given |= {
         "ranks": row.n_gpus,
-        "micro_batch": row.micro_batch,
         "accumulation": row.grad_acc,
-        "loss": row.loss,
-        "attention": "eager" if row.attention == "megatron" else row.attention,
-        "optimizer": OPTIMIZERS.get(row.optimizer_name, row.optimizer_name) or row.optimizer,
         "sequence": row.seq,
-        "checkpointing": _every(row),
-        "deepspeed": row.deepspeed and {"zero_optimization": json.loads(row.deepspeed)},
-        "fsdp_offload": row.offload and True,
+        "checkpointing": bool(row.recompute),
     }
+    given |= {"fsdp_offload": row.offload is not None, "precision": row.dtype} | _types(row)
+    given["optimizer"] = OPTIMIZERS.get(row.optimizer_name, row.optimizer_name) or row.optimizer
+    if row.attention == "megatron":
+        given["attention"] = "eager"
+    if row.deepspeed:
+        given["deepspeed"] = {"zero_optimization": json.loads(row.deepspeed)}
     if row.parallel:
         given["sequence_ranks" if row.parallel.startswith("sp") else "tensor_ranks"] = int(row.parallel[2:])
-    given |= dict(zip(("precision", "frozen"), _types(row), strict=True))
+    if row.recompute_part == "ops:torchtitan":
+        given["checkpointing"] = SELECTIVE
+    elif row.recompute_part:  # every n-th layer
+        given["checkpointing"] = int(row.recompute_part.removeprefix("layers/"))
     given = {name: value for name, value in given.items() if value is not None}
     return Setup(model=model, device="cuda", library=library_of(row), **given)
 
 
-def _every(row: Row) -> int:
-    """Return which layers are computed again: none, all, every n-th, or the cheap operators of all."""
-    if row.recompute_part is None:
-        return bool(row.recompute)
-    return SELECTIVE if row.recompute_part == "ops:torchtitan" else int(row.recompute_part.removeprefix("layers/"))
-
-
-def _types(row: Row) -> tuple[str | None, str | None]:
-    """Return a setup's precision, and the type of its frozen weights.
+def _types(row: Row) -> dict[str, str]:
+    """Return the precision, and the type of frozen weights, where adapters change them.
 
     PEFT keeps adapters in fp32 beside a base in bf16 (since 0.12). Its prepare_model_for_kbit_training keeps all that
     is not quantized in fp32. With 4 bits under bf16 TRL converts embeddings and head back (0.9.6 to 0.13.0,
@@ -105,13 +112,13 @@ def _types(row: Row) -> tuple[str | None, str | None]:
     """
     autocast = "autocast" in (row.precision or "") or row.kernels == "unsloth"  # whose adapters compute in 16 bits
     if row.fp32_modules == "norm":
-        return "bf16", "bf16_except_norms"
+        return {"precision": "bf16", "frozen": "bf16_except_norms"}
     if row.fp32_modules:
-        return "bf16" if autocast else "fp32", None
+        return {"precision": "bf16" if autocast else "fp32"}
     in_fp32 = row.adapter_dtype == "fp32" or (row.adapter_dtype is None and "peft" in row.libraries)
     if row.dtype == "bf16_pure" and in_fp32:
-        return "bf16", "bf16" if autocast else "bf16_without_autocast"
-    return row.dtype, None
+        return {"precision": "bf16", "frozen": "bf16" if autocast else "bf16_without_autocast"}
+    return {}
 
 
 def library_of(row: Row) -> Library:
@@ -132,21 +139,6 @@ def _version(row: Row) -> tuple[int, ...]:
     return tuple(map(int, found[1].split("."))) if found else ()
 
 
-def _machine(row: Row, ranks: int) -> Machine | None:
-    """Return the machine of a row."""
-    if row.gpu_name is None:
-        return None
-    return Machine(
-        gpu=row.gpu_name,
-        gpus_per_node=min(ranks, row.gpus_per_node or ranks),
-        network=row.network,
-        tf32="TF32" in f"{row.precision} {row.libraries}" or (1, 7) <= _version(row) < (1, 12),
-        fused_kernels=bool(row.fused_kernels),
-        products_8_bits=row.products is not None,
-        kernel_s=0.0 if row.compiled else row.host_pace and row.host_pace * MEGATRON_KERNEL_S,
-    )
-
-
 def timed_setup(training: Training) -> Setup:
     """Return the setup whose step took the time. Rows that are padded to the longest of a pass have fewer tokens."""
     row, setup = training.row, training.setup
@@ -154,15 +146,10 @@ def timed_setup(training: Training) -> Setup:
         return setup
     if row.seq_mean is None:
         raise NotPredicted("rows are padded, and their mean is not said")
-    longest = row.seq_mean * longest_over_mean(setup.micro_batch, row.origin.sorted_passes)
-    return replace(setup, sequence=min(setup.sequence, round(longest)))
-
-
-def longest_over_mean(micro_batch: int, passes: int) -> float:
-    """Return the longest row of a pass over the mean of all rows, if rows are sorted within some passes.
-
-    Lengths are assumed to be exponential: of n rows, the k-th longest is longer than the next one by 1/k of the mean.
-    """
-    rows = micro_batch * passes
-    ranks = range(1, rows + 1, micro_batch)  # of the longest rows of the passes
-    return sum(1 / each for first in ranks for each in range(first, rows + 1)) / passes
+    # The longest row of a pass, if rows are sorted within some passes. Lengths are assumed to be exponential: of n
+    # rows, the k-th longest is longer than the next one by 1/k of the mean.
+    passes = row.origin.sorted_passes
+    count = setup.micro_batch * passes
+    firsts = range(1, count + 1, setup.micro_batch)  # of the longest rows of the passes
+    over_mean = sum(1 / each for first in firsts for each in range(first, count + 1)) / passes
+    return replace(setup, sequence=min(setup.sequence, round(row.seq_mean * over_mean)))

@@ -107,32 +107,23 @@ def compared(path: Path) -> list[dict]:
     """Return a line for each measured number of a file, with its prediction; or why there is none."""
     lines = []
     for one in read(path, Measurement):
-        about = {"model": one.model, "arm": one.arm, "on": f"{one.gpus} x {one.gpu}"}
-        for name in SCALES:
+        for name, scale in SCALES.items():
             if measured := getattr(one, name):
-                lines.append(about | {"quantity": name, "measured": measured} | _beside(one, name, measured))
+                line = {"model": one.model, "arm": one.arm, "on": f"{one.gpus} x {one.gpu}", "quantity": name}
+                lines.append(line | {"measured": measured} | _beside(one, measured, scale))
     return lines
 
 
-def _beside(one: Measurement, name: str, measured: float) -> dict:
+def _beside(one: Measurement, measured: float, scale: float) -> dict:
     """Return a prediction as columns: the number, how far off it is, and its interval."""
     try:
         machine = Machine(gpu=gpu_named(one.gpu), gpus_per_node=min(one.gpus, 8))
-        setup = Setup.of_arm(
-            named(one.model),
-            one.arm,
-            ranks=one.gpus,
-            sequence=one.tokens,
-            micro_batch=one.rows,
-            accumulation=one.passes,
-            checkpointing=one.recompute,
-            precision=one.precision,
-            device="cuda",
-        )
-        of_memory = name == "memory_gb"
-        predicted = memory(setup, one.memory_kind, machine.gpu) if of_memory else step(setup, machine)
+        how = {"sequence": one.tokens, "micro_batch": one.rows, "accumulation": one.passes, "ranks": one.gpus}
+        how |= {"checkpointing": one.recompute, "precision": one.precision, "device": "cuda"}
+        setup = Setup.of_arm(named(one.model), one.arm, **how)
+        predicted = step(setup, machine) if scale == 1 else memory(setup, one.memory_kind, machine.gpu)
     except (NotPredicted, Stop) as reason:
         return {"predicted": None, "off": str(reason)}
-    value = predicted.value / SCALES[name]
+    value = predicted.value / scale
     ends = f"{short(predicted.low)} to {short(predicted.high)}" if predicted.low else None
     return {"predicted": value, "off": signed(value / measured - 1), "interval": ends}

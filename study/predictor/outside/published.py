@@ -29,17 +29,12 @@ Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
 
 
-class Row(BaseModel, frozen=True):
-    """One published measurement. The names are the columns of the file: first the source's, then our reading of it.
+class Facts(BaseModel, frozen=True):
+    """What a source says of a measurement, in the columns that identify it."""
 
-    reports/outside/README.md says what the columns mean, and has some more for the reader.
-    """
-
-    set: str  # the frozen set that first saw the row, such as lora_2; or KNOWN
     source: str
     url_or_path: Text  # with the commit where there is one
     model: Text
-    params: Measured
     gpu: Text
     n_gpus: Count | None
     arm: Text  # as the source names it
@@ -52,6 +47,16 @@ class Row(BaseModel, frozen=True):
     tokens_per_s_per_gpu: Measured
     step_time_s: Measured
     notes: Text
+
+
+class Row(Facts, frozen=True):
+    """One published measurement. The names are the columns of the file: the source's, and our reading of them.
+
+    reports/outside/README.md says what the columns mean, and has some more for the reader.
+    """
+
+    set: str  # the frozen set that first saw the row, such as lora_2; or KNOWN
+    params: Measured
     # Our reading: the setup that the row describes.
     config: Text  # a name in configs.json, or a built-in shape. None: the row is not predicted
     dtype: Precision | None
@@ -92,7 +97,7 @@ class Row(BaseModel, frozen=True):
     @property
     def key(self) -> str:
         """Return the identity of a row: what its source says, and not our reading of it."""
-        return sha256(repr([getattr(self, name) for name in FACTS]).encode()).hexdigest()[:12]
+        return sha256(repr([getattr(self, name) for name in Facts.model_fields]).encode()).hexdigest()[:12]
 
     @property
     def measured(self) -> dict[Quantity, float]:
@@ -131,12 +136,6 @@ class Row(BaseModel, frozen=True):
     def libraries(self) -> str:
         """Return the libraries with their releases, as the row or its source says them."""
         return self.versions or self.origin.versions
-
-
-FACTS = (
-    *("source", "url_or_path", "model", "gpu", "n_gpus", "arm", "precision", "seq", "micro_batch", "grad_acc"),
-    *("activation_checkpointing", "memory_GB", "tokens_per_s_per_gpu", "step_time_s", "notes"),
-)
 
 
 class Source(BaseModel, frozen=True):

@@ -1,12 +1,14 @@
 """Predictions beside what others measured and published, and beside what our own runs on a GPU measured."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.errors import Stop
 from study.machine.gpus import gpu_named
-from study.predictor.front import Machine, memory_kinds, published, scores, step_time
+from study.predictor.front import Machine, Setup, memory_kinds, published, scores, step_time
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import parts
@@ -38,58 +40,48 @@ def rivals() -> pd.DataFrame:
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Predictions against what others measured and published: peak memory, and seconds of a step."""
-    quantities = parts(rows, "quantity")
-    drawing, axes = style.panels([3.0] * len(quantities))
-    for ax, (quantity, mine) in zip(axes, quantities.items(), strict=True):
-        _draw(ax, quantity, mine)
+    drawing, axes = style.panels([3.0] * rows["quantity"].nunique())
+    for ax, (quantity, mine) in zip(axes, parts(rows, "quantity").items(), strict=True):
+        scale, unit = SCALES[quantity]
+        for unseen, points in mine.groupby("unseen"):
+            tone = style.ORANGE if unseen else style.BLUE
+            ax.plot(points["measured"] / scale, points["ours"] / scale, "o", color=tone, markersize=3, fillstyle="none")
+        ends = [mine["measured"].min() / scale, mine["measured"].max() / scale]
+        ax.plot(ends, ends, color=INK, linewidth=0.8)
+        ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
+        ax.set(xscale="log", yscale="log", xlabel=f"measured by others ({unit})", ylabel=f"predicted ({unit})")
+        title = f"Predictions: median error {mine['error'].abs().median():.1%}"
+        style.headed(ax, title, f"{quantity}, {len(mine)} published numbers")
+        style.plain(ax.xaxis)
+        style.plain(ax.yaxis)
     text = f"n = {len(rows)} published numbers. Line: exact. Band: up to 30 % off. Orange: the newest set, which no "
     return style.finished(drawing, [], text + "constant was fitted to. None of these runs was made here.", 2)
-
-
-def _draw(ax: Axes, quantity: str, mine: pd.DataFrame) -> None:
-    scale, unit = SCALES[quantity]
-    for unseen, tone in ((False, style.BLUE), (True, style.ORANGE)):
-        points = mine[mine["unseen"] == unseen]
-        ax.plot(points["measured"] / scale, points["ours"] / scale, "o", color=tone, markersize=3, fillstyle="none")
-    ends = [mine["measured"].min() / scale, mine["measured"].max() / scale]
-    ax.plot(ends, ends, color=INK, linewidth=0.8)
-    ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
-    ax.set(xscale="log", yscale="log", xlabel=f"measured by others ({unit})", ylabel=f"predicted ({unit})")
-    title = f"Predictions: median error {mine['error'].abs().median():.1%}"
-    style.headed(ax, title, f"{quantity}, {len(mine)} published numbers")
-    style.plain(ax.xaxis)
-    style.plain(ax.yaxis)
 
 
 def on_gpu(runs: Runs) -> pd.DataFrame:
     """Return our own runs on a GPU: what each measured, what was predicted, and predicted over measured."""
     rows = []
     for run in runs.done:
-        for quantity, measured, predicted in _of_run(run) if run.device == "cuda" else ():
+        setup = setup_of(run.record) if run.device == "cuda" else None
+        for quantity, measured, predicted in _of_run(run, setup) if setup else ():
             ranks = f"{run.ranks} virtual" if run.virtual else run.ranks
-            about: dict = {"cell": f"{run.model} {run.arm}", "ranks": ranks}
-            about |= {"quantity": quantity, "measured": measured, "predicted": predicted}
+            about: dict = {"cell": f"{run.model} {run.arm}", "ranks": ranks, "quantity": quantity}
+            about |= {"measured": measured, "predicted": predicted}
             rows.append(about | {"predicted over measured": predicted / measured})
     return pd.DataFrame(rows)
 
 
-def _of_run(run: Run) -> list[tuple[str, float, float]]:
-    """Return what a run measured and has a prediction of. A virtual rank has no NCCL, and sends nothing."""
-    setup = setup_of(run.record)
-    if setup is None:
-        return []
-    try:
+def _of_run(run: Run, setup: Setup) -> Iterator[tuple[str, float, float]]:
+    """Give what a run measured and has a prediction of. A virtual rank has no NCCL, and sends nothing."""
+    gpu = None
+    with suppress(Stop, IndexError):
         gpu = gpu_named(run.record.hardware.devices[0].name)
-    except (Stop, IndexError):
-        gpu = None
-    rows = []
     kinds = memory_kinds(setup, gpu)
     for kind, field in FIELDS.items():
         measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
         predicted = getattr(kinds, kind)
         if measured and predicted and not (kind == "driver" and run.virtual):
-            rows.append((kind, measured, predicted))
+            yield kind, measured, predicted
     if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
         of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.ranks or 1)
-        rows.append(("step", run.median_step_s, step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds))
-    return rows
+        yield "step", run.median_step_s, step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds
