@@ -13,7 +13,7 @@ def predicted(record: Record, **changes: Any) -> Estimate | None:
     """Return the estimate of a run, or of the same run with changes to its setup. None where `setup_of` is."""
     try:
         setup = setup_of(record)
-        return setup and estimate(replace(setup, **changes))
+        return estimate(replace(setup, **changes)) if setup else None
     except Stop as stop:
         if stop.status != "unavailable":
             raise

@@ -1,6 +1,7 @@
 """Arms side by side at a realistic size: predicted seconds of a step on eight H100, and what others measured."""
 
 import functools
+from typing import Any
 
 from study.predictor.front import Given, Machine, Question, Setup, advise, named, step_time
 from study.predictor.front import published as others
@@ -36,11 +37,11 @@ def steps() -> list[dict]:
     for number, setting in enumerate(settings):
         if setting in settings[:number]:
             continue
-        usual = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
+        usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
         times = {arm: step_time(Setup.of_arm(model, arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
         ddp = times[BASELINE]  # the ends are those of two predictions that err in opposite directions
         for arm, step in times.items():
-            line = {"arm": arm} | setting | {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
+            line: dict = {"arm": arm} | setting | {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
             over_ddp = {"over_ddp_low": step.low_s / ddp.high_s, "over_ddp_high": step.high_s / ddp.low_s}
             lines.append(line | over_ddp)
     return lines

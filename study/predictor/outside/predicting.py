@@ -6,6 +6,7 @@ A training is a published row, or a line of a small CSV file of your own measure
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -118,7 +119,12 @@ def _beside(one: Measurement, measured: float, scale: float) -> dict:
     """Return a prediction as columns: the number, how far off it is, and its interval."""
     try:
         machine = Machine(gpu=gpu_named(one.gpu), gpus_per_node=min(one.gpus, 8))
-        how = {"sequence": one.tokens, "micro_batch": one.rows, "accumulation": one.passes, "ranks": one.gpus}
+        how: dict[str, Any] = {
+            "sequence": one.tokens,
+            "micro_batch": one.rows,
+            "accumulation": one.passes,
+            "ranks": one.gpus,
+        }
         how |= {"checkpointing": one.recompute, "precision": one.precision, "device": "cuda"}
         setup = Setup.of_arm(named(one.model), one.arm, **how)
         predicted = step(setup, machine) if scale == 1 else memory(setup, one.memory_kind, machine.gpu)
