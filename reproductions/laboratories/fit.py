@@ -56,7 +56,7 @@ class Timed:
 def timed() -> list[Timed]:
     known = []
     for row in rows():
-        if row.step_s is None or row.deterministic:
+        if row.step_s is None:
             continue
         with contextlib.suppress(NotPredicted, Stop):
             training = training_of(row)
