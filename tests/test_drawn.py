@@ -7,9 +7,9 @@ import pytest
 from conftest import launch
 from drawn import cells
 
-from study.predictor import of_record
 from study.predictor.architecture import named
 from study.records.schema import Record
+from study.report import of_record
 
 SETTINGS = ("precision", "micro_batch", "accumulation", "sequence")
 
@@ -38,3 +38,12 @@ def test_memory_of_drawn_cells_is_predicted(tmp_path, cache):
     assert len(errors) >= 41
     assert median(errors) < 0.001
     assert max(errors) < 0.03
+
+
+def test_the_peak_of_fsdp_in_a_forward_pass_is_predicted(tmp_path, cache):
+    """With few tokens, and whole gradients of the first pass, it is where the second pass gathers the last layer."""
+    sizes = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
+    config = {"model_type": "llama", "num_attention_heads": 4, **sizes}
+    cell = {"config": config, "arm": "fsdp2", "ranks": 4, "precision": "fp32", "checkpointing": False}
+    error = off(cell | {"micro_batch": 1, "accumulation": 2, "sequence": 8}, tmp_path / "cell", cache)
+    assert error == pytest.approx(0, abs=0.001)

@@ -133,10 +133,12 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     before = ROOT
     for unit in [*sharding.units][1:]:  # the root is the first
         at_use = [profile.at_use[tensor.name] for tensor in sharding.units[unit] if tensor.name in profile.at_use]
-        kept = (min if unit in sharding.late else max)(at_use, default=0)
-        gathering = whole + sharding.buffer(before) + sharding.buffer(unit)
         running = whole + sharding.buffer(unit) + sharding.whole[unit]
-        yield states | {"activations": kept, "gathered_weights": max(gathering, running)}
+        # While a unit is copied, a variable of wait_for_unshard still holds the buffer of the unit before.
+        copying = running + sharding.buffer(before)
+        yield states | {"activations": min(at_use, default=0), "gathered_weights": copying}
+        kept = (min if unit in sharding.late else max)(at_use, default=0)
+        yield states | {"activations": kept, "gathered_weights": running}
         whole = whole + (sharding.whole[unit] if unit in sharding.stay else 0)
         before = unit
     last = max((profile.at_use[t.name] for t in sharding.units[ROOT] if t.name in profile.at_use), default=0)
