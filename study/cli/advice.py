@@ -66,8 +66,8 @@ def advise(
     lines += answer.in_words(advice)
     detail = ""
     if choice is None:
-        found = fewest(model, gpu, given(training, place, **more), 2 * question.gpus)
-        lines.append(_enough(found) if found else DIVIDE)
+        larger = fewest(model, gpu, given(training, place, **more), 2 * question.gpus)
+        lines.append(_enough(larger) if larger else DIVIDE)
         if not model.is_partly_frozen:
             lines.append("Adapters need far less memory: give --lora-rank 16.")
     else:
@@ -104,5 +104,5 @@ def _command(options: dict) -> str:
     words = ["study", "estimate"]
     for name, value in options.items():
         if value not in (None, False, Training.optimizer):
-            words += [f"--{name.replace('_', '-')}"] + [str(value)] * (value is not True)
-    return shlex.join(words)
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(word for word in words if word != "True")  # a switch has no value

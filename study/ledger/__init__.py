@@ -1,1 +1,1 @@
-"""The ledger: published claims, the checks that judge them, and their verdicts."""
+"""The ledger: published claims, the verdicts that people wrote, and the evidence that is computed."""

@@ -159,8 +159,8 @@ def _form(path: Path, form):
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """Return how many claims have which verdict. A claim whose evidence is idle counts nowhere."""
-    found = Counter(claim.verdict for claim in claims if not claim.idle)
-    return {name: found[name] for name in VERDICTS}
+    number = Counter(claim.verdict for claim in claims if not claim.idle)
+    return {name: number[name] for name in VERDICTS}
 
 
 def by_document() -> list[dict]:
@@ -190,7 +190,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     if all(word.lower() in by_name for word in words):
         return [each for word in words for each in by_name[word.lower()]]
     wanted = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
-    found = [each for each in known if wanted.search(f"{each.about} {each.found}")]
-    if not found:
+    matching = [each for each in known if wanted.search(f"{each.about} {each.found}")]
+    if not matching:
         raise Stop(f"no claim is named {' '.join(words)}, and none contains it", "study claims lists the documents")
-    return found
+    return matching

@@ -1,7 +1,7 @@
 """The seconds of an optimizer step: a roofline of the GPU, the pace of the host, and what links carry meanwhile.
 
 From top to bottom: the constants, the machine, the work of a pass as a trace of the model shows it, and the step:
-seconds of the GPU and the host, bytes between ranks, the update. Within a pass, all that may overlap is taken together.
+seconds of the GPU and the host, bytes between ranks, the update.
 How far off it is: `python -m study.predictor.outside.scores`. How it was fitted: `reproductions/laboratories/fit.py`.
 """
 
@@ -287,10 +287,7 @@ class _Step:
         return self.phase("backward", link_s + (self.reduce_s() if reduces else 0.0))
 
     def phase(self, name: str, link_s: float) -> Phase:
-        """Kernel by kernel, host or GPU is the slower one; together they take a little more than that.
-
-        Sending is added. A share of it that overlaps was fitted, and came out as none.
-        """
+        """Take the slower of host and GPU, or a little more. Sending is added: none was fitted to overlap."""
         gpu_s = sum(self.seconds_of(self.work[name]).values())
         host_s = self.host_s(name)
         link_s += self.exchange_s()
@@ -383,11 +380,10 @@ class _Step:
 
     @functools.cached_property
     def update_parts(self) -> dict[str, float]:
-        """Return the seconds of the update on the GPU; or of the host, which a disk feeds meanwhile."""
+        """Return the seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
         if not self.updates_on_host:
             share = self.of.separate_update if self.setup.optimizer in SEPARATE else 1
             return {"update": update_bytes(self.setup) * self.owned / self.gpu.memory_bytes_per_s / share}
-        # CPU-Adam updates the parts of all ranks of a host.
         local = min(self.setup.ranks, self.machine.gpus_per_node)
         parts = {"update on host": self.owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
         moved_bytes = local * (disk_bytes(self.engine)["read_per_step"] + disk_bytes(self.engine)["written_per_step"])

@@ -1,6 +1,6 @@
 """An advice in words and as a table."""
 
-from study.io.numbers import UNKNOWN, short, size
+from study.io.numbers import UNKNOWN, number_of, short, size
 from study.machine.gpus import GPUS
 from study.predictor.front import MISS, Advice, Load, Question, Row, Transformer, Way, peaks, reserve_bytes
 from study.spec import arms
@@ -28,7 +28,8 @@ def in_words(advice: Advice) -> list[str]:
         less = "fewer rows per pass" if choice.micro_batch > 1 else "a shorter sequence, or more GPUs"
         lines.append(f"It fits only just: if it runs out of memory, take {less}.")
     if other := advice.alternative:
-        lines.append(f"Alternative: {use(other, question)}.{' It fits only just.' * other.is_tight}")
+        just = " It fits only just." if other.is_tight else ""
+        lines.append(f"Alternative: {use(other, question)}.{just}")
     return [*lines, _reason(advice, choice), *_to_load(choice, question)]
 
 
@@ -65,15 +66,14 @@ def _to_load(row: Row, question: Question) -> list[str]:
 
 def use(row: Row, question: Question) -> str:
     """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi: 61); 7 s (5 to 9) per step`."""
-    name = row.arm + " with activation checkpointing" * row.checkpointing
+    name = f"{row.arm} with activation checkpointing" if row.checkpointing else row.arm
     if row.precision != "fp32" and not question.has_bf16:
         name += " in fp16"
-    rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
-    passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
+    rows = number_of(row.micro_batch, "rows per pass")
     host = f" and {amount(row.host_bytes, question.unit)} of host memory" if row.offloads else ""
     shown = f" (nvidia-smi: {_number(row.driver_bytes, question.unit)})" if row.driver_bytes else ""
     peak = of_card(row.peak_bytes, question.gpu, question.unit)
-    return f"{name}, {rows}, {passes}; {peak}{shown}{host}; {seconds(row)} per step"
+    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {peak}{shown}{host}; {seconds(row)} per step"
 
 
 def recompute_note(checkpointing: object, model: Transformer) -> list[str]:

@@ -1,27 +1,24 @@
-"""How accurate predictions are of trainings that others published, in a sentence."""
-
-from statistics import mean, median
+"""How accurate predictions are of trainings that others published, in two sentences."""
 
 from study.io.numbers import percent
-from study.predictor.front import scores
+from study.predictor.front import published, scores
 
 
 def accuracy() -> str:
-    """Return in a sentence how accurate predictions were of trainings that the predictor had not met.
+    """Return how accurate predictions are of trainings that decided nothing. All rows weigh the same.
 
-    Over all frozen rows, each as it was predicted at first; refused rows have no error. All rows weigh the same.
+    Seconds are those of the newest set, by today's model: it was fitted to all others. Bytes are those of all frozen
+    sets, each as it was predicted at first. Refused rows have no error.
     """
-    times, peaks = (
-        scores.errors([each for each in scores.numbers() if each.quantity == quantity], "first")
-        for quantity in ("time", "memory")
-    )
-    times = [*map(abs, times)]
-    too_low = percent(mean(each < -scores.TOO_LOW for each in peaks))
-    near, off = percent(mean(each <= 1 / 3 for each in times)), percent(median(map(abs, peaks)))
+    everything = scores.numbers()
+    newest = max(published.set_number(each.set) for each in everything)
+    unseen = [each for each in everything if published.set_number(each.set) == newest]
+    time = scores.score([each for each in unseen if each.quantity == "time"])
+    peak = scores.score([each for each in everything if each.quantity == "memory"], "first")
     return (
-        f"On trainings that it had never seen, half of {len(times)} predicted step times were within "
-        f"{percent(median(times))} of the measured one, and {near} within a third; "
-        f"half of {len(peaks)} memory peaks were within {off}, but "
-        f"{too_low} were more than {scores.TOO_LOW:.0%} too low: leave room, and run ten steps "
+        f"Of the newest step times of others, to which nothing was fitted, half are predicted within "
+        f"{percent(time['median error'])}, and {percent(time['near'])} within {scores.NEAR['time']:.0%}. Half of the "
+        f"memory peaks were within {percent(peak['median error'])} when they were first predicted, but "
+        f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low: leave room, and run ten steps "
         "before you rely on a time."
     )
