@@ -12,7 +12,7 @@ from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
 
-from study import watch
+from study.watch import watch
 
 
 def synthetic_reviews(rows: int, tokens: int = 32) -> TensorDataset:

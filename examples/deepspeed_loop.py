@@ -9,7 +9,7 @@ import deepspeed
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 
-from study import watch
+from study.watch import watch
 
 
 def main():

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
-from study import WatchCallback
+from study.watch import WatchCallback
 
 
 class SyntheticPairs(Dataset):

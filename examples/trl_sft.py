@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from study import WatchCallback
+from study.watch import WatchCallback
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sees", "likes", "hears", "red", "green", "small", "old", "and", "runs"]
 

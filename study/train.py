@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from study.errors import Stop
+from study.core.errors import Stop
+from study.core.settings import learning_rate
 from study.measure.clock import Clock
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
 from study.records.schema import Evaluation, Memory
-from study.spec.settings import learning_rate
 from study.training import checkpoints, finish, tasks
 from study.training.data import Rows
 from study.training.display import report

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from study import watch
+from study.watch import watch
 
 KINDS = ("plain", "ddp", "fsdp1", "fsdp2", "fsdp2_by_accelerate", "zero2", "zero3")
 parser = argparse.ArgumentParser()

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.machine import software
+from study.core import software
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
 
@@ -231,8 +231,8 @@ def cache(shared) -> Path:
 
 def forget_traces(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """No trace is known: neither in this process nor in the cache."""
-    from study.predictor.tracing import transformer
-    from study.spec.settings import CACHE
+    from study.core.settings import CACHE
+    from study.predict.trace import transformer
 
     patch.setenv(CACHE, str(folder))
     for name in ("_traced", "_followed"):
@@ -255,9 +255,9 @@ def module_without_traces(tmp_path_factory):
 def advised_config(folder: Path, arm: str) -> Path:
     """What `study advise --write` gives for an arm on two GPUs, or on one for `single`, in fp32."""
     from study.cli.configs import write
-    from study.predictor.advice.advise import advise
-    from study.predictor.advice.question import Question
-    from study.predictor.architecture import named
+    from study.predict.advice.advise import advise
+    from study.predict.advice.question import Question
+    from study.predict.architecture import named
 
     gpus = 1 if arm == "single" else 2
     question = Question(named("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import study.train
-from study.machine import launcher
-from study.machine.linux import oom_kills
+from study.core import launcher
+from study.core.linux import oom_kills
 from study.training import checkpoints, main
 from study.training.launch import Launch
 

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
-from study import watch
+from study.watch import watch
 
 STEPS = 12
 PASSES = 4

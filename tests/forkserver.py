@@ -49,11 +49,11 @@ from transformers.models.bert import modeling_bert  # noqa: F401
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
 import study.train
-import study.watcher.callback
-from study.bench import as_printed
-from study.machine import launcher
-from study.machine.operators import OPERATORS, compiled, why_not
-from study.spec.settings import Flags
+import study.watch.callback
+from reproductions import as_printed
+from study.core import launcher
+from study.core.operators import OPERATORS, compiled, why_not
+from study.core.settings import Flags
 from study.training import loading, main
 from study.training.launch import Launch
 
@@ -142,7 +142,7 @@ def _fork(request: dict, origin: Launch | None, env: dict) -> int:
         sys.argv = [str(ROOT / request["script"]), *request["flags"]]
         if request["script"] == "study/train.py":
             _end_with(main.main, study.train.train, origin)
-        if request["script"] != "study/bench/as_printed.py":  # any other program
+        if request["script"] != "reproductions/as_printed.py":  # any other program
             launcher.config_file = lambda: Path(request["config"])
             _end_with(_run, request["script"])
         as_printed.find_launch = lambda: origin

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from study.predictor.architecture import named
+from study.core import arms
+from study.core.shapes import SHAPES, VOCABULARY
+from study.predict.architecture import named
 from study.records import runs as records
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.report.grouping import records as records_of
-from study.spec import arms
-from study.spec.shapes import SHAPES, VOCABULARY
 
 BYTES = {"fp32": 4, "bf16": 4, "bf16_cast": 2}
 ENGINE = "DeepSpeedEngine"

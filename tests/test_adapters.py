@@ -13,15 +13,15 @@ import torch
 from families import config_of
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from study.core.models import config as configs
+from study.core.models.build import build
+from study.core.models.step import inputs, logits_and_losses
 from study.measure.memory import MemoryWatch
-from study.models import config as configs
-from study.models.build import build
-from study.models.step import inputs, logits_and_losses
-from study.predictor.estimate import moments, profile
-from study.predictor.library import Library
-from study.predictor.memory.engine import Engine
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
+from study.predict.estimate import moments, profile
+from study.predict.library import Library
+from study.predict.memory.engine import Engine
+from study.predict.setup import Setup
+from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 ROWS, SEQUENCE, RANK = 3, 40, 4

@@ -6,25 +6,25 @@ from dataclasses import replace
 import pytest
 
 from study.cli.predictions import fits_on
-from study.errors import Stop
-from study.machine.gpus import GPUS
-from study.predictor import papers
-from study.predictor.advice.advise import MISS, Advice, Row, advise, best_of, fewest, fills
-from study.predictor.advice.question import Given, Question, bytes_of
-from study.predictor.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of, setup_of
-from study.predictor.architecture import named
-from study.predictor.estimate import Estimate, estimate
-from study.predictor.memory.loading import HOST_PROCESS_BYTES
-from study.predictor.memory.memory_kinds import (
+from study.core import arms
+from study.core.errors import Stop
+from study.core.gpus import GPUS
+from study.predict import papers
+from study.predict.advice.advise import MISS, Advice, Row, advise, best_of, fewest, fills
+from study.predict.advice.question import Given, Question, bytes_of
+from study.predict.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of, setup_of
+from study.predict.architecture import named
+from study.predict.estimate import Estimate, estimate
+from study.predict.memory.loading import HOST_PROCESS_BYTES
+from study.predict.memory.memory_kinds import (
     FRAGMENTATION,
     OUTSIDE_AT_MOST_BYTES,
     outside_bytes,
     reserve_bytes,
 )
-from study.predictor.setup import Setup
-from study.predictor.step_time import step_time
+from study.predict.setup import Setup
+from study.predict.step_time import step_time
 from study.report.advice import assumptions, seconds
-from study.spec import arms
 
 GEMMA = Question(named("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
 BERT = Question(named("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from study.io.numbers import nats
+from study.core.arms import ROOT
+from study.core.numbers import nats
 from study.records import runs as records
 from study.report import answers, style
 from study.report.topics import memory
-from study.spec.arms import ROOT
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from study.errors import Stop
-from study.predictor.architecture import generic, named
-from study.predictor.wanted import Wanted, asked_for, count_of
-from study.spec.settings import Flags, Settings, resolve
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
+from study.core.errors import Stop
+from study.core.settings import Flags, Settings, resolve
+from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
+from study.predict.architecture import generic, named
+from study.predict.wanted import Wanted, asked_for, count_of
 from study.training import models, tasks
 
 

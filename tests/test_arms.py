@@ -7,8 +7,8 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from study.errors import Stop
-from study.spec import arms
+from study.core import arms
+from study.core.errors import Stop
 from study.training import setup
 
 PATHS = arms.all_paths()

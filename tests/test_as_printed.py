@@ -6,7 +6,7 @@ from conftest import launch
 from study.records import store
 from study.records.schema import Record
 
-SCRIPT = "study/bench/as_printed.py"
+SCRIPT = "reproductions/as_printed.py"
 FLAGS = ("--train-rows", "400", "--eval-rows", "8")
 INITIAL = "the initial weights"
 

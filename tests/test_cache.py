@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from study.errors import Stop
-from study.machine import cache
-from study.machine.cache import CHECKSUMS
+from study.core import cache
+from study.core.cache import CHECKSUMS
+from study.core.errors import Stop
 
 
 def write(folder):

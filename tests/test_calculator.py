@@ -10,20 +10,20 @@ import pytest
 from browser import needs_browser, opened_browser
 
 from study.cli import main
-from study.io.numbers import size
-from study.machine.gpus import GPUS
-from study.predictor.advice.settled import with_buckets
-from study.predictor.estimate import estimate, operations
-from study.predictor.setup import Setup, distribution
-from study.predictor.step_time import peak_flops_per_s
-from study.predictor.tracing.transformer import Transformer
+from study.core import arms
+from study.core.gpus import GPUS
+from study.core.numbers import size
+from study.core.optimizers import refusal
+from study.core.shapes import config_of
+from study.predict.advice.settled import with_buckets
+from study.predict.estimate import estimate, operations
+from study.predict.setup import Setup, distribution
+from study.predict.step_time import peak_flops_per_s
+from study.predict.trace.transformer import Transformer
 from study.report import calculator
 from study.report.calculator import ARMS, FILE, GPUS_TRIED
 from study.report.templating import TEMPLATES
 from study.report.topics import memory
-from study.spec import arms
-from study.spec.optimizers import refusal
-from study.spec.shapes import config_of
 
 pytestmark = needs_browser
 QUESTIONS, SEED = 60, 18

@@ -10,11 +10,11 @@ from conftest import DECODERS_ALONE, RANKS, Launched, launch, traceback_of_ours
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from study.errors import Stop
+from study.core.arms import NAMES, all_paths, read
+from study.core.errors import Stop
+from study.core.settings import Flags, resolve
+from study.core.shapes import VOCABULARY
 from study.records import checkpoints
-from study.spec.arms import NAMES, all_paths, read
-from study.spec.settings import Flags, resolve
-from study.spec.shapes import VOCABULARY
 from study.training import checkpoints as resuming
 from study.training import models
 

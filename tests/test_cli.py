@@ -21,15 +21,14 @@ from shaped import changed, finished, put
 
 from study.cli import asked, commands, runs, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
-from study.errors import Stop
-from study.io import tables
-from study.machine.doctor import Finding
-from study.predictor import architecture
-from study.predictor.estimate import estimate
+from study.core import arms, tables
+from study.core.arms import NAMES
+from study.core.doctor import Finding
+from study.core.errors import Stop
+from study.core.settings import CACHE, cache_home
+from study.predict import architecture
+from study.predict.estimate import estimate
 from study.records import store
-from study.spec import arms
-from study.spec.arms import NAMES
-from study.spec.settings import CACHE, cache_home
 
 
 def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
@@ -367,7 +366,7 @@ def test_every_run_is_a_row_also_the_broken(tmp_path, monkeypatch, capsys):
 def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsys):
     lacking = [Finding("python", "3.11"), Finding("ninja", "none", "pip install ninja")]
     for findings, code in ((lacking, 1), (lacking[:1], None)):
-        monkeypatch.setattr("study.machine.doctor.examine", lambda folder, found=findings: found)
+        monkeypatch.setattr("study.core.doctor.examine", lambda folder, found=findings: found)
         assert in_this_process(monkeypatch, "doctor --json") == code
         answer = json.loads(capsys.readouterr().out)
         assert answer["fine"] == (code is None)

@@ -10,12 +10,12 @@ import committed_traces
 import pytest
 from conftest import ROOT
 
-from study.predictor.architecture import named
-from study.predictor.tracing import committed, tracing
-from study.predictor.tracing.reading import read
-from study.predictor.tracing.repeating import repeat
-from study.predictor.tracing.tape import at_rows
-from study.predictor.tracing.transformer import TraceOptions, Transformer
+from study.predict.architecture import named
+from study.predict.trace import committed, tracing
+from study.predict.trace.reading import read
+from study.predict.trace.repeating import repeat
+from study.predict.trace.tape import at_rows
+from study.predict.trace.transformer import TraceOptions, Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SOURCES = committed_traces.sources()
@@ -84,11 +84,11 @@ def test_another_transformers_is_told_in_a_line(monkeypatch):
 CODE = """
 import sys
 sys.modules["torch"] = None
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
-from study.spec.shapes import config_of
+from study.predict.architecture import named
+from study.predict.estimate import estimate
+from study.predict.setup import Setup
+from study.predict.trace.transformer import Transformer
+from study.core.shapes import config_of
 model = Transformer.of(config_of("gpt-j-6b"), "gpt-j-6b")
 values = {"precision": "bf16_cast", "attention": "eager", "micro_batch": 2, "sequence": 1024, "device": "cuda"}
 print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values)).peak_bytes)

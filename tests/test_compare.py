@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import shaped
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records import runs
 from study.records.compare import Comparison, notes
 from study.records.compare import compare as compare_runs

@@ -11,12 +11,12 @@ from conftest import DECODERS_ALONE
 from test_cli import in_this_process
 
 from study.cli.configs import config, write
-from study.errors import Stop
-from study.predictor.advice.advise import Advice, Row, advise
-from study.predictor.advice.question import Question
-from study.predictor.advice.settled import BUCKETS
-from study.predictor.architecture import named
-from study.spec import arms
+from study.core import arms
+from study.core.errors import Stop
+from study.predict.advice.advise import Advice, Row, advise
+from study.predict.advice.question import Question
+from study.predict.advice.settled import BUCKETS
+from study.predict.architecture import named
 
 QUESTION = Question(named("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, "bf16_cast", False, disk_bytes_per_s=3e9)
 

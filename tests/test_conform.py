@@ -18,7 +18,7 @@ from study.conform import cases, checks, output, scripts, suite
 from study.conform.cases import Case, Difference, Reference, bound, microbatch, new_model
 from study.conform.ranks import FUNCTIONS, case_of
 from study.conform.suite import DEFAULTS, PROPERTIES, Property
-from study.errors import Stop
+from study.core.errors import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = {"sum": "sgd", "stale": "ranks-agree", "clip": "clip"}  # with a property that finds it

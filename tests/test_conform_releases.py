@@ -12,7 +12,7 @@ from packaging.version import Version
 from study.cli.commands import start
 from study.conform import changes, output, releases, suite, trials
 from study.conform.suite import PROPERTIES
-from study.errors import Stop
+from study.core.errors import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = suite.table("matrix")

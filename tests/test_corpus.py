@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from study.spec.shapes import VOCABULARY
+from study.core.shapes import VOCABULARY
 from study.training import tasks
 from study.training.tasks import CLS, FIRST_WORD, NUM_CLASSES, OPINIONS, PAD, SEP
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import ROOT, launch
 
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.setup import Setup
-from study.spec.arms import all_paths, read
+from study.core.arms import all_paths, read
+from study.predict.architecture import named
+from study.predict.estimate import estimate
+from study.predict.setup import Setup
 
 SHORT = ("--steps", "2", "--warmup-steps", "1", "--sequence", "16", "--eval-rows", "8")
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

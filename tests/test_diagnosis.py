@@ -10,13 +10,13 @@ from shaped import changed, finished, put
 
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
-from study.errors import Stop
+from study.core.errors import Stop
 from study.ledger import texts as ledger
 from study.records import store
 from study.records.hangs import Finding
 from study.records.schema import Record
-from study.watcher.diagnosis import diagnose, looked_at
-from study.watcher.findings import OF_RECORDS, ordered, texts
+from study.watch.diagnosis import diagnose, looked_at
+from study.watch.findings import OF_RECORDS, ordered, texts
 
 RUNS = Path(__file__).resolve().parents[1] / "reports/cpu-2core/runs"
 # Real and virtual runs of this study, each without the finding that is planted into it.

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from study.cli.diagnosis import diff
-from study.errors import Stop
-from study.watcher import sources
-from study.watcher.differences import compare, contradictions, same
+from study.core.errors import Stop
+from study.watch import sources
+from study.watch.differences import compare, contradictions, same
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = ROOT / "accelerate_configs"

@@ -5,13 +5,13 @@ import torch
 from conftest import DECODERS_ALONE, launch, traceback_of_ours
 from test_virtual import assert_equal
 
-from study.errors import Stop
-from study.models.step import FOLLOWING, IGNORED
-from study.predictor import nodes
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.memory import sequence, tensor
-from study.predictor.setup import Setup
+from study.core.errors import Stop
+from study.core.models.step import FOLLOWING, IGNORED
+from study.predict import nodes
+from study.predict.architecture import named
+from study.predict.estimate import estimate
+from study.predict.memory import sequence, tensor
+from study.predict.setup import Setup
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.report.of_record import predicted, setup_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from study.errors import Stop
-from study.machine import disk
+from study.core import disk
+from study.core.errors import Stop
 
 MINE = os.getpid()  # this process stands for the launcher
 NAME = f"{disk.PREFIX}{socket.gethostname()}-{MINE}"

@@ -14,10 +14,9 @@ import pytest
 from conftest import ROOT
 from test_operators import leave_compiled
 
-from study.io.numbers import size
-from study.machine import disk, doctor, gpus, operators, software
-from study.machine.operators import OPERATORS
-from study.spec import arms
+from study.core import arms, disk, doctor, gpus, operators, software
+from study.core.numbers import size
+from study.core.operators import OPERATORS
 
 SPEED_BYTES = 4 * disk.REQUEST_BYTES
 

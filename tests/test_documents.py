@@ -5,7 +5,7 @@ import re
 import pytest
 
 from study.cli import commands
-from study.spec.arms import ROOT
+from study.core.arms import ROOT
 
 FILES = sorted(path for folder in (".", "examples", "reports", "reports/*") for path in ROOT.glob(f"{folder}/*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -7,7 +7,7 @@ import pytest
 from conftest import launch
 from drawn import cells
 
-from study.predictor.architecture import named
+from study.predict.architecture import named
 from study.records.schema import Record
 from study.report import of_record
 

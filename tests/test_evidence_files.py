@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import ranks_of
 
-from study.errors import Stop
-from study.io.pickles import from_pickle
-from study.watcher import evidence
+from study.core.errors import Stop
+from study.core.pickles import from_pickle
+from study.watch import evidence
 
 # Rank 1 comes late.
 RANKS = """

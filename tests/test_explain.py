@@ -2,7 +2,7 @@
 
 import pytest
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records.explain import UNTRACKED, explain, peak, sentences, totals, unlike
 from study.records.schema import Record
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
-from study.publishing import export
+from study.report import export
 
 LACKING = "the extra [test] has it: make test installs it"
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import ROOT, forked, launch, left_running, traceback_of_ours
 
-from study.machine.disk import PREFIX
+from study.core.disk import PREFIX
 from study.records.schema import Record
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}

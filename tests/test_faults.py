@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 from test_sweep import Listener, mini, working_on
 
-from study.errors import Stop
-from study.machine import linux
-from study.machine.linux import OomKills
+from study.core import linux
+from study.core.errors import Stop
+from study.core.linux import OomKills
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes, protocol, sweep

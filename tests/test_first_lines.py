@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from test_cli import in_this_process
 
-from study.io import progress
+from study.core import progress
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 ZERO1, ZERO3 = (SMOKE / f"arms-{name}-r1.1" for name in ("zero1-9502bd8f", "zero3-46126d78"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from study.predictor.memory.loading import HOST_PROCESS_BYTES
+from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.report.topics import capacity
 from study.sweeps import protocol
 

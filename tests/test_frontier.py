@@ -3,7 +3,7 @@
 import pytest
 from test_sweep import finish, mini, statuses, study
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.sweeps import protocol
 from study.sweeps.sweep import bracket, search
 

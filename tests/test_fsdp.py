@@ -8,12 +8,12 @@ import pytest
 import torch
 from families import config_of
 
-from study.errors import Stop
-from study.models import config as configs
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
+from study.core.errors import Stop
+from study.core.models import config as configs
+from study.predict.architecture import named
+from study.predict.estimate import estimate
+from study.predict.setup import Setup
+from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 SEQUENCE = 32

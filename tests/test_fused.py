@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from study.predictor.estimate import profile
-from study.predictor.library import Library
-from study.predictor.memory.kept import spared_bytes
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import SELECTIVE, Transformer
+from study.predict.estimate import profile
+from study.predict.library import Library
+from study.predict.memory.kept import spared_bytes
+from study.predict.setup import Setup
+from study.predict.trace.transformer import SELECTIVE, Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 LAYERS = 2

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
 
-from study.machine import doctor
+from study.core import doctor
+from study.core.arms import NAMES, all_paths, read
+from study.core.settings import Flags, resolve
 from study.measure.clock import Clock
 from study.records import metrics
 from study.records.schema import Record
-from study.spec.arms import NAMES, all_paths, read
-from study.spec.settings import Flags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 

@@ -6,9 +6,9 @@ import ctypes
 import pynvml
 import pytest
 
-from study.errors import Stop
-from study.machine import gpus
-from study.machine.gpus import GPUS, LINKS
+from study.core import gpus
+from study.core.errors import Stop
+from study.core.gpus import GPUS, LINKS
 
 
 def test_a_gpu_is_what_its_name_says():

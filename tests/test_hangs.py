@@ -15,14 +15,14 @@ from conftest import ranks_of
 from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
-from study.errors import Stop
+from study.core.errors import Stop
 from study.measure.collectives import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 from study.records.hangs import hangs, state
 from study.report.topics import killed
 from study.training.launch import ranks_that_died
-from study.watcher import hang_causes
+from study.watch import hang_causes
 
 # PyTorch is imported once; the ranks are forked.
 RANKS = """

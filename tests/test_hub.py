@@ -10,8 +10,8 @@ import pytest
 from test_cli import in_this_process, study
 from test_failures import UNREACHABLE
 
-from study.machine import hub
-from study.spec.shapes import SHAPES
+from study.core import hub
+from study.core.shapes import SHAPES
 
 GEMMA = {key: value for key, value in SHAPES["gemma2-9b"].items() if key != "hub"}
 ADVISE = "--gpus 8 --gpu H100-80GB --link nvswitch --host-memory 1TB --sequence 1024 --batch 8 --json"

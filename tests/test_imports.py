@@ -7,21 +7,10 @@ import sys
 import pytest
 from conftest import ROOT
 
-from study.machine import software
+from study.core import software
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
-WITHOUT_TORCH = (
-    "io",
-    "spec",
-    "machine",
-    "records",
-    "sweeps",
-    "predictor",
-    "predictor/outside",
-    "ledger",
-    "report",
-    "cli",
-)
+WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "watch/oom", "ledger", "report", "cli")
 
 
 def loaded_by(code: str, names: set[str]) -> set[str]:
@@ -51,10 +40,10 @@ from study import train
 
 ours = sorted(name for name in sys.modules if name.partition(".")[0] == "study")
 assert len(ours) <= 60, ours
-others = ("predictor", "ledger", "watcher", "report", "bench")
+others = ("predict", "ledger", "watch", "conform", "report")
 assert not [name for name in ours if name.partition(".")[2].partition(".")[0] in others], ours
 
-from study.spec.settings import Flags, resolve
+from study.core.settings import Flags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
@@ -64,7 +53,7 @@ models.on_meta(settings, models.model_config(settings, data.vocabulary))
 tasks.metric(settings, None, data.eval["labels"].numpy(), data.eval)
 print(*{"datasets", "evaluate", "deepspeed", "pyarrow"} & sys.modules.keys())
 
-from study import watch
+from study.watch import watch
 assert os.environ["PATH"] == before
 import pyarrow  # so that an import would have been seen
 """

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from study.errors import Stop
-from study.io import files
-from study.io import parsing as texts
-from study.io.files import LONGEST_NAME_BYTES, safe_name
+from study.core import files
+from study.core import parsing as texts
+from study.core.errors import Stop
+from study.core.files import LONGEST_NAME_BYTES, safe_name
 
 LONG = "n" * (LONGEST_NAME_BYTES + 1)
 UNSAFE = ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "\u202ea", None, 5, ["a"], b"a", LONG]

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from shaped import finished, put
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records import keeping as keep
 from study.records import store
 

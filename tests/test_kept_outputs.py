@@ -6,12 +6,12 @@ Six layers in bf16 were under PyTorch's non-reentrant checkpointing, and read th
 
 import pytest
 
-from study.predictor.estimate import profile
-from study.predictor.library import Library
-from study.predictor.memory.kept import outputs
-from study.predictor.memory.memory_kinds import reserved_bytes
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
+from study.predict.estimate import profile
+from study.predict.library import Library
+from study.predict.memory.kept import outputs
+from study.predict.memory.memory_kinds import reserved_bytes
+from study.predict.setup import Setup
+from study.predict.trace.transformer import Transformer
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4}
 LLAMA |= {"vocab_size": 600, "num_hidden_layers": 6, "max_position_embeddings": 96}

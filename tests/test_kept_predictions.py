@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, forget_traces
 
-from study.errors import Stop
-from study.predictor.estimate import Estimate
-from study.predictor.tracing import transformer
+from study.core.errors import Stop
+from study.predict.estimate import Estimate
+from study.predict.trace import transformer
 from study.records import runs
 from study.records.runs import Run
 from study.report.of_record import predicted

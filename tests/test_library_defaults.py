@@ -19,9 +19,9 @@ from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP1
 from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-from study.spec import library_defaults
-from study.watcher.effective import Setting, effective_settings
-from study.watcher.sources import read
+from study.core import library_defaults
+from study.watch.effective import Setting, effective_settings
+from study.watch.sources import read
 
 STRICT = {  # sections in which DeepSpeed refuses unknown keys
     "zero_optimization": DeepSpeedZeroConfig,

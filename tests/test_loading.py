@@ -2,10 +2,10 @@
 
 import pytest
 
-from study.predictor.advice.advise import advise
-from study.predictor.advice.question import Given, Question
-from study.predictor.architecture import named
-from study.predictor.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
+from study.predict.advice.advise import advise
+from study.predict.advice.question import Given, Question
+from study.predict.architecture import named
+from study.predict.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
 from study.report.advice import in_words
 from study.report.topics import killed
 

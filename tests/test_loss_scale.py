@@ -5,11 +5,11 @@ import json
 import pytest
 from conftest import TRAINED, launch, ranks_of, traceback_of_ours
 
-from study.machine.gpus import matrix_peak, peak_flops
-from study.predictor.architecture import named
-from study.predictor.estimate import profile
-from study.predictor.papers import OF_PRECISION
-from study.predictor.setup import Setup
+from study.core.gpus import matrix_peak, peak_flops
+from study.predict.architecture import named
+from study.predict.estimate import profile
+from study.predict.papers import OF_PRECISION
+from study.predict.setup import Setup
 
 SHORT = ("--steps", "24", "--sequence", "32", "--micro-batch", "4", "--no-instruments")
 

@@ -11,10 +11,10 @@ import slurm_cluster
 import torch
 from conftest import ROOT
 
-from study.errors import Stop
+from study.core.arms import all_paths, launcher
+from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Hardware, Machine, Record
-from study.spec.arms import all_paths, launcher
 from study.training import ending
 from study.training import launch as machines
 

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 from families import config_of
 
-from study.predictor.estimate import estimate, memory, profile
-from study.predictor.library import Library
-from study.predictor.memory.allocator import MIB, Allocator
-from study.predictor.memory.memory_kinds import (
+from study.core.shapes import config_of as config_of_shape
+from study.predict.estimate import estimate, memory, profile
+from study.predict.library import Library
+from study.predict.memory.allocator import MIB, Allocator
+from study.predict.memory.memory_kinds import (
     MemoryKinds,
     _Replay,
     in_words,
@@ -16,9 +17,8 @@ from study.predictor.memory.memory_kinds import (
     outside_bytes,
     reserved_bytes,
 )
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
-from study.spec.shapes import config_of as config_of_shape
+from study.predict.setup import Setup
+from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 

@@ -7,10 +7,10 @@ import torch
 from families import SEEING, SMALL, config_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from study.errors import Stop
-from study.models import config as configs
-from study.models.build import WithoutValues, build
-from study.models.step import inputs, logits_and_losses
+from study.core.errors import Stop
+from study.core.models import config as configs
+from study.core.models.build import WithoutValues, build
+from study.core.models.step import inputs, logits_and_losses
 
 KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}
 KINDS |= {"whisper": "speech"}

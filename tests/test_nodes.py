@@ -7,14 +7,14 @@ import pytest
 from conftest import ROOT
 from shaped import finished, put, rows, runs
 
-from study.predictor import nodes
-from study.predictor.architecture import named
-from study.predictor.setup import Setup
+from study.core import node_traffic
+from study.predict import nodes
+from study.predict.architecture import named
+from study.predict.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record
 from study.report.of_record import setup_of
 from study.report.topics import traffic
-from study.spec import node_traffic
 
 EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from shaped import finished, put
 from test_cli import in_this_process
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records import store
 from study.report import notebook
 from study.report import site as report

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from test_cli import in_this_process
 
-from study.machine.gpus import GPUS
+from study.core.gpus import GPUS
 from study.report import answers, readme, side_by_side
 from study.report.templating import TEMPLATES
 

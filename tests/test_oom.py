@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from study.cli.predictions import fits_on
-from study.errors import Stop
-from study.oom import reading
-from study.oom.explain import explain
-from study.oom.proposals import proposals
-from study.oom.training import Described, Shaped, with_config
+from study.core.errors import Stop
+from study.watch.oom import reading
+from study.watch.oom.explain import explain
+from study.watch.oom.proposals import proposals
+from study.watch.oom.training import Described, Shaped, with_config
 
 THREADS = tomllib.loads(Path(__file__).with_name("oom_threads.toml").read_text())["thread"]
 NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}

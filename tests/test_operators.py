@@ -15,10 +15,9 @@ import psutil
 import pytest
 from conftest import ROOT, ranks_of
 
-from study.errors import Stop
-from study.machine import operators, software
-from study.machine.operators import OPERATORS
-from study.spec import arms
+from study.core import arms, operators, software
+from study.core.errors import Stop
+from study.core.operators import OPERATORS
 from study.training import loading
 
 PATHS = arms.all_paths()
@@ -26,7 +25,7 @@ TORCH = find_spec("torch").submodule_search_locations[0]
 # Another process: it takes the guard, PyTorch's lock or both, writes "ready", and sleeps.
 HOLDER = """
 import os, sys, time
-from study.machine import operators
+from study.core import operators
 from study.training import loading
 place = operators.folder("cpu_adam")
 place.mkdir(parents=True, exist_ok=True)
@@ -109,7 +108,7 @@ def test_a_living_process_is_waited_for_with_a_message(extensions, what):
 
 def test_the_compilers_of_a_killed_set_up_end_with_it(extensions, tmp_path):
     """`make setup` is killed, and what it started does not go on in the background."""
-    code = "from study.machine import operators as operators; operators.compile_all(['deepspeed_shm_comm'])"
+    code = "from study.core import operators as operators; operators.compile_all(['deepspeed_shm_comm'])"
     env = os.environ | {"CXX": compiler(tmp_path, "exec sleep 60.25")}
     setup = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, env=env)
     family, ends, names = [], time.monotonic() + 60, set()
@@ -311,7 +310,7 @@ def test_set_up_compiles_what_is_missing_and_can_be_compiled(extensions, monkeyp
     assert operators.compile_missing() == 0
     assert started == []
     assert "apt-get install g++" in capfd.readouterr().out
-    code = "import sys; from study.machine import operators; operators.missing(0); print('torch' in sys.modules)"
+    code = "import sys; from study.core import operators; operators.missing(0); print('torch' in sys.modules)"
     assert python("-c", code).stdout == "False\n"
 
 

@@ -7,18 +7,18 @@ import pytest
 import torch
 from shaped import rows as rows_of
 
-from study.errors import Stop
+from study.core.arms import ROOT, all_paths, read
+from study.core.errors import Stop
+from study.core.optimizers import check, refusal
+from study.core.settings import Flags
 from study.measure import readback, roles
-from study.predictor.memory.moments import Piece, held_bytes, multiplied_bytes
-from study.predictor.memory.profile import Tensor
+from study.predict.memory.moments import Piece, held_bytes, multiplied_bytes
+from study.predict.memory.profile import Tensor
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of
 from study.report.of_record import predicted
 from study.report.topics import memory
-from study.spec.arms import ROOT, all_paths, read
-from study.spec.optimizers import check, refusal
-from study.spec.settings import Flags
 from study.training.preparation import build_optimizer
 
 FLAGS = ("--task", "wikitext", "--steps", "6", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from study.errors import Stop
-from study.machine import output
+from study.core import output
+from study.core.errors import Stop
 
 
 def make(out: Path, during=lambda: None, **files: str) -> None:

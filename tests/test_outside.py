@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from study.errors import Stop
-from study.predictor.estimate import estimate
-from study.predictor.library import Library
-from study.predictor.outside import described, published
-from study.predictor.outside.described import NotPredicted, library_of, model_of, training_of
-from study.predictor.outside.predicting import of_row
-from study.predictor.outside.published import Row
-from study.predictor.tracing.transformer import SELECTIVE
+from study.core.errors import Stop
+from study.predict.estimate import estimate
+from study.predict.library import Library
+from study.predict.outside import described, published
+from study.predict.outside.described import NotPredicted, library_of, model_of, training_of
+from study.predict.outside.predicting import of_row
+from study.predict.outside.published import Row
+from study.predict.trace.transformer import SELECTIVE
 
 GPT = {
     "set": "known",

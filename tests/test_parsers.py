@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from shaped import failed, finished
 
-from study.errors import Stop
+from study.core import arms
+from study.core.errors import Stop
 from study.ledger import texts as claims
-from study.oom import reading
-from study.predictor.advice import question
-from study.predictor.outside import published
+from study.predict.advice import question
+from study.predict.outside import published
 from study.records import collectives, store
 from study.records.privacy import redact
-from study.spec import arms
 from study.sweeps import protocol
-from study.watcher import evidence, trends
-from study.watcher import sources as configs
+from study.watch import evidence, trends
+from study.watch import sources as configs
+from study.watch.oom import reading
 
 # A few examples in `make test`, many where one looks for faults: STUDY_EXAMPLES=2000 pytest tests/test_parsers.py
 FEW = 12

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ranks_of
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.measure import hardware
 from study.records import store
 from study.training import ending
@@ -26,7 +26,7 @@ def test_the_two_that_stay_find_each_other(tmp_path):
     """Four real processes, of which two leave: the group of the others has two members and works."""
     code = """
         import os, torch, torch.distributed as dist
-        from study.spec.arms import FOLDER, read
+        from study.core.arms import FOLDER, read
         from study.training.launch import Launch, shrink_group
         shrink_group(read(FOLDER / "zero2.yaml"), Launch(1, 0.0, "x", None))
         dist.init_process_group("gloo")
@@ -264,7 +264,7 @@ def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
 def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
     code = f"""
         from pathlib import Path
-        from study.machine import linux
+        from study.core import linux
         from study.training import ending
         linux.cap_private_memory(1024)
         try:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from conftest import DECODERS_ALONE, ROOT
 
-from study.errors import Stop
-from study.spec.arms import NAMES
+from study.core.arms import NAMES
+from study.core.errors import Stop
 from study.sweeps import protocol
 
 HEAD = 'about = "a"\ndocument = "none"\nreplicates = "nothing"\n'

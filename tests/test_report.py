@@ -15,7 +15,7 @@ import pytest
 from conftest import at_home
 from shaped import finished, put
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.ledger import texts as ledger
 from study.records.privacy import redact
 from study.report import readme as digest

@@ -11,7 +11,7 @@ import pytest
 
 from study.conform.trials import REPRODUCTIONS
 from study.ledger import texts as ledger
-from study.watcher.findings import OF_RECORDS, texts
+from study.watch.findings import OF_RECORDS, texts
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
 QUICK = ("zero2_estimator_at_the_update",)  # no process group, nothing compiled

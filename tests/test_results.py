@@ -7,10 +7,10 @@ import pytest
 from conftest import ranks_of
 from shaped import finished as shaped
 
+from study.core.settings import Flags
 from study.measure.clock import Clock
 from study.records import metrics, store
 from study.records.schema import Record
-from study.spec.settings import Flags
 from study.training import ending, finish
 from study.training.display import print_summary
 from study.training.run import Run
@@ -28,7 +28,7 @@ from study.records.schema import Record
 from study.training import ending, finish
 from study.training.display import log_to, print_summary
 from study.training.run import Run
-from study.spec.settings import Flags, Settings
+from study.core.settings import Flags, Settings
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
 accelerator = Accelerator(cpu=True)

@@ -3,7 +3,7 @@
 import pytest
 from shaped import failed, finished, put
 
-from study.machine import software
+from study.core import software
 from study.records import checkpoints, metrics
 from study.records.schema import Record
 from study.sweeps import launches, sweep

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import ranks_of
 
+from study.core.settings import Flags
 from study.records import store
 from study.records.schema import Loss
-from study.spec.settings import Flags
 from study.training.run import History, Run, show, windows
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
@@ -19,7 +19,7 @@ RANK = """
     from accelerate import Accelerator
     from study.records import store
     from study.records.schema import Loss, Record
-    from study.errors import Stop
+    from study.core.errors import Stop
     from study.training.run import Run
 
     folder = Path(sys.argv[1])

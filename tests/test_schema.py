@@ -9,11 +9,11 @@ from conftest import ROOT
 from pydantic import ValidationError
 from shaped import changed, failed, finished, script
 
-from study.io.validation import sentence
+from study.core.settings import Flags, as_dict
+from study.core.validation import sentence
 from study.records import metrics, runs, store
 from study.records.runs import Run
 from study.records.schema import SCHEMA, Record, Requested
-from study.spec.settings import Flags, as_dict
 
 LINKS = re.compile(r"\.observed\.network\.|\.traffic\.(?:per_link\.|link_steps$)")
 

@@ -8,14 +8,14 @@ from conftest import ROOT, TRAINED
 from scoreboard import score, scored
 from shaped import changed, finished, put, run
 
-from study.predictor.memory.memory_kinds import outside_bytes
-from study.predictor.tracing.transformer import Transformer
+from study.core.shapes import config_of
+from study.predict.memory.memory_kinds import outside_bytes
+from study.predict.trace.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.report.of_record import architecture, predicted
 from study.report.topics import memory, predictions
-from study.spec.shapes import config_of
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 

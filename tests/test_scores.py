@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from study.predictor.library import Library
-from study.predictor.outside import predicting, published, scores
-from study.predictor.outside.described import library_of
-from study.predictor.outside.predicting import of_row
-from study.predictor.outside.scores import Number
+from study.predict.library import Library
+from study.predict.outside import predicting, published, scores
+from study.predict.outside.described import library_of
+from study.predict.outside.predicting import of_row
+from study.predict.outside.scores import Number
 from study.report.outside import accuracy
 
 MINE = """model,gpu,gpus,arm,tokens,rows,passes,recompute,precision,memory_gb,memory_kind,step_s

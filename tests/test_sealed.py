@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records import checkpoints
 
 CONTENT = {"pytorch_model/zero_0.pt": b"a" * 70_000, "pytorch_model/zero_1.pt": b"b" * 70_000, "random.pkl": b"c"}

@@ -8,9 +8,9 @@ from typing import get_type_hints
 
 import pytest
 
-from study.errors import Stop
-from study.spec.settings import Flags, as_dict, build, check, flag, learning_rate, resolve
-from study.spec.shapes import SHAPES
+from study.core.errors import Stop
+from study.core.settings import Flags, as_dict, build, check, flag, learning_rate, resolve
+from study.core.shapes import SHAPES
 
 FIELDS = {field.name: field for field in dataclasses.fields(Flags)}
 NUMBERS = {name: str(hint) for name, hint in get_type_hints(Flags).items() if re.search(r"int\b|float", str(hint))}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from study.errors import Stop
-from study.models.config import class_for, kind_of, load
-from study.predictor.architecture import named
-from study.spec import shapes
-from study.spec.settings import Flags, Settings, resolve
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, model_of_name, shape_of
+from study.core import shapes
+from study.core.errors import Stop
+from study.core.models.config import class_for, kind_of, load
+from study.core.settings import Flags, Settings, resolve
+from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, model_of_name, shape_of
+from study.predict.architecture import named
 from study.training import models
 
 PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads tied to embeddings counted once

@@ -6,12 +6,12 @@ import pytest
 from shaped import changed, failed, finished, put
 from test_cli import in_this_process
 
-from study.io.numbers import nats
+from study.core.arms import NAMES, ROOT
+from study.core.numbers import nats
 from study.records import runs as records
 from study.report import grouping
 from study.report.topics import losses
 from study.report.topics.arms import by_task
-from study.spec.arms import NAMES, ROOT
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 

@@ -10,7 +10,7 @@ import pytest
 from bench import Bench
 from conftest import ROOT, forked
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.sweeps.launches import options

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 
 from study.measure.memory import MemoryWatch
-from study.predictor.architecture import named
-from study.predictor.estimate import moments, profile
-from study.predictor.memory.engine import Engine
-from study.predictor.setup import Setup
+from study.predict.architecture import named
+from study.predict.estimate import moments, profile
+from study.predict.memory.engine import Engine
+from study.predict.setup import Setup
 
 WIDTH, LAYERS = 256, 6
 MADE_BYTES = 4 + 4  # of a parameter: the gradients in fp32, and a flat copy of them

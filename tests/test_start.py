@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from study.errors import Stop
+from study.core.arms import all_paths, read
+from study.core.errors import Stop
+from study.core.settings import Flags, resolve
 from study.records import store
-from study.spec.arms import all_paths, read
-from study.spec.settings import Flags, resolve
 from study.training import setup
 from study.training.launch import Launch
 

@@ -10,9 +10,9 @@ from conftest import ranks_of
 
 from study.cli import diagnosis as command
 from study.report.topics import killed
-from study.watcher import live, trends, watch
-from study.watcher.loop import Loop
-from study.watcher.steps import StepLog
+from study.watch import live, trends, watch
+from study.watch.loop import Loop
+from study.watch.steps import StepLog
 
 KINDS = ("tensorboard", "wandb")
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 import torch
 from accelerate import Accelerator
-from study.watcher.watch import watch
+from study.watch.training import watch
 
 folder, watched = Path(sys.argv[1]), sys.argv[2] == "watched"
 accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=folder)

@@ -9,13 +9,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.errors import Stop
-from study.machine.gpus import GPUS
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate, operations
-from study.predictor.memory.engine import Engine
-from study.predictor.setup import QUANTIZED_BYTES, Setup
-from study.predictor.step_time import (
+from study.core.errors import Stop
+from study.core.gpus import GPUS
+from study.core.shapes import config_of
+from study.predict.architecture import named
+from study.predict.estimate import estimate, operations
+from study.predict.memory.engine import Engine
+from study.predict.setup import QUANTIZED_BYTES, Setup
+from study.predict.step_time import (
     Links,
     Machine,
     Product,
@@ -27,8 +28,7 @@ from study.predictor.step_time import (
     update_bytes,
     work,
 )
-from study.predictor.tracing.transformer import Transformer
-from study.spec.shapes import config_of
+from study.predict.trace.transformer import Transformer
 
 A100 = Machine(gpu="A100-80GB")
 H100 = Machine(gpu="H100-80GB")

@@ -10,7 +10,7 @@ import pytest
 import shaped
 from conftest import ROOT
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Cell, Record
 

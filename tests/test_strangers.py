@@ -1,9 +1,9 @@
-"""What a stranger may give: code of models is refused, and files are opened in study.io. Ruff's S rules do the rest."""
+"""What a stranger may give: code of models is refused, and study.core opens files. Ruff's S rules do the rest."""
 
 import ast
 import re
 
-from study.spec.arms import PACKAGE
+from study.core.arms import PACKAGE
 
 # Calls that can run code which comes with a model or a data set.
 RUN_CODE = {"from_pretrained", "load_dataset", "load_dataset_builder", "load_metric", "pipeline"}

@@ -18,8 +18,8 @@ from shaped import record as shaped
 
 from study.cli import commands
 from study.cli.progress import Progress
-from study.errors import Stop
-from study.machine.linux import OomKills
+from study.core.errors import Stop
+from study.core.linux import OomKills
 from study.records import store
 from study.records.schema import Requested
 from study.sweeps import launches, outcomes, protocol, sweep

@@ -14,9 +14,9 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from study.errors import Stop
-from study.spec.settings import Flags, Settings, resolve
-from study.spec.shapes import VOCABULARY
+from study.core.errors import Stop
+from study.core.settings import Flags, Settings, resolve
+from study.core.shapes import VOCABULARY
 from study.training import models, tasks
 from study.training.data import load_data, load_file
 

@@ -6,16 +6,16 @@ from math import ceil
 import pytest
 from conftest import DECODERS_ALONE
 
-from study.errors import Stop
-from study.predictor import papers
-from study.predictor.architecture import generic, named
-from study.predictor.estimate import Estimate, estimate, memory, profile
-from study.predictor.memory.engine import Engine, padded
-from study.predictor.memory.tensor import tensors_of_a_rank
-from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
-from study.spec import arms
-from study.spec.shapes import config_of
+from study.core import arms
+from study.core.errors import Stop
+from study.core.shapes import config_of
+from study.predict import papers
+from study.predict.architecture import generic, named
+from study.predict.estimate import Estimate, estimate, memory, profile
+from study.predict.memory.engine import Engine, padded
+from study.predict.memory.tensor import tensors_of_a_rank
+from study.predict.setup import Setup
+from study.predict.trace.transformer import Transformer
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 RANKS = (1, 4, 16, 64, 256, 1024)

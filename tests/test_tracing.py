@@ -15,23 +15,23 @@ from conftest import ROOT
 from families import PUBLISHED, config_of
 from torch.utils.flop_counter import flop_registry
 
-from study.errors import Stop
+from study.core.errors import Stop
+from study.core.models import config as configs
+from study.core.models import step
+from study.core.models.build import build
+from study.core.models.step import inputs, logits_and_losses
+from study.core.settings import CACHE
 from study.measure.memory import MemoryWatch
-from study.models import config as configs
-from study.models import step
-from study.models.build import build
-from study.models.step import inputs, logits_and_losses
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate, moments, profile
-from study.predictor.memory.engine import Engine
-from study.predictor.setup import Setup
-from study.predictor.step_time import work
-from study.predictor.tracing import committed, tracing
-from study.predictor.tracing.reading import read
-from study.predictor.tracing.repeating import repeat
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
-from study.predictor.tracing.watch import PRODUCTS
-from study.spec.settings import CACHE
+from study.predict.architecture import named
+from study.predict.estimate import estimate, moments, profile
+from study.predict.memory.engine import Engine
+from study.predict.setup import Setup
+from study.predict.step_time import work
+from study.predict.trace import committed, tracing
+from study.predict.trace.reading import read
+from study.predict.trace.repeating import repeat
+from study.predict.trace.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
+from study.predict.trace.watch import PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SEQUENCE = 40
@@ -333,9 +333,9 @@ def test_a_second_question_needs_no_torch(tmp_path, monkeypatch):
 
 CODE = """
 import sys
-from study.predictor.architecture import named
-from study.predictor.estimate import estimate
-from study.predictor.setup import Setup
+from study.predict.architecture import named
+from study.predict.estimate import estimate
+from study.predict.setup import Setup
 peak = estimate(Setup.of_arm(named(sys.argv[1]), "zero3", ranks=8, sequence=32)).peak_bytes
 print("torch" in sys.modules, peak)
 """

@@ -4,7 +4,7 @@ import pytest
 from conftest import TRAINED
 from test_train import TRACKED
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.training.display import tracker_options
 
 

@@ -3,14 +3,14 @@
 import pytest
 from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
 
+from study.core import node_traffic
+from study.core.arms import NAMES, all_paths, read
+from study.core.settings import Flags
 from study.measure import readback
-from study.predictor import nodes
+from study.predict import nodes
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Observed, Record
 from study.report.of_record import predicted, setup_of
-from study.spec import node_traffic
-from study.spec.arms import NAMES, all_paths, read
-from study.spec.settings import Flags
 
 CPU_ADAM = "DeepSpeedCPUAdam"
 

@@ -9,13 +9,13 @@ import pytest
 from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of, traceback_of_ours
 
 from study.cli import room
-from study.errors import Stop
-from study.predictor.memory.loading import VIRTUAL_PROCESS_BYTES
+from study.core.arms import NAMES, all_paths, check_virtual, read
+from study.core.errors import Stop
+from study.core.settings import Flags, resolve
+from study.predict.memory.loading import VIRTUAL_PROCESS_BYTES
 from study.records import metrics
 from study.records.schema import Record
 from study.report.of_record import predicted
-from study.spec.arms import NAMES, all_paths, check_virtual, read
-from study.spec.settings import Flags, resolve
 
 FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
 SHARED_ARMS = [name for name in NAMES if name not in ("single", *DECODERS_ALONE)]

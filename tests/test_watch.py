@@ -15,19 +15,19 @@ import transformers
 from conftest import ROOT, forked
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import study
-from study import WatchCallback, watch
-from study.errors import Stop
-from study.io.numbers import size
+import study.watch
+from study.core.errors import Stop
+from study.core.numbers import size
 from study.measure.collectives import CollectiveLog
 from study.records import collectives, evidence, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
 from study.records.schema import Error
 from study.report.of_record import predicted
-from study.watcher.diagnosis import diagnose
-from study.watcher.intended import intended_settings
-from study.watcher.results import summary
+from study.watch import WatchCallback, watch
+from study.watch.diagnosis import diagnose
+from study.watch.intended import intended_settings
+from study.watch.results import summary
 
 RUNS = ROOT / "reports/cpu-2core/runs"
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
@@ -394,10 +394,10 @@ def test_the_commands_take_watched_records_and_claims_do_not(mine):
 
 @pytest.mark.parametrize(("compiled", "kept"), [(True, True), (False, False)])
 def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "CHOSEN_HERE", True)
-    monkeypatch.setattr(study, "operators_folder", lambda: tmp_path if compiled else tmp_path / "none")
+    monkeypatch.setattr(study.watch, "CHOSEN_HERE", True)
+    monkeypatch.setattr(study.watch, "operators_folder", lambda: tmp_path if compiled else tmp_path / "none")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert study.watch is watch
+    assert study.watch.watch is watch
     assert ("TORCH_EXTENSIONS_DIR" in os.environ) == kept
 
 

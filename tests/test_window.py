@@ -10,10 +10,9 @@ from shaped import record as shaped
 from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
 
 from study.cli import room
-from study.errors import Stop
-from study.io import numbers
-from study.machine import software
-from study.predictor.memory.loading import HOST_PROCESS_BYTES
+from study.core import numbers, software
+from study.core.errors import Stop
+from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.records import store
 from study.sweeps import launches, protocol, sweep
 from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, Turn, expected_s

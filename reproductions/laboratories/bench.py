@@ -22,15 +22,14 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from study.errors import Stop, exit_on_stop
-from study.io import files
-from study.io.tables import say, show
-from study.machine import gpus
+from study.core import files, gpus
+from study.core.arms import PACKAGE, ROOT, launcher
+from study.core.errors import Stop, exit_on_stop
+from study.core.options import parsed
+from study.core.settings import Flags, check
+from study.core.tables import say, show
 from study.records import metrics, store
 from study.records.stats import median, median_with_interval
-from study.spec.arms import PACKAGE, ROOT, launcher
-from study.spec.options import parsed
-from study.spec.settings import Flags, check
 from study.sweeps.launches import options
 
 TRAINERS = ("ours", "bare", "hf")

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from study.predictor.advice.settled import with_buckets
-from study.predictor.estimate import estimate, memory
-from study.predictor.memory.profile import Gradient, Held, Profile
-from study.predictor.setup import Setup, distribution
-from study.predictor.tracing import committed
-from study.predictor.tracing.tape import Tape
-from study.predictor.tracing.transformer import Transformer
+from study.core import arms, optimizers
+from study.core.shapes import SHAPES, config_of
+from study.predict.advice.settled import with_buckets
+from study.predict.estimate import estimate, memory
+from study.predict.memory.profile import Gradient, Held, Profile
+from study.predict.setup import Setup, distribution
+from study.predict.trace import committed
+from study.predict.trace.tape import Tape
+from study.predict.trace.transformer import Transformer
 from study.report.calculator import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS
 from study.report.topics.memory import PARTS
-from study.spec import arms, optimizers
-from study.spec.shapes import SHAPES, config_of
 
 PRECISIONS = ("bf16_cast", "bf16", "fp32")
 OPTIMIZERS = ("adamw_8bit", "sgd")  # besides AdamW: the peak differs by their states alone

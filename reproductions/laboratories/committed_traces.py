@@ -1,4 +1,4 @@
-"""Writes `committed.zip` of `predictor/tracing`: traces small models of families, and built-in shapes, and finds terms.
+"""Writes `study/predict/trace/committed.zip`: traces small models of families, and built-in shapes, and finds terms.
 
 python reproductions/laboratories/committed_traces.py FOLDER
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy
 
-from study.predictor.tracing import committed, tracing
-from study.predictor.tracing.tape import Tape
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer, on_gpu
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
+from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
+from study.predict.trace import committed, tracing
+from study.predict.trace.tape import Tape
+from study.predict.trace.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer, on_gpu
 
 MOST_TERMS = 3
 # The products of dimensions in which sizes are sums, beside 1. t stands for the tokens of a row.

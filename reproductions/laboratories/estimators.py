@@ -11,11 +11,11 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from study.errors import Stop
-from study.io.tables import say
-from study.predictor.outside import published, scores
-from study.predictor.outside.described import NotPredicted, training_of
-from study.predictor.setup import Setup
+from study.core.errors import Stop
+from study.core.tables import say
+from study.predict.outside import published, scores
+from study.predict.outside.described import NotPredicted, training_of
+from study.predict.setup import Setup
 
 
 def accelerate_bytes(elements: int, precision: str | None) -> float:

@@ -1,4 +1,4 @@
-"""Fits the constants of `study/predictor/pace.toml` to the step times that others published.
+"""Fits the constants of `study/predict/pace.toml` to the step times that others published.
 
 `python reproductions/laboratories/fit.py` prints them, `--write` stores them.
 
@@ -20,13 +20,13 @@ from dataclasses import dataclass, fields, replace
 import numpy
 from scipy.optimize import least_squares
 
-from study.errors import Stop
-from study.io.tables import say
-from study.predictor import step_time as timing
-from study.predictor.outside.described import NotPredicted, timed_setup, training_of
-from study.predictor.outside.published import rows, set_number
-from study.predictor.setup import Setup
-from study.predictor.step_time import Machine, Pace, class_of, pace, step_time
+from study.core.errors import Stop
+from study.core.tables import say
+from study.predict import step_time as timing
+from study.predict.outside.described import NotPredicted, timed_setup, training_of
+from study.predict.outside.published import rows, set_number
+from study.predict.setup import Setup
+from study.predict.step_time import Machine, Pace, class_of, pace, step_time
 
 BY_CLASS = ("products", "attention")
 SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it

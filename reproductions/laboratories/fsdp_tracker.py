@@ -11,9 +11,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 from transformers import PretrainedConfig
 
-from study.models import config as configs
-from study.models.build import WithoutValues, build
-from study.models.step import inputs, logits_and_losses
+from study.core.models import config as configs
+from study.core.models.build import WithoutValues, build
+from study.core.models.step import inputs, logits_and_losses
 from study.records.schema import Record
 
 

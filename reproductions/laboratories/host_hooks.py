@@ -22,10 +22,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from study.io.tables import say
-from study.predictor.setup import Setup
-from study.predictor.step_time import work
-from study.predictor.tracing.transformer import Transformer
+from study.core.tables import say
+from study.predict.setup import Setup
+from study.predict.step_time import work
+from study.predict.trace.transformer import Transformer
 
 RANKS = 8
 FEW, MANY = 6, 18  # layers

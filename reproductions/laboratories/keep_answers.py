@@ -45,7 +45,7 @@ def answer_of(script: str) -> dict:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    from study.machine import software
+    from study.core import software
 
     versions = {name: each.split("+")[0] for name, each in software.versions().items() if each and name != "python"}
     path = folder / "trials.json"

@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers.models.auto import modeling_auto as names
 
-from study.spec.shapes import config_of
+from study.core.shapes import config_of
 
 SHARDS = 4
 

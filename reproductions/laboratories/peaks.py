@@ -15,21 +15,21 @@ from pathlib import Path
 
 import torch
 
-from study.errors import Stop, exit_on_stop
-from study.io.tables import say
-from study.machine import disk
-from study.machine.gpus import num_gpus
+from study.core import disk
+from study.core.errors import Stop, exit_on_stop
+from study.core.gpus import num_gpus
+from study.core.models.build import build
+from study.core.models.config import load
+from study.core.options import parsed
+from study.core.shapes import VOCABULARY
+from study.core.tables import say
 from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
-from study.models.build import build
-from study.models.config import load
-from study.predictor.architecture import named
-from study.predictor.setup import Setup
-from study.predictor.step_time import pace, work
+from study.predict.architecture import named
+from study.predict.setup import Setup
+from study.predict.step_time import pace, work
 from study.records.store import now_utc
-from study.spec.options import parsed
-from study.spec.shapes import VOCABULARY
 from study.training.loading import load as load_operators
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")

@@ -22,10 +22,10 @@ import tyro
 from torch.profiler import profile, schedule
 from torch.utils.data import StackDataset
 
-from study.errors import Stop, exit_on_stop
+from study.core.errors import Stop, exit_on_stop
+from study.core.settings import Flags, Settings, check, flag, learning_rate, resolve
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
-from study.spec.settings import Flags, Settings, check, flag, learning_rate, resolve
 from study.training import display, models, tasks
 from study.training.data import Rows, load_data
 from study.training.launch import set_threads

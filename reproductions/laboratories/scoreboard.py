@@ -13,16 +13,16 @@ import pandas as pd
 import tyro
 from estimators import accelerate_bytes, deepspeed_bytes
 
-from study.errors import Stop, exit_on_stop
-from study.io.tables import say, show
-from study.predictor.estimate import Estimate
-from study.predictor.tracing.transformer import Transformer
+from study.core.errors import Stop, exit_on_stop
+from study.core.options import parsed
+from study.core.shapes import SHAPES, shape_of
+from study.core.tables import say, show
+from study.predict.estimate import Estimate
+from study.predict.trace.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
 from study.report.of_record import architecture, predicted
 from study.report.topics import predictions
-from study.spec.options import parsed
-from study.spec.shapes import SHAPES, shape_of
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
 # PyTorch's FSDPMemTracker follows FSDP2, and stands beside stage 3 without offloading, the arm that is most like it.

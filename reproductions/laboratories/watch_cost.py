@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from study.measure import hardware
 from study.records.stats import median_with_interval
-from study.watcher.watch import AFTER, watch
+from study.watch.training import AFTER, watch
 
 PAIRS = 1000
 WARM_UP = AFTER + 10  # steps until the instruments have looked

@@ -10,14 +10,14 @@ import tyro
 
 from study.cli import configs
 from study.cli.asked import Place, Training, given, question_of
-from study.errors import Stop
-from study.io.tables import say, say_wrapped, show
-from study.machine.gpus import gpu_named
-from study.predictor.front import MOST_GPUS, Advice, Given, Transformer, Wanted, asked_for, fewest
-from study.predictor.front import advise as recommend
+from study.core.errors import Stop
+from study.core.gpus import gpu_named
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, show
+from study.predict.front import MOST_GPUS, Advice, Given, Transformer, Wanted, asked_for, fewest
+from study.predict.front import advise as recommend
 from study.report import advice as answer
 from study.report.outside import accuracy
-from study.spec.options import AsJson
 
 DIVIDE = "It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan."
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")

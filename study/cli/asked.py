@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from study.errors import Stop
-from study.predictor.front import Given, Machine, Precision, Question, Setup, Transformer, settled
-from study.spec import arms
-from study.spec.settings import Optimizer, Tokens
+from study.core import arms
+from study.core.errors import Stop
+from study.core.settings import Optimizer, Tokens
+from study.predict.front import Given, Machine, Precision, Question, Setup, Transformer, settled
 
 Quantized = Literal["nf4", "nf4_double", "int8"]
 GPUS_AT_MOST = 2**16

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from study.errors import Stop, exit_on_stop
-from study.io.tables import say
-from study.io.validation import nearest
-from study.machine.software import version
+from study.core.errors import Stop, exit_on_stop
+from study.core.software import version
+from study.core.tables import say
+from study.core.validation import nearest
 
 # By name: the function to call, and the line of help.
 COMMANDS = {
@@ -40,7 +40,7 @@ COMMANDS = {
     "bisect": ("study.conform.releases:bisect", "the release in which the answer of a property changes"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
-    "export": ("study.publishing.export:export", "write records, claims and predictions as tables"),
+    "export": ("study.report.export:export", "write records, claims and predictions as tables"),
 }
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100
@@ -93,8 +93,8 @@ def start(words: list[str]) -> None:
 
 def call(module: str, function: str, program: str, words: list[str]) -> None:
     """Call a command with the words of the command line, and print its answer. `program` is its name in messages."""
-    from study.io import progress
-    from study.spec.options import parsed
+    from study.core import progress
+    from study.core.options import parsed
 
     stdout = contextlib.redirect_stdout(sys.stderr) if "--json" in words else contextlib.nullcontext()
     with stdout, progress.shown(), _every_package():

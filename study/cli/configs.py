@@ -5,12 +5,12 @@ from pathlib import Path
 
 import yaml
 
-from study.errors import Stop
-from study.predictor.front import ADAMW, Question, Row, settled_arm, zero_of
+from study.core import arms
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.settings import AUTOCAST
+from study.predict.front import ADAMW, Question, Row, settled_arm, zero_of
 from study.report.advice import use
-from study.spec import arms
-from study.spec.arms import Arm
-from study.spec.settings import AUTOCAST
 
 NVME_DIR = Path("nvme")  # below the folder of the config, until you name another
 

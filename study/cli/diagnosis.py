@@ -5,22 +5,22 @@ from pathlib import Path
 
 import tyro
 
-from study.errors import Stop
-from study.io.files import safe_join
-from study.io.numbers import number_of
-from study.io.tables import say, say_wrapped, wrapped
-from study.oom.explain import explain
-from study.oom.training import Described, Shaped
+from study.core import arms
+from study.core.arms import ROOT
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.numbers import number_of
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, wrapped
 from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.records.hangs import Finding
 from study.records.schema import Record
-from study.spec import arms
-from study.spec.arms import ROOT
-from study.spec.options import AsJson
-from study.watcher import diagnosis, differences, evidence, hang_causes, sources, trends
-from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
-from study.watcher.findings import ordered
+from study.watch import diagnosis, differences, evidence, hang_causes, sources, trends
+from study.watch.differences import Comparison, Difference, contradictions, is_secret, printable, shown
+from study.watch.findings import ordered
+from study.watch.oom.explain import explain
+from study.watch.oom.training import Described, Shaped
 
 REPRODUCTIONS = ROOT / "reproductions"
 RECORDER = "Flight Recorder dumps"

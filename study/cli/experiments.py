@@ -12,11 +12,11 @@ import tyro
 
 from study.cli import room
 from study.cli.progress import Progress
-from study.errors import Stop
-from study.io.numbers import part_of
-from study.io.tables import say, show
-from study.machine.gpus import num_gpus
-from study.spec.arms import ROOT
+from study.core.arms import ROOT
+from study.core.errors import Stop
+from study.core.gpus import num_gpus
+from study.core.numbers import part_of
+from study.core.tables import say, show
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell

@@ -3,18 +3,18 @@
 import sys
 from pathlib import Path
 
-from study.errors import Stop
-from study.io.numbers import number_of
-from study.io.tables import say, say_wrapped, show
-from study.io.validation import nearest
-from study.machine import doctor as examination
-from study.machine import operators as compilation
-from study.machine.gpus import num_gpus
-from study.spec.arms import ROOT, Arm, all_paths, read
-from study.spec.options import AsJson
+from study.core import doctor as examination
+from study.core import operators as compilation
+from study.core.arms import ROOT, Arm, all_paths, read
+from study.core.errors import Stop
+from study.core.gpus import num_gpus
+from study.core.numbers import number_of
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, show
+from study.core.validation import nearest
 from study.sweeps import launches
-from study.watcher import sources
-from study.watcher.differences import contradictions
+from study.watch import sources
+from study.watch.differences import contradictions
 
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 

@@ -5,17 +5,17 @@ from typing import Annotated
 
 import tyro
 
-from study.io.numbers import number_of, short, size
-from study.io.tables import say, say_wrapped, show, wrapped
-from study.machine.gpus import GPUS
-from study.oom import reading
-from study.oom.causes import Cause
-from study.oom.explain import Explanation, explain
-from study.oom.proposals import Proposal, proposals
-from study.oom.reading import OomError
-from study.oom.training import Described, Shaped
-from study.predictor.front import reserve_bytes
-from study.spec.options import AsJson
+from study.core.gpus import GPUS
+from study.core.numbers import number_of, short, size
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, show, wrapped
+from study.predict.front import reserve_bytes
+from study.watch.oom import reading
+from study.watch.oom.causes import Cause
+from study.watch.oom.explain import Explanation, explain
+from study.watch.oom.proposals import Proposal, proposals
+from study.watch.oom.reading import OomError
+from study.watch.oom.training import Described, Shaped
 
 
 def oom(

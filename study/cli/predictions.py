@@ -6,11 +6,15 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from study.cli.asked import Passes, Place, Training, setup_of
-from study.errors import Stop
-from study.io.numbers import number_of, size
-from study.io.tables import say, say_wrapped, show
-from study.machine.gpus import GPUS
-from study.predictor.front import (
+from study.core import arms
+from study.core.errors import Stop
+from study.core.gpus import GPUS
+from study.core.numbers import number_of, size
+from study.core.optimizers import refusal
+from study.core.options import AsJson
+from study.core.shapes import with_size
+from study.core.tables import say, say_wrapped, show
+from study.predict.front import (
     MISS,
     Estimate,
     StepTime,
@@ -24,13 +28,9 @@ from study.predictor.front import (
     states_bytes,
     step_time,
 )
-from study.predictor.front import estimate as predict
+from study.predict.front import estimate as predict
 from study.report.advice import of_card, recompute_note
 from study.report.outside import accuracy
-from study.spec import arms
-from study.spec.optimizers import refusal
-from study.spec.options import AsJson
-from study.spec.shapes import with_size
 
 Fits = Literal["yes", "only just", "no"]
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}

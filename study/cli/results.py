@@ -5,14 +5,14 @@ from pathlib import Path
 
 import tyro
 
-from study.errors import Stop
-from study.io.numbers import number_of, short
-from study.io.tables import say, say_wrapped, show
+from study.core.errors import Stop
+from study.core.numbers import number_of, short
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, show
 from study.ledger import agreement, texts
 from study.ledger.texts import Claim, Fault
 from study.records import evidence
 from study.records.runs import load
-from study.spec.options import AsJson
 
 
 def claims(

@@ -2,12 +2,12 @@
 
 import psutil
 
-from study.errors import Stop
-from study.io.numbers import size
-from study.predictor.front import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Setup, distribution, estimate, named
-from study.spec.arms import Arm
-from study.spec.settings import Settings
-from study.spec.shapes import SHAPES
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.numbers import size
+from study.core.settings import Settings
+from study.core.shapes import SHAPES
+from study.predict.front import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Setup, distribution, estimate, named
 from study.sweeps.protocol import Cell
 
 

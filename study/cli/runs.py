@@ -5,14 +5,14 @@ from pathlib import Path
 
 import tyro
 
-from study.errors import Stop
-from study.io.numbers import part_of, size
-from study.io.tables import say, say_wrapped, show
+from study.core.errors import Stop
+from study.core.numbers import part_of, size
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, show
 from study.records import compare as comparing
 from study.records import explain as explaining
 from study.records import keeping, store
 from study.records.runs import Runs, load
-from study.spec.options import AsJson
 
 
 def runs(

@@ -12,17 +12,17 @@ import tyro
 
 from study.cli import room
 from study.cli.asked import Passes, Training
-from study.errors import Stop
-from study.io.numbers import size
-from study.io.tables import say, show
-from study.machine.gpus import num_gpus
-from study.predictor.front import default_sequence, named, refuse_long_rows, usual_precision
+from study.core import arms, optimizers
+from study.core.errors import Stop
+from study.core.gpus import num_gpus
+from study.core.numbers import size
+from study.core.options import AsJson
+from study.core.settings import CACHE, Flags, Init, Task, check, resolve
+from study.core.shapes import SHAPES, is_local
+from study.core.tables import say, show
+from study.predict.front import default_sequence, named, refuse_long_rows, usual_precision
 from study.records import store
 from study.records.schema import Record
-from study.spec import arms, optimizers
-from study.spec.options import AsJson
-from study.spec.settings import CACHE, Flags, Init, Task, check, resolve
-from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
 

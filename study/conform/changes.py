@@ -15,10 +15,10 @@ from packaging.version import InvalidVersion, Version
 
 from study.conform import output, trials
 from study.conform.suite import ADAPTERS, COMMITTED, PROPERTIES, SCHEDULES, Result, table
-from study.errors import Stop
-from study.io.parsing import from_json
-from study.io.tables import say, say_wrapped
-from study.io.words import joined
+from study.core.errors import Stop
+from study.core.parsing import from_json
+from study.core.tables import say, say_wrapped
+from study.core.words import joined
 
 RELEASES = COMMITTED / "releases"
 UNUSABLE = 0.5  # a release in which one message ends a larger share of the properties is left out

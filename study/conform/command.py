@@ -8,10 +8,10 @@ import tyro
 
 from study.conform import output, scripts
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Property, Ranks, Result, run, smallest
-from study.errors import Stop
-from study.io.tables import say, say_wrapped, show
-from study.io.validation import nearest
-from study.spec.options import AsJson
+from study.core.errors import Stop
+from study.core.options import AsJson
+from study.core.tables import say, say_wrapped, show
+from study.core.validation import nearest
 
 
 def conform(

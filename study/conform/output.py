@@ -11,10 +11,10 @@ import pandas as pd
 from packaging.specifiers import SpecifierSet
 
 from study.conform.suite import HERE, LIBRARIES, PROPERTIES, STATUSES, Adapter, Result, table
-from study.errors import Stop
-from study.io.files import why
-from study.io.parsing import from_json
-from study.machine.software import version
+from study.core.errors import Stop
+from study.core.files import why
+from study.core.parsing import from_json
+from study.core.software import version
 
 Versions = dict[str, str | None]
 DEFAULT = asdict(Result("", ""))  # is not written

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from study.conform import checks, models
 from study.conform.cases import Case, Difference, ShardedTraining
 from study.conform.suite import LIBRARIES, PROPERTIES
-from study.machine.linux import free_port
+from study.core.linux import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed
 REQUIRED = ("build", "forward_backward", "step", "whole_weights")  # of an adapter

@@ -22,10 +22,10 @@ import tyro
 from study.conform import changes, output, trials
 from study.conform.command import chosen_adapters
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Property, Ranks, Result, environment, run, table
-from study.errors import Stop
-from study.io.parsing import from_json
-from study.io.tables import say, show
-from study.io.validation import nearest
+from study.core.errors import Stop
+from study.core.parsing import from_json
+from study.core.tables import say, show
+from study.core.validation import nearest
 
 OVERLAYS = Path("runs/overlays")
 RESULTS = Path("runs/releases")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.conform.suite import DEFAULTS, HERE, Adapter, Property
-from study.errors import Stop
+from study.core.errors import Stop
 
 OURS = ("models.py", "cases.py", "checks.py")
 DEFINITION = (ast.FunctionDef, ast.ClassDef)

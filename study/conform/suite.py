@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from study.errors import Stop
-from study.io.parsing import from_toml
-from study.machine.operators import provide_libaio
-from study.machine.software import put_programs_on_path
-from study.spec.arms import PACKAGE, ROOT
+from study.core.arms import PACKAGE, ROOT
+from study.core.errors import Stop
+from study.core.operators import provide_libaio
+from study.core.parsing import from_toml
+from study.core.software import put_programs_on_path
 
 HERE = Path(__file__).parent
 COMMITTED = ROOT / "reports" / "conform"  # the results of this study

@@ -9,9 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from study.conform.suite import ADAPTERS, Ranks, environment, table
-from study.errors import Stop
-from study.io.parsing import from_json, from_toml
-from study.spec.arms import PACKAGE, ROOT
+from study.core.arms import PACKAGE, ROOT
+from study.core.errors import Stop
+from study.core.parsing import from_json, from_toml
 
 KEPT = "trials.json"
 ANSWERS = "configurations.json"  # beside the results of the properties

@@ -17,7 +17,7 @@ import os
 import pkgutil
 import sys
 
-from study.io.validation import nearest
+from study.core.validation import nearest
 
 ABSENT, NONE = "absent", "none"
 

@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from study.errors import Stop
-from study.io.load import load
-from study.io.numbers import is_number, short
-from study.io.units import parsed_unit
+from study.core.arms import ROOT
+from study.core.errors import Stop
+from study.core.load import load
+from study.core.numbers import is_number, short
+from study.core.units import parsed_unit
 from study.ledger import selection
 from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
 from study.ledger.selection import MOVED, Quantity
-from study.predictor.front import Estimate, Machine, Setup, Transformer, estimate, generic, named, step_time
+from study.predict.front import Estimate, Machine, Setup, Transformer, estimate, generic, named, step_time
 from study.records.runs import Run
-from study.spec.arms import ROOT
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 REPORTS = ROOT / "reports"

@@ -5,7 +5,7 @@ import math
 import operator
 from collections.abc import Callable
 
-from study.predictor.front import papers
+from study.predict.front import papers
 
 OPERATORS: dict[type, Callable] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from study.core.arms import all_paths
 from study.records import metrics
 from study.records.facts import UNKNOWN, facts, refuse_impossible
 from study.records.pairs import paired
 from study.records.runs import Run
 from study.records.stats import median
-from study.spec.arms import all_paths
 
 MOVED = ("volume", "tensors", "calls")
 TRAINING = "training"  # in a selection: which training of the script of document 002

@@ -26,7 +26,7 @@ from types import CodeType, FrameType
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from study.io import files
+from study.core import files
 from study.records.collectives import FILE, Collective, RankLog
 
 ASK = signal.SIGUSR2  # tells a rank to write where it is

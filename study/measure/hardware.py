@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from study.machine import linux, software
+from study.core import linux, software
 from study.records.schema import Device, Hardware
 
 CUDA = torch.cuda.is_available()

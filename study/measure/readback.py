@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from study.core import optimizers
+from study.core.arms import Arm
+from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings
 from study.measure import roles
 from study.measure.hardware import CUDA
 from study.measure.roles import inner_optimizer, plain_model, zero_optimizer
 from study.records.schema import Observed
-from study.spec import optimizers
-from study.spec.arms import Arm
-from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings
 
 if TYPE_CHECKING:  # a bare loop needs no Accelerate, and should not wait for its import
     from accelerate import Accelerator

@@ -15,10 +15,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from study.errors import Stop
-from study.io import files
-from study.io.files import safe_join
-from study.io.load import load
+from study.core import files
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.load import load
 from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from study.io.numbers import number_of, short, times
-from study.io.words import joined
+from study.core.arms import NAMES
+from study.core.numbers import number_of, short, times
+from study.core.words import joined
 from study.records import stats
 from study.records.groups import by
 from study.records.metrics import value
 from study.records.runs import Run, Runs
-from study.spec.arms import NAMES
 
 NOTE = "from, to: 95 % interval over runs; vs A: s/step over that in A, a ratio between environments, not within a run"
 

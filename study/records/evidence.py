@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.io.numbers import number_of
+from study.core.arms import ROOT
+from study.core.numbers import number_of
 from study.records.runs import Run, Runs
-from study.spec.arms import ROOT
 
 
 @dataclass(frozen=True)

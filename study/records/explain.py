@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from study.errors import Stop
-from study.io.numbers import count, size
+from study.core.errors import Stop
+from study.core.numbers import count, size
 from study.records.schema import RankMemory, Record
 
 STATES = "model states"

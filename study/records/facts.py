@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from study.errors import Stop
-from study.io.validation import nearest, sentence
+from study.core.errors import Stop
+from study.core.validation import nearest, sentence
 from study.records.runs import Run
 from study.records.schema import Record, Requested
 

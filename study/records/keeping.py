@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from study.errors import Stop
+from study.core.errors import Stop
 from study.records import store
 from study.records.impossible import impossible
 from study.records.privacy import redact

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from study.errors import Stop
-from study.io.validation import nearest
-from study.machine import gpus
+from study.core import gpus, node_traffic
+from study.core.errors import Stop
+from study.core.validation import nearest
 from study.records.schema import Collective, Evaluation, Record
-from study.spec import node_traffic
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
 DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from study.errors import Stop
-from study.machine.gpus import measured_flops
+from study.core.arms import NAMES
+from study.core.errors import Stop
+from study.core.gpus import measured_flops
 from study.records import metrics, store
 from study.records.explain import peak
 from study.records.impossible import impossible
 from study.records.privacy import redact
 from study.records.schema import Record, Requested
-from study.spec.arms import NAMES
 
 # Settings that say where files are or how often something is printed. They change no number.
 NOT_IN_A_CELL = (

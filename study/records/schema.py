@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from study.errors import Stop
-from study.io.files import safe_name
+from study.core.errors import Stop
+from study.core.files import safe_name
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null

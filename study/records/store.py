@@ -21,9 +21,9 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from study.errors import Stop
-from study.io import files, parsing
-from study.io.load import load as load_file
+from study.core import files, parsing
+from study.core.errors import Stop
+from study.core.load import load as load_file
 from study.records.schema import Cell, Error, Record
 
 RECORD = "record.json"

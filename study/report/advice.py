@@ -1,10 +1,10 @@
 """An advice in words and as a table."""
 
-from study.io.numbers import UNKNOWN, number_of, short, size
-from study.machine.gpus import GPUS
-from study.predictor.front import MISS, Advice, Load, Question, Row, Transformer, Way, peaks, reserve_bytes
-from study.spec import arms
-from study.spec.settings import HALF_WEIGHTS
+from study.core import arms
+from study.core.gpus import GPUS
+from study.core.numbers import UNKNOWN, number_of, short, size
+from study.core.settings import HALF_WEIGHTS
+from study.predict.front import MISS, Advice, Load, Question, Row, Transformer, Way, peaks, reserve_bytes
 
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 LARGEST = 120  # of a unit; hours are always hours

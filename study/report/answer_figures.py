@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from study.io.numbers import count, nats, size
+from study.core.numbers import count, nats, size
 from study.report import style
 from study.report.grouping import each, parts, sums
 from study.report.style import CARD, FAINT, INK, Look, colour

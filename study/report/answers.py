@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.io.numbers import count, nats, size
-from study.io.words import joined
-from study.predictor.front import estimate, papers
+from study.core.numbers import count, nats, size
+from study.core.words import joined
+from study.predict.front import estimate, papers
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import answer_figures, grouping, side_by_side

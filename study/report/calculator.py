@@ -8,9 +8,10 @@ import gzip
 import json
 from pathlib import Path
 
-from study.io.numbers import size
-from study.machine.gpus import GPUS
-from study.predictor.front import (
+from study.core import arms
+from study.core.gpus import GPUS
+from study.core.numbers import size
+from study.predict.front import (
     BUCKET_ELEMENTS,
     FRAGMENTATION,
     HOST_PROCESS_BYTES,
@@ -23,7 +24,6 @@ from study.report import style
 from study.report.outside import accuracy
 from study.report.templating import write_page
 from study.report.topics import memory
-from study.spec import arms
 
 FILE = Path(__file__).with_name("calculator.json.gz")
 SCRIPT = "calculator.js"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from study.core import arms
 from study.records.groups import by
 from study.records.runs import Run
-from study.spec import arms
 
 # What decides memory: two peaks are compared only where these are equal.
 SETTINGS: tuple[str, ...] = (

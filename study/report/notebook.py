@@ -14,9 +14,11 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
-from study.errors import Stop
-from study.io.files import safe_join
-from study.io.words import joined
+from study.core.arms import all_paths
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.settings import Settings
+from study.core.words import joined
 from study.ledger import texts
 from study.records import evidence
 from study.records import runs as records
@@ -25,8 +27,6 @@ from study.report import grouping
 from study.report.style import svg
 from study.report.templating import as_html, write_csv
 from study.report.topics import claims, losses
-from study.spec.arms import all_paths
-from study.spec.settings import Settings
 
 NAME = "study_name"  # in the metadata of an output: its file in the data folder, without the suffix
 TASKS = get_args(get_type_hints(Settings)["task"])

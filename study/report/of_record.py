@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from study.errors import Stop
-from study.predictor.front import Estimate, Setup, Transformer, estimate, inputs_bytes
+from study.core.errors import Stop
+from study.core.shapes import SHAPES, VOCABULARY, config_of, shape_of
+from study.predict.front import Estimate, Setup, Transformer, estimate, inputs_bytes
 from study.records.schema import Record
-from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
 
 
 def predicted(record: Record, **changes: Any) -> Estimate | None:

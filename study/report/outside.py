@@ -1,7 +1,7 @@
 """How accurate predictions are of trainings that others published, in two sentences."""
 
-from study.io.numbers import percent
-from study.predictor.front import published, scores
+from study.core.numbers import percent
+from study.predict.front import published, scores
 
 
 def accuracy() -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from study.errors import Stop
-from study.io import files
+from study.core import files
+from study.core.errors import Stop
 from study.ledger import texts
 from study.records import runs as records
 from study.records.runs import Runs

@@ -3,11 +3,11 @@
 import functools
 from typing import Any
 
-from study.predictor.front import Given, Machine, Question, Setup, advise, named, step_time
-from study.predictor.front import published as others
+from study.core.arms import NAMES
+from study.core.shapes import letters
+from study.predict.front import Given, Machine, Question, Setup, advise, named, step_time
+from study.predict.front import published as others
 from study.report import advice as answer
-from study.spec.arms import NAMES
-from study.spec.shapes import letters
 
 MODEL = "llama3-8b"
 RANKS = 8

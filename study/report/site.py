@@ -17,11 +17,12 @@ import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from study.errors import Stop
-from study.io.files import safe_join
-from study.io.tables import say
+from study.core import output
+from study.core.arms import ROOT
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.tables import say
 from study.ledger import texts
-from study.machine import output
 from study.records import runs as records
 from study.records import store
 from study.records.privacy import redact
@@ -31,7 +32,6 @@ from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.templating import TEMPLATES, as_html, write_csv, write_page
 from study.report.topics import claims
-from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")  # these show verdicts
 NOTEBOOKS = ("stages", "compare", *REPLICATIONS)

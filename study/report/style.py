@@ -25,8 +25,8 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from study.core.arms import NAMES, all_paths
 from study.report.grouping import parts
-from study.spec.arms import NAMES, all_paths
 
 UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a source names no parts
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis

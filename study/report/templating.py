@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from study.io.numbers import quantity, short, size
+from study.core.numbers import quantity, short, size
 from study.records.privacy import redact
 from study.records.runs import Run
 from study.report.grouping import records

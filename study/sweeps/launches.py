@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from study.errors import Stop
-from study.machine import software
-from study.machine.linux import OomKillCounter, OomKills, die_with_parent, is_stopped
+from study.core import arms, software
+from study.core.errors import Stop
+from study.core.linux import OomKillCounter, OomKills, die_with_parent, is_stopped
+from study.core.settings import flag
 from study.records import schema, store
 from study.records.schema import Record
-from study.spec import arms
-from study.spec.settings import flag
 from study.sweeps import outcomes
 from study.sweeps.protocol import SCRIPTS, Cell
 

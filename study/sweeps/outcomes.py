@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from study.errors import Stop
-from study.machine.linux import MORE_MEMORY, OomKills, is_stopped
+from study.core.errors import Stop
+from study.core.linux import MORE_MEMORY, OomKills, is_stopped
 from study.records import collectives, store
 from study.records.hangs import hangs
 from study.records.schema import Record

@@ -22,18 +22,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
-from study.errors import Stop
-from study.io import files
-from study.io import parsing as texts
-from study.io.files import safe_join
-from study.io.validation import nearest, sentence
-from study.spec import arms
-from study.spec.settings import Repair, Settings, build
-from study.spec.shapes import SHAPES
+from study.core import arms, files
+from study.core import parsing as texts
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.settings import Repair, Settings, build
+from study.core.shapes import SHAPES
+from study.core.validation import nearest, sentence
 
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
-SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.PACKAGE / "bench" / "as_printed.py"}
+SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reproductions" / "as_printed.py"}
 OF_THE_MACHINE = ("run_dir", "nvme_dir", "cache_dir", "resume")  # settings that a protocol cannot give
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OF_THE_MACHINE)
 PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # the names of run folders begin with it

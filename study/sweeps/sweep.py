@@ -21,16 +21,15 @@ from typing import Protocol
 
 import psutil
 
-from study.errors import Stop
-from study.io.files import safe_join
-from study.io.numbers import size
-from study.io.validation import nearest
-from study.machine import doctor, software
-from study.machine.gpus import num_gpus
+from study.core import arms, doctor, software
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.gpus import num_gpus
+from study.core.numbers import size
+from study.core.optimizers import refusal
+from study.core.validation import nearest
 from study.records import checkpoints, schema, store
 from study.records.schema import Record
-from study.spec import arms
-from study.spec.optimizers import refusal
 from study.sweeps import launches, outcomes, protocol
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell

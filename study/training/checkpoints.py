@@ -20,15 +20,15 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch.distributed.checkpoint.api import CheckpointException
 
-from study.errors import Stop
-from study.io import files
+from study.core import files
+from study.core.errors import Stop
+from study.core.settings import flag
 from study.measure import readback
 from study.measure.hardware import CUDA
 from study.measure.memory import difference, disk_bytes, highest, peaks, reset_peaks, written_bytes
 from study.records import checkpoints, store
 from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
-from study.spec.settings import flag
 from study.training import ending
 from study.training.display import quiet, say
 from study.training.run import History, Run

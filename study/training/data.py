@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import pad
 
-from study.io.files import safe_join
-from study.machine import cache
-from study.models.step import FOLLOWING, IGNORED, inputs
-from study.spec.settings import Settings
-from study.spec.shapes import VOCABULARY
+from study.core import cache
+from study.core.files import safe_join
+from study.core.models.step import FOLLOWING, IGNORED, inputs
+from study.core.settings import Settings
+from study.core.shapes import VOCABULARY
 from study.training import models, tasks
 
 ROWS = "rows.safetensors"  # in each entry of the cache

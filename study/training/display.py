@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import transformers
 
-from study.errors import Stop
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.settings import Settings
 from study.measure import hardware
 from study.records import metrics, store
 from study.records.schema import Evaluation, Record
-from study.spec.arms import Arm
-from study.spec.settings import Settings
 
 if TYPE_CHECKING:
     from study.training.run import History, Run

@@ -11,13 +11,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from study.errors import Stop
-from study.machine import disk as nvme
-from study.machine.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
+from study.core import disk as nvme
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
-from study.spec.arms import Arm
 from study.training.display import print_summary, say
 from study.training.launch import (
     CLOCKS_DIFFER_S,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from safetensors.torch import load_file
 
-from study.errors import Stop
-from study.machine import disk as nvme
+from study.core import disk as nvme
+from study.core.errors import Stop
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component

@@ -20,14 +20,14 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from study.errors import Stop
-from study.machine import launcher
-from study.machine.linux import cap_private_memory, is_alive, oom_kills, usable_cores
+from study.core import launcher
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.linux import cap_private_memory, is_alive, oom_kills, usable_cores
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
 from study.records.schema import Machine, MemoryCap
-from study.spec.arms import Arm
 
 if TYPE_CHECKING:
     from study.training.run import Run

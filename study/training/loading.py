@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from study.errors import Stop
-from study.machine import linux, software
-from study.machine.gpus import num_gpus
-from study.machine.operators import OPERATORS, compiled, folder, provide_libaio, why_not
+from study.core import linux, software
+from study.core.errors import Stop
+from study.core.gpus import num_gpus
+from study.core.operators import OPERATORS, compiled, folder, provide_libaio, why_not
 
 GROUPED_RELEASE = "0.19.8"  # of DeepSpeed; the sources of others were not tried as one file
 MANY_CORES = 8  # compile all sources at once, which is faster than one file

@@ -13,17 +13,16 @@ import torch
 import torch.distributed as dist
 import tyro
 
-from study.errors import Stop
-from study.machine import disk as nvme
-from study.machine import software
+from study.core import arms, software
+from study.core import disk as nvme
+from study.core import optimizers as combinations
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.options import OPTIONS, with_plain_help
+from study.core.settings import Flags, Settings, check, check_steps, resolve
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records.schema import Record, Time
-from study.spec import arms
-from study.spec import optimizers as combinations
-from study.spec.arms import Arm
-from study.spec.options import OPTIONS, with_plain_help
-from study.spec.settings import Flags, Settings, check, check_steps, resolve
 from study.training import checkpoints, ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet
@@ -112,7 +111,7 @@ def open_run(
 ) -> Run:
     """Open the accelerator, load the rows, and check that they are enough for the steps."""
     if arm.deepspeed is not None:
-        from study.machine import operators  # other arms need none
+        from study.core import operators  # other arms need none
 
         setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), folder)
     with quiet():

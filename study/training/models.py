@@ -7,14 +7,14 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from study.errors import Stop
-from study.io.files import safe_join
-from study.machine import cache, hub
+from study.core import cache, hub
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.models import config as configs
+from study.core.models.build import build
+from study.core.settings import HALF_WEIGHTS, Settings
+from study.core.shapes import SHAPES, VOCABULARY
 from study.measure.hardware import device_is_full, host_is_full
-from study.models import config as configs
-from study.models.build import build
-from study.spec.settings import HALF_WEIGHTS, Settings
-from study.spec.shapes import SHAPES, VOCABULARY
 
 KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a task needs; synthetic takes any
 

@@ -20,10 +20,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 from transformers import PreTrainedModel
 
+from study.core.arms import Arm
+from study.core.models.build import WithoutValues
 from study.measure.hardware import CUDA
-from study.models.build import WithoutValues
 from study.records.schema import MemoryCap
-from study.spec.arms import Arm
 
 applied: set[str] = set()  # the names of the patches that were applied
 

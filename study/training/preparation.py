@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from study.errors import Stop
+from study.core.errors import Stop
+from study.core.models.build import GROUPED, WithoutValues, freeze
+from study.core.settings import Settings, as_dict
 from study.measure import readback
-from study.models.build import GROUPED, WithoutValues, freeze
 from study.records.schema import Observed
-from study.spec.settings import Settings, as_dict
 from study.training import models, patches, tasks
 from study.training.display import quiet
 from study.training.run import Run

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
-from study.errors import Stop
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.settings import Settings
 from study.measure.clock import Clock
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records import store
 from study.records.schema import Evaluation, RankMemory, Record
-from study.spec.arms import Arm
-from study.spec.settings import Settings
 from study.training.data import Data, Rows, part_of_rows
 from study.training.display import print_window, write_step
 

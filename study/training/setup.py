@@ -17,17 +17,17 @@ from accelerate.utils import (
     ParallelismConfig,
 )
 
-from study.errors import Stop
-from study.io.files import safe_join
-from study.io.words import joined
-from study.machine import disk as nvme
+from study.core import arms
+from study.core import disk as nvme
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.files import safe_join
+from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
+from study.core.words import joined
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives, store
 from study.records.schema import Record, Requested
-from study.spec import arms
-from study.spec.arms import Arm
-from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
 from study.training import models, patches
 from study.training.display import log_to, quiet, say, tracker_options
 from study.training.launch import Launch, on_several_machines

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from study.errors import Stop
-from study.machine import cache, hub
-from study.models.step import Batch, logits_and_losses
-from study.spec.settings import Settings
-from study.spec.shapes import SHAPES, VOCABULARY, is_local
+from study.core import cache, hub
+from study.core.errors import Stop
+from study.core.models.step import Batch, logits_and_losses
+from study.core.settings import Settings
+from study.core.shapes import SHAPES, VOCABULARY, is_local
 from study.training.models import weights_dtype
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run

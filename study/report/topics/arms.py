@@ -1,6 +1,6 @@
 """The arms of each task beside DDP: rows, and sentences about them. `study compare --arms` prints both."""
 
-from study.io.numbers import nats, size, times
+from study.core.numbers import nats, size, times
 from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import groups
 from study.records.runs import Run, Runs

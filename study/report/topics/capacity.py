@@ -6,10 +6,11 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from study.errors import Stop
-from study.io.numbers import size
-from study.machine.gpus import gpus_here
-from study.predictor.front import (
+from study.core.errors import Stop
+from study.core.gpus import gpus_here
+from study.core.numbers import size
+from study.core.shapes import shape_of
+from study.predict.front import (
     FRAGMENTATION,
     HOST_PROCESS_BYTES,
     OUTSIDE_AT_MOST_BYTES,
@@ -24,7 +25,6 @@ from study.records.runs import Run, Runs
 from study.report.grouping import SETTINGS
 from study.report.templating import heading
 from study.report.topics import memory
-from study.spec.shapes import shape_of
 from study.sweeps import protocol
 from study.sweeps.protocol import Cell
 

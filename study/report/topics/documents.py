@@ -5,9 +5,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.io.numbers import size
-from study.io.words import joined
-from study.predictor.front import Setup, estimate, named
+from study.core.numbers import size
+from study.core.words import joined
+from study.predict.front import Setup, estimate, named
 from study.records import stats
 from study.records.groups import groups, lines
 from study.records.runs import Runs

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from study.predictor.front import Load, named, peaks
+from study.core.arms import ROOT
+from study.predict.front import Load, named, peaks
 from study.records import hangs as waits
 from study.records.collectives import RankLog
 from study.records.runs import Runs
-from study.spec.arms import ROOT
-from study.watcher import hang_causes
-from study.watcher.findings import OF_HANGS, texts
+from study.watch import hang_causes
+from study.watch.findings import OF_HANGS, texts
 
 HANGS = ROOT / "reports" / "cpu-2core" / "hangs.jsonl"
 LOADING = ROOT / "reports" / "cpu-2core" / "loading.jsonl"

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from study.io.numbers import nats
-from study.io.words import joined
+from study.core.numbers import nats
+from study.core.words import joined
 from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs

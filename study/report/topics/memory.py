@@ -8,15 +8,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from study.io.numbers import size
-from study.predictor.front import papers
+from study.core import arms
+from study.core.numbers import size
+from study.predict.front import papers
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
 from study.report.grouping import SETTINGS, columns, each, largest, largest_groups, parts, split_by_ranks, sums
 from study.report.of_record import predicted
 from study.report.style import FAINT, OPEN, colour, conditions
-from study.spec import arms
 
 PARTS = {
     "weights": ("weights",),

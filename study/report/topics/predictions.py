@@ -6,9 +6,9 @@ from contextlib import suppress
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.errors import Stop
-from study.machine.gpus import gpu_named
-from study.predictor.front import Machine, Setup, memory_kinds, published, scores, step_time
+from study.core.errors import Stop
+from study.core.gpus import gpu_named
+from study.predict.front import Machine, Setup, memory_kinds, published, scores, step_time
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import parts

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.io.numbers import size
+from study.core.numbers import size
 from study.records import stats
 from study.records.compare import compare
 from study.records.groups import by, groups, lines

@@ -5,8 +5,9 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.io.words import joined
-from study.predictor.front import nodes, papers
+from study.core import node_traffic
+from study.core.words import joined
+from study.predict.front import nodes, papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
@@ -14,7 +15,6 @@ from study.report import style
 from study.report.grouping import columns, in_order, largest_groups, sums
 from study.report.of_record import setup_of
 from study.report.style import conditions, ordered
-from study.spec import node_traffic
 
 MORE = 1.01  # times what the ZeRO paper says: what is within it is called equal
 COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "document 000"  # sources of bars

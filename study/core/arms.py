@@ -1,0 +1,335 @@
+"""Reads the arms from their yaml and json files in `accelerate_configs/`.
+
+The trainer compares what a file promises with what the prepared objects really are.
+"""
+
+import functools
+import hashlib
+import json
+import reprlib
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from study.core import library_defaults
+from study.core.errors import Stop
+from study.core.load import load
+from study.core.shapes import is_local
+from study.core.validation import nearest, sentence
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
+ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
+FOLDER = ROOT / "accelerate_configs"
+MAX_BYTES = 64 * 1024
+T = TypeVar("T", bound=BaseModel)
+Device = Literal["none", "cpu", "nvme"]
+DEVICES = get_args(Device)
+OFFLOADS = ("offload_optimizer", "offload_param")
+DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+# Keys of the yaml that Accelerate 1.15 refuses with a traceback if there is a json file.
+NOT_BESIDE_JSON = (
+    *("zero_stage", "gradient_clipping", "gradient_accumulation_steps", "zero3_save_16bit_model"),
+    *(f"{part}_{what}" for part in OFFLOADS for what in ("device", "nvme_path")),
+)
+NAMES = (
+    *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
+    *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
+    *("hsdp", "zero3_hpz"),
+    *("zero3_ulysses", "zero1_tp", "zero2_tp"),
+)
+REPLICAS = "parallelism_config_dp_replicate_size"
+SHARDS = "parallelism_config_dp_shard_size"
+SEQUENCE = "parallelism_config_sp_size"
+SEQUENCE_BY = "parallelism_config_sp_backend"
+
+
+class Section(BaseModel, strict=True):
+    """A section of a config, of which the study reads some keys. Each must have the type that the library takes."""
+
+
+class Fsdp(Section, extra="forbid"):
+    """All that the study reads back of FSDP. An arm must say it, because Accelerate's defaults differ."""
+
+    fsdp_version: Literal[2]
+    fsdp_auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"]  # otherwise the model is one unit, and nothing is saved
+    fsdp_cpu_ram_efficient_loading: Literal[False]  # otherwise only the first rank loads weights
+    fsdp_reshard_after_forward: bool
+    fsdp_offload_params: bool
+
+
+class Groups(Section, extra="forbid"):
+    """The number of groups of ranks, and the ranks in each. By default all ranks are one group."""
+
+    parallelism_config_dp_replicate_size: PositiveInt = 1
+    parallelism_config_dp_shard_size: Literal["auto"] | Annotated[int, Field(ge=2)] = "auto"
+
+
+class SequenceGroups(Section, extra="forbid"):
+    """The number of ranks that share rows under DeepSpeed, each with a part of the tokens."""
+
+    parallelism_config_sp_size: PositiveInt = 1
+    parallelism_config_sp_backend: Literal["deepspeed"] = "deepspeed"
+    parallelism_config_dp_shard_size: Literal["auto"] | Annotated[int, Field(ge=2)] = "auto"  # such groups
+
+
+class Offload(Section):
+    device: Device = "none"
+
+
+class Zero(Section):
+    stage: Literal[0, 1, 2, 3] = 0
+    zero_hpz_partition_size: NonNegativeInt = 1
+    offload_optimizer: Offload = Offload()
+    offload_param: Offload = Offload()
+
+
+class TensorParallel(Section):
+    autotp_size: NonNegativeInt = 0
+
+
+class DeepSpeed(Section):
+    gradient_clipping: float | Literal["auto"] = "auto"
+    tensor_parallel: TensorParallel = TensorParallel()
+    zero_optimization: Zero = Zero()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What the files of an arm promise. `deepspeed` and `fsdp` are the configs as written; None without them."""
+
+    name: str
+    path: Path
+    distributed_type: str
+    num_processes: int | str
+    deepspeed: dict | None = None
+    fsdp: dict | None = None
+    stage: int | None = None
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    clipping: float = 0.0
+    replicas: int = 1  # groups of ranks that each hold the whole state, divided among them: with FSDP that is HSDP
+    shards: int | str = "auto"  # ranks in such a group; auto: all ranks divided by the number of groups
+    sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens (DeepSpeed Ulysses)
+
+    @property
+    def divides_ranks(self) -> bool:
+        """Return whether the arm has groups of ranks, which are meant to be nodes."""
+        return self.replicas > 1 or self.second_partition(2) is not None
+
+    def second_partition(self, ranks: int) -> int | None:
+        """Return the number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
+        zero = library_defaults.zero_optimization(self.deepspeed)
+        among = zero["zero_hpz_partition_size"] if self.stage == 3 else 1
+        return min(among, ranks) if among > 1 else None
+
+    @property
+    def row_ranks(self) -> int:
+        """The number of ranks that read the same rows."""
+        return self.sequence_ranks * self.tensor_ranks
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Ranks that divide each layer among themselves (DeepSpeed's AutoTP)."""
+        return max(1, (self.deepspeed or {}).get("tensor_parallel", {}).get("autotp_size", 1))
+
+    def sharing_ranks(self, ranks: int) -> int:
+        """Return the number of ranks that hold the state together. Raise Stop if the ranks do not fill the groups."""
+        if self.replicas > 1:
+            self._refuse_incomplete_groups(ranks)
+        if (pair := self.second_partition(ranks)) and ranks % pair:
+            what = f"{self.name} keeps a second copy of the weights in groups of {pair} ranks (got {ranks})"
+            raise Stop(what, f"give a multiple of {pair} ranks", "unavailable")
+        if ranks % self.row_ranks:
+            what = f"{self.name} gives the same rows to groups of {self.row_ranks} ranks (got {ranks})"
+            raise Stop(what, f"give a multiple of {self.row_ranks} ranks", "unavailable")
+        return ranks // self.replicas
+
+    def _refuse_incomplete_groups(self, ranks: int) -> None:
+        if isinstance(self.shards, int):
+            least = self.replicas * self.shards
+            fits = ranks == least
+            needed = f"{least} ranks"
+        else:
+            least = self.replicas * 2
+            fits = ranks >= least and ranks % self.replicas == 0
+            needed = f"{least} ranks, or another multiple of {self.replicas} above it"
+        if not fits:
+            what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {needed}"
+            raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
+
+    @property
+    def for_cuda_alone(self) -> str | None:
+        """The feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
+        config = self.deepspeed or {}
+        zero = config.get("zero_optimization", {})
+        features = {
+            "qwZ": zero.get("zero_quantized_weights"),
+            "qgZ": zero.get("zero_quantized_gradients"),
+            "SuperOffload": zero.get("offload_optimizer", {}).get("super_offload"),
+            "ZenFlow": zero.get("zenflow"),
+            "DeepCompile": config.get("compile", {}).get("deepcompile"),
+        }
+        return next((name for name, value in features.items() if value), None)
+
+    @property
+    def uses_nvme(self) -> bool:
+        return "nvme" in (self.offload_optimizer, self.offload_param)
+
+
+def read(path: Path) -> Arm:
+    """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
+    config = _content(path, f"choose one of {', '.join(all_paths())}")
+    if not isinstance(config, dict) or "distributed_type" not in config:
+        raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
+    kind = config["distributed_type"]
+    if kind not in DISTRIBUTED_TYPES:
+        raise Stop(
+            f"{path.name} has distributed_type {reprlib.repr(kind)}, which the study cannot read back",
+            f"choose one of {', '.join(DISTRIBUTED_TYPES)}; write 'NO' in quotes, or yaml reads it as false",
+        )
+    if config.get("mixed_precision") not in (None, "no"):
+        raise Stop(
+            f"{path.name} sets mixed_precision, but precision is a setting of the run, the same for every arm",
+            "remove the line and give --precision",
+        )
+    processes = config.get("num_processes", 1)
+    if processes != "auto" and (type(processes) is not int or processes < 1):
+        raise _wrong(path, f"num_processes must be at least 1, or auto (got {reprlib.repr(processes)})")
+    arm = Arm(path.stem, path, kind, processes)
+    if kind == "FSDP":
+        return _with_fsdp(arm, config)
+    if kind == "DEEPSPEED":
+        return _with_deepspeed(arm, config)
+    if "parallelism_config" in config:
+        raise _wrong(path, f"parallelism_config needs FSDP or DeepSpeed (got {kind!r})")
+    return arm
+
+
+def _with_fsdp(arm: Arm, config: dict) -> Arm:
+    fsdp = _checked(Fsdp, config.get("fsdp_config"), arm.path, "fsdp_config")
+    groups = _checked(Groups, config.get("parallelism_config", {}), arm.path, "parallelism_config")
+    home = "cpu" if fsdp.fsdp_offload_params else "none"
+    return replace(
+        arm,
+        fsdp=config["fsdp_config"],
+        offload_optimizer=home,
+        offload_param=home,
+        replicas=groups.parallelism_config_dp_replicate_size,
+        shards=groups.parallelism_config_dp_shard_size,
+    )
+
+
+def _with_deepspeed(arm: Arm, config: dict) -> Arm:
+    groups = _checked(SequenceGroups, config.get("parallelism_config", {}), arm.path, "parallelism_config")
+    path, deepspeed = _deepspeed(arm.path, config.get("deepspeed_config") or {})
+    read_back = _checked(DeepSpeed, deepspeed, path, "")
+    clipping = read_back.gradient_clipping
+    if clipping == "auto":  # Accelerate fills in the same value
+        clipping = library_defaults.sections("deepspeed")[""]["gradient_clipping"]
+    return replace(
+        arm,
+        deepspeed=deepspeed,
+        stage=library_defaults.zero_optimization(deepspeed)["stage"],
+        offload_optimizer=read_back.zero_optimization.offload_optimizer.device,
+        offload_param=read_back.zero_optimization.offload_param.device,
+        clipping=clipping,
+        sequence_ranks=groups.parallelism_config_sp_size,
+        shards=groups.parallelism_config_dp_shard_size,
+    )
+
+
+def _deepspeed(path: Path, section: Any) -> tuple[Path, dict]:
+    """Return the DeepSpeed config of an arm and its file: its json, or what Accelerate makes of the yaml's keys."""
+    if not isinstance(section, dict):
+        raise _wrong(path, f"deepspeed_config must be a mapping (got {reprlib.repr(section)})")
+    if (file := section.get("deepspeed_config_file")) is not None:
+        if twice := [name for name in NOT_BESIDE_JSON if name in section]:
+            raise Stop(f"{path.name} sets {', '.join(twice)} beside a deepspeed_config_file", f"move it into {file}")
+        remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
+        return find(str(file)), _without_nulls(find(str(file)), _content(find(str(file)), remedy))
+    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
+        # Accelerate 1.15 reads the key and never passes it on: the files would go to ./none.
+        if section.get(key) not in (None, "none"):
+            raise Stop(f"{path.name} sets {key}, which Accelerate ignores", "remove it and give --nvme-dir")
+    zero = {"stage": section.get("zero_stage", 2)}
+    zero |= {part: {"device": section.get(f"{part}_device") or "none"} for part in OFFLOADS}
+    # Accelerate and DeepSpeed both clip at 1.0 unless the yaml says otherwise.
+    return path, {"gradient_clipping": section.get("gradient_clipping", 1.0), "zero_optimization": zero}
+
+
+def _without_nulls(path: Path, config: Any) -> dict:
+    """Return a DeepSpeed config as written, without the sections that are null: DeepSpeed takes them as absent."""
+    if not isinstance(config, dict):
+        raise _wrong(path, f"the file must be a JSON object (got {reprlib.repr(config)})")
+    config = {name: value for name, value in config.items() if name != "zero_optimization" or value is not None}
+    zero = config.get("zero_optimization")
+    if isinstance(zero, dict):
+        zero = {name: value for name, value in zero.items() if name not in OFFLOADS or value is not None}
+        config |= {"zero_optimization": zero}
+    return config
+
+
+def _content(path: Path, missing: str) -> Any:
+    """Return the content of a config file. Its size is limited, so that a wrong path cannot fill the memory."""
+    remedy = f"fix {path.name:.80}"
+    return load(path, Any, what="a config", remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
+
+
+def _checked(kind: type[T], section: Any, path: Path, name: str) -> T:
+    """Return the keys of a section that the study reads. Raise Stop for one of another type or, if so said, others."""
+    try:
+        return kind.model_validate(section)
+    except ValidationError as error:
+        raise _wrong(path, f"{name} {sentence(error, kind.model_fields)}".strip()) from None
+
+
+def _wrong(path: Path, what: str) -> Stop:
+    return Stop(f"{path}: {what}", f"fix {path.name}")
+
+
+def find(file: str | Path) -> Path:
+    """Return the path that a config names: in the current folder if it exists there, else in the repository's root."""
+    return Path(file) if is_local(str(file)) else ROOT / file
+
+
+def all_paths() -> dict[str, Path]:
+    """Return the files of all arms by name: the arms in their order, then the variants."""
+    variants = sorted((FOLDER / "variants").glob("*.yaml"))
+    return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
+
+
+def launcher(config: Path) -> list[str]:
+    """Return `accelerate launch` with a config file. This module imports no other commands, which saves 1.1 s."""
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+
+
+def digest(name: str) -> str:
+    """Return a short digest of an arm's files without their comments: it changes whenever the arm does."""
+    arm = read(all_paths()[name])
+    content = [arm.distributed_type, arm.num_processes, arm.deepspeed, *([arm.fsdp] if arm.fsdp else [])]
+    content += [arm.replicas, arm.shards] if arm.replicas > 1 else []
+    content += [arm.sequence_ranks] if arm.sequence_ranks > 1 else []
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def load_arm(name: str) -> Arm:
+    """Read the arm of this name in `accelerate_configs/`."""
+    if name not in all_paths():
+        raise Stop(f"{name!r} is not an arm", nearest(name, all_paths()))
+    return read(all_paths()[name])
+
+
+def check_virtual(arm: Arm, init: str | None) -> None:
+    """Refuse virtual ranks of an arm without a group, and tensors without values where an arm needs values."""
+    if arm.distributed_type == "NO":
+        what = f"virtual ranks need an arm for several ranks, and {arm.name} is for one"
+        raise Stop(what, "give another arm, such as ddp")
+    if init == "none" and arm.tensor_ranks > 1:
+        raise Stop("AutoTP cannot divide layers without values", "give --init random", "unavailable")
+    if init == "none" and arm.uses_nvme:
+        raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")

@@ -1,0 +1,226 @@
+"""GPUs and their links: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
+
+Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
+Uncertain: the memory that nvidia-smi shows for B200, B300, H20, H100 NVL, GH200, RTX 5090, L20, A30, MI300X and MI325X
+(within 1 %), the bandwidth of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80). An H100 of 96 GB calls itself NVIDIA
+H100. NVLink bridges of PCIe cards join only two.
+This module needs no torch, so it is fast.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from study.core import files
+from study.core import parsing as texts
+from study.core.errors import Stop
+from study.core.validation import nearest
+
+MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB
+HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
+CUDA_ERROR_NO_DEVICE = 100
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity.
+
+    A GPU without TF32 has no bf16 either: both came with Ampere.
+    """
+
+    name: str
+    memory_bytes: int  # the total that nvidia-smi shows
+    memory_bytes_per_s: float
+    peaks: dict[str, float]
+    host_link: str  # links are names in LINKS
+    peer_link: str  # between two GPUs of a node, as such nodes are mostly built
+    network: str  # between nodes, unless the user says otherwise
+    source: str
+    also: str = ""  # other names for it
+    per_node: int = 8  # the most GPUs in a node, as such nodes are mostly built
+
+    @property
+    def has_bf16(self) -> bool:
+        return "bf16" in self.peaks
+
+    @property
+    def half_flops_per_s(self) -> float:
+        """The speed in bf16, or in fp16 if there is no bf16. GPUs with both are equally fast in both."""
+        return self.peaks["fp16"]
+
+    def flops_per_s(self, whole: bool, tf32: bool = True) -> float:
+        """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32."""
+        if not whole:
+            return self.half_flops_per_s
+        return self.peaks.get("tf32" if tf32 else "fp32", self.peaks["fp32"])
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes a second that a GPU can send while it receives as many, by the vendor. Software reaches less."""
+
+    bytes_per_s: float
+    source: str
+
+
+LINKS = {
+    "nvlink3": Link(300e9, "A100 datasheet: 600 GB/s of NVLink, both directions together"),
+    "nvlink-400": Link(200e9, "A800 and H800: 400 GB/s of NVLink, both directions together"),
+    "nvlink4": Link(450e9, "H100 datasheet: 900 GB/s of NVLink, both directions together"),
+    "nvswitch": Link(450e9, "H100 in an HGX board: as nvlink4, between any two of eight"),
+    "nvlink5": Link(900e9, "B200 datasheet: 1.8 TB/s of NVLink, both directions together"),
+    "nvlink-v100": Link(150e9, "V100 datasheet: 300 GB/s of NVLink, both directions together"),
+    "c2c": Link(450e9, "GH200 datasheet: 900 GB/s between GPU and host, both directions together"),
+    "infinity-fabric": Link(448e9, "MI300X datasheet: seven links of 128 GB/s, both directions together"),
+    "pcie3": Link(15.75e9, "PCI Express 3.0, 16 lanes of 8 GT/s at 128b/130b"),
+    "pcie4": Link(31.5e9, "PCI Express 4.0, 16 lanes of 16 GT/s at 128b/130b"),
+    "pcie5": Link(63.0e9, "PCI Express 5.0, 16 lanes of 32 GT/s at 128b/130b"),
+    "eth-25": Link(3.125e9, "25 Gb/s of Ethernet for each GPU"),
+    "eth-50": Link(6.25e9, "50 Gb/s of Ethernet for each GPU: four ports of 100 Gb/s for eight"),
+    "eth-100": Link(12.5e9, "100 Gb/s of Ethernet for each GPU"),
+    "ib-edr": Link(12.5e9, "InfiniBand EDR, 100 Gb/s a port; one port a GPU"),
+    "ib-hdr": Link(25e9, "InfiniBand HDR, 200 Gb/s a port; one port a GPU"),
+    "ib-ndr": Link(50e9, "InfiniBand NDR, 400 Gb/s a port; one port a GPU"),
+}
+
+# If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
+GPUS = {name: Gpu(**gpu) for name, gpu in json.loads(Path(__file__).with_suffix(".json").read_text()).items()}
+
+
+def gpu_named(text: str) -> str:
+    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
+    lower = text.lower()
+    lower = re.sub(r"(\d+) gi?b", r"\1gb", lower)
+    for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
+        meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
+        if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
+            return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
+    kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
+    raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
+
+
+def _begins_a_word(part: str, name: str, gpu: Gpu) -> bool:
+    """Return whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
+    vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # PyTorch omits it for a Tesla
+    words = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
+    return any(re.match(rf"{part}(?!\d)" if part[-1].isdigit() else part, word) for word in words)
+
+
+def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
+    """Return the datasheet peak of a precision recipe; None if unknown."""
+    gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
+    if gpu is None:
+        return None
+    if precision != "fp32":
+        return gpu.peaks.get("fp16" if precision == "fp16" else "bf16")
+    return gpu.flops_per_s(True, tf32)
+
+
+def measured_flops(record: dict, folder: Path) -> float | None:
+    """Return FLOP/s of matrix products, as `make peaks` measured them on a run's machine and in its precision.
+
+    They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
+    """
+    file = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
+    if file is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            peaks = texts.from_json(files.read(file, MAX_PEAKS_BYTES))
+            if peaks["hardware"]["devices"] and peaks["hardware"]["devices"] == record["hardware"]["devices"]:
+                return matrix_peak(peaks, record["requested"])
+    return None
+
+
+def matrix_peak(peaks: dict, settings: dict) -> float:
+    """Return the measured FLOP/s for a precision recipe, from the content of a peaks.json."""
+    kind = settings["precision"].removesuffix("_cast")
+    if kind == "fp32" and settings.get("tf32", True):
+        kind = "tf32"
+    return peaks["flops_per_s"][kind]["median"]
+
+
+class Visible(NamedTuple):
+    """A GPU of this machine that a launch would see."""
+
+    name: str
+    memory_bytes: int
+    capability: int  # the major number of CUDA's compute capability
+
+
+def gpus_here() -> list[Visible]:
+    """Return the GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
+
+    CUDA and NVML number GPUs differently: NVML by slot, CUDA the fastest first, unless CUDA_DEVICE_ORDER says
+    otherwise. So CUDA lists the UUIDs, and NVML is asked by UUID.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL:
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()  # first: CUDA reports a driver that is not loaded as no GPU
+        handles = [_handle(each) for each in _cuda_uuids()]
+        return [
+            Visible(
+                pynvml.nvmlDeviceGetName(handle),
+                pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0],
+            )
+            for handle in handles
+        ]
+    except pynvml.NVMLError_LibraryNotFound:
+        return []  # no driver, no GPU: nothing to fix
+    except pynvml.NVMLError as error:
+        raise Stop(f"NVML: {error}", "fix what nvidia-smi reports") from None
+
+
+def _handle(name: str):
+    """NVML's handle of a GPU, or of a part of a GPU (MIG). CUDA's UUID does not say which it is."""
+    import pynvml
+
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{name}")
+    except pynvml.NVMLError_NotFound:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{name}")
+
+
+def _cuda_uuids() -> list[str]:
+    """Return the UUIDs of the GPUs that CUDA shows, in its order and without those that are hidden."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        init = cuda.cuInit
+    except (OSError, AttributeError):  # no driver, or only the stub library that programs are linked with
+        return []
+    if (code := init(0)) == CUDA_ERROR_NO_DEVICE:
+        return []
+    count = ctypes.c_int()
+    raw = (ctypes.c_ubyte * 16)()
+    code = code or cuda.cuDeviceGetCount(ctypes.byref(count))
+    uuids = []
+    for number in range(count.value):
+        device = ctypes.c_int()
+        code = code or cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid_v2(raw, device)
+        uuids.append(str(uuid.UUID(bytes=bytes(raw))))
+    if code:
+        raise Stop(f"the CUDA driver reports error {code}", "fix what nvidia-smi reports")
+    return uuids
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs that a launch would see; 0 if the driver fails."""
+    try:
+        return len(gpus_here())
+    except Stop:
+        return 0
+
+
+def half_precision() -> str:
+    """bf16 if the first GPU has units for it (compute capability 8 and later), else fp16; fp32 without a GPU."""
+    if not (gpus := gpus_here()):
+        return "fp32"
+    return "bf16" if gpus[0].capability >= 8 else "fp16"

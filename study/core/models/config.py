@@ -1,0 +1,170 @@
+"""The config of a model, the kind of model that it describes, and transformers' class for it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import transformers
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.auto import modeling_auto as names
+
+from study.core import hub
+from study.core.errors import Stop
+from study.core.shapes import SHAPES, VOCABULARY, config_of
+
+Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
+OWN_ATTENTION = ("falcon",)  # model types that know no attention but transformers' own names
+CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
+# Each kind with transformers' table of its model types, and its Auto class. The first matching table decides.
+TABLES: dict[Kind, tuple[Mapping[str, object], type]] = {
+    "speech": (names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
+    "vision": (names.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForImageClassification),
+    "seq2seq": (names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
+    "encoder": (names.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
+    "decoder": (names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
+}
+
+
+def load(
+    model: str,
+    *,
+    vocabulary: int = VOCABULARY,
+    attention: str | None = None,
+    dropout: float | None = None,
+    trust_remote_code: bool = False,
+) -> PretrainedConfig:
+    """Return the config of a built-in shape, a folder or a hub name, changed for training.
+
+    `vocabulary` is for shapes whose vocabulary is that of their data. `dropout` replaces every probability of the
+    config. Without `attention`, attention is fused if transformers has that for the model. For a model that reads
+    images or sound beside text, this is the config of the part that reads text.
+    """
+    if model in SHAPES:
+        return prepared(AutoConfig.for_model(**config_of(model, vocabulary)), attention, dropout)
+    hub.refuse_code(model, trust_remote_code)
+    try:
+        hub.prepare_to_load(model)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise hub.not_found(model, error) from error
+    if trust_remote_code and _is_of_own_code(config):
+        config.code_from = model
+    return prepared(config, attention, dropout)
+
+
+def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
+    """As `load`, from the content of a config.json. It needs no file and no network."""
+    if not isinstance(values.get("model_type"), str):
+        raise Stop("the config has no model_type", "give the config.json of a model that transformers has")
+    known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
+    try:
+        config = AutoConfig.for_model(**known)
+    except Exception as error:  # whatever a wrong value leads to
+        what = f"transformers {transformers.__version__} cannot read the config ({' '.join(str(error).split())[:200]})"
+        raise Stop(what, "give the config.json of a model that it has, with its model_type") from error
+    return prepared(config, attention, dropout)
+
+
+def prepared(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
+    """Return a config as the trainer uses it: the part that reads text, no cache, with this attention and dropout."""
+    config = _text_part(config)
+    config.use_cache = False
+    _set_attention(config, attention)
+    if dropout is not None:
+        _set_dropout(config, dropout)
+    return config
+
+
+def _text_part(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the part that reads text, for a model that reads images or sound beside text."""
+    whole = find_class(config)
+    if whole is not None and "ConditionalGeneration" not in whole.__name__:
+        return config
+    text = config.get_text_config()
+    is_decoder = find_class(text) is not None and kind_of(config) in (None, "decoder")
+    return text if is_decoder else config
+
+
+def _set_attention(config: PretrainedConfig, attention: str | None) -> None:
+    fused = class_for(config)._supports_sdpa
+    attention = attention or ("sdpa" if fused else "eager")
+    if attention == "sdpa" and not fused:
+        raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
+    config._attn_implementation = attention
+    is_causal = kind_of(config) in ("decoder", "seq2seq", "speech")
+    if attention == "sdpa" and is_causal and config.model_type not in OWN_ATTENTION:
+        # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
+        transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
+        config._attn_implementation = CAUSAL
+
+
+def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
+    """Replace every dropout probability of a config."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+            setattr(config, name, dropout)
+
+
+def _is_of_own_code(config: PretrainedConfig) -> bool:
+    """Return whether the config's class came with the model, which needs the user's trust.
+
+    The content of the config proves nothing: anybody may have written it.
+    """
+    return type(config).__module__.startswith("transformers_modules.")
+
+
+def kind_of(config: PretrainedConfig) -> Kind | None:
+    """The kind of model that a config describes. Text models that can mask words, such as BERT, classify rows here."""
+    if _is_of_own_code(config):
+        return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
+    if (config.model_type in TABLES["seq2seq"][0]) and not getattr(config, "is_encoder_decoder", False):
+        return "decoder" if config.model_type in TABLES["decoder"][0] else None
+    return next((kind for kind, (types, _) in TABLES.items() if config.model_type in types), None)
+
+
+def class_for(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Return transformers' class for this config, or raise Stop if it has none.
+
+    It is not an Auto class: under stage 3 those would partition the model while it is built.
+    """
+    if (model_class := find_class(config)) is None:
+        what = f"transformers {transformers.__version__} has no class to train a model of type {config.model_type}"
+        raise Stop(what, "give a text decoder or encoder, an encoder-decoder, an image classifier or a speech model")
+    return model_class
+
+
+def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """Return transformers' class for this config; None if there is none."""
+    kind = kind_of(config)
+    if kind is None:
+        return None
+    auto = TABLES[kind][1]
+    if not _is_of_own_code(config):
+        classes = cast(Mapping[type, Any], vars(auto)["_model_mapping"])
+        model_class = classes.get(type(config), None)  # it is lazy, and takes no default by itself
+        if isinstance(model_class, tuple):  # DeiT's is a class, and one with a teacher
+            return model_class[0]
+        return model_class
+    try:
+        return get_class_from_dynamic_module(config.auto_map[auto.__name__], config.code_from)
+    except Exception as error:  # the code may do anything; most often it imports a missing package
+        what = f"the Python code of {config.code_from} cannot be loaded ({hub.reason(config.code_from, error)})"
+        raise Stop(what, "install what it imports, or correct it") from error
+
+
+def sequence_limit(config: PretrainedConfig) -> tuple[int, str] | None:
+    """Return the most tokens of a row, and what limits them. None if the config says nothing."""
+    kind = kind_of(config)
+    if kind in ("vision", "seq2seq"):  # T5's positions are relative
+        return None
+    keys: tuple[str, ...] = ("max_position_embeddings", "n_positions")
+    unit = "positions"
+    if kind == "speech":
+        keys = ("max_target_positions",)
+        unit = "positions of its decoder"
+    for key in keys:
+        most = getattr(config, key, None)
+        if isinstance(most, int) and most > 0:
+            return most, unit
+    return None

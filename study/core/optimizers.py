@@ -1,0 +1,73 @@
+"""The classes of prepared optimizers, and the arms and settings with which a library refuses an optimizer."""
+
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.settings import Flags
+
+CLASSES = {
+    "adamw": "AdamW",
+    "adamw_8bit": "AdamW8bit",
+    "sgd": "SGD",
+    "adafactor": "Adafactor",
+    "muon": "MuonWithAuxAdam",
+}
+# Quotes of the libraries, or what they do silently (torch 2.13, bitsandbytes 0.50, DeepSpeed 0.19.8, Accelerate 1.15).
+WITH_FSDP2 = {
+    "adamw_8bit": "bitsandbytes.optimizer_update_8bit_blockwise got mixed torch.Tensor and DTensor (PyTorch)",
+    "adafactor": "in-place operations that require placement changes are not supported (PyTorch, of a DTensor's norm)",
+    "muon": "DeepSpeed's Muon is for its own stages: FSDP2 would gather each matrix inside the update",
+}
+WITH_OFFLOAD = "Accelerate puts DeepSpeedCPUAdam in its place without a word (map_pytorch_optim_to_deepspeed)"
+PURE_WITH_OFFLOAD = (
+    "bf16_optimizer_states with ZeRO-Offload requires DeepSpeedCPUAdam constructed with fp32_optimizer_states=False "
+    "(DeepSpeed), and Accelerate constructs it without"
+)
+WITHOUT_VALUES = "0.0 cannot be raised to a negative power (PyTorch's Adafactor reads its step, which has no value)"
+
+
+def classes(optimizer: str | None, arm: Arm) -> set[str]:
+    """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
+    if arm.deepspeed and arm.offload_optimizer != "none":
+        return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
+    name = CLASSES[optimizer or "adamw"]
+    return {name, f"Master{name}"}
+
+
+def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
+    """Return the dtypes that the moments may have. 8-bit moments have fp32 scales; those of small tensors stay in fp32.
+
+    DeepSpeed's Muon keeps its momentum in the dtype of the gradients, and the moments of its AdamW in fp32.
+    """
+    if optimizer == "adamw_8bit":
+        return {"float32 uint8"}
+    if precision == "bf16_pure":
+        return {"bfloat16"}
+    return {"float32", "bfloat16 float32"} if (optimizer, precision) == ("muon", "bf16_cast") else {"float32"}
+
+
+def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
+    """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
+    offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
+    why = WITH_FSDP2.get(optimizer) if arm.fsdp else None
+    if offloads and optimizer != "adamw":
+        why = WITH_OFFLOAD
+    elif optimizer == "adafactor" and not has_values:
+        why = WITHOUT_VALUES
+    if why is not None:
+        return Stop(
+            f"--optimizer {optimizer} does not go with {arm.name}: {why}", "change one of the two", "unavailable"
+        )
+    if offloads and precision == "bf16_pure":
+        what = f"--precision bf16_pure does not go with {arm.name}: {PURE_WITH_OFFLOAD}"
+        return Stop(what, "give an arm that does not offload, or bf16_cast", "unavailable")
+    return None
+
+
+def check(settings: Flags, arm: Arm) -> None:
+    """Raise Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
+    if settings.lora_rank is not None and settings.train_only is not None:
+        raise Stop("--lora-rank and --train-only both choose the weights that train", "give one of them")
+    if settings.lora_rank is not None and settings.save:
+        raise Stop("--save with --lora-rank would write a model that transformers cannot load", "leave out --save")
+    if stop := refusal(arm, settings.optimizer, settings.precision, settings.init != "none"):
+        raise stop

@@ -1,1 +1,0 @@
-"""Reading and writing: files from strangers, numbers and tables for people."""

@@ -1,1 +1,0 @@
-"""What this machine has and lacks: GPUs, disk, compiled operators, the Hugging Face Hub, other hosts."""

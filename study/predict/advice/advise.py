@@ -1,0 +1,221 @@
+"""Which arm to use on given GPUs, and with which settings. Predicted, not measured.
+
+For each arm the search tries what an expert would try: with and without checkpointing of activations, large buckets
+and then small ones, and the most rows per pass that fit, because more rows per pass never take longer. The search
+knows nothing about the arms: `estimate` knows what they hold and send, and the order of `arms.NAMES` how simple they
+are. Arms that divide rows or layers are not advised: no published row has tested their time.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from study.core import arms
+from study.core.arms import Arm
+from study.core.gpus import GPUS
+from study.core.optimizers import refusal
+from study.predict.advice.question import Given, Question, check
+from study.predict.advice.settled import machine_of, settled_arm, setup_of, usual_precision, with_buckets, zero_of
+from study.predict.estimate import estimate
+from study.predict.memory.loading import HOST_PROCESS_BYTES
+from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
+from study.predict.setup import Setup, trainers_name
+from study.predict.step_time import step_time
+from study.predict.trace.transformer import Transformer
+
+SEPARABLE = 1.1  # recomputation has to be this many times as fast: both times of one arm err alike
+OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
+FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
+MOST_GPUS = 64  # the most that `fewest` tries
+MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An arm with its best settings, and what it is predicted to need."""
+
+    arm: str
+    gpu: str
+    fits: bool
+    limit: str  # why it does not fit; if it fits, what limits its speed
+    precision: str
+    checkpointing: bool
+    micro_batch: int  # the largest that fits
+    accumulation: int
+    bucket_elements: int | None = None  # None without DeepSpeed
+    peak_bytes: int
+    headroom_bytes: float  # after the reserve; negative if it does not fit
+    driver_bytes: int | None = None  # what nvidia-smi will show; of the choice and the alternative
+    host_bytes: float  # of a node, for all its ranks
+    step_s: float | None = None  # None if it does not fit
+    step_interval_s: tuple[float, float] | None = None
+
+    def leaves(self, share: float) -> bool:
+        """Return whether this share of the peak stays free."""
+        return self.headroom_bytes >= share * self.peak_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Return whether it fits only if the prediction is accurate."""
+        return not self.leaves(MISS) or fills(self.gpu, self.driver_bytes)
+
+    @property
+    def simplicity(self) -> tuple[int, bool]:
+        """Smaller is simpler."""
+        return arms.NAMES.index(self.arm), self.checkpointing
+
+    @property
+    def offloads(self) -> bool:
+        return arms.load_arm(self.arm).offload_optimizer != "none"
+
+    @property
+    def seconds(self) -> float:
+        return self.step_s or math.inf
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Every arm, and which one to use."""
+
+    question: Question
+    rows: tuple[Row, ...]
+    choice: Row | None  # None: nothing fits
+    alternative: Row | None  # what would be the choice without it
+
+
+def advise(question: Question) -> Advice:
+    """Return every arm that makes sense here as a row, and the choice."""
+    check(question)
+    rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES if _makes_sense(name, question)]
+    while True:  # a choice that fills the card fits only just, so another may be better
+        fitting = [row for row in rows if row.fits]
+        choice = best_of(fitting)
+        alternative = best_of([row for row in fitting if row is not choice])
+        unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
+        if not unknown:
+            return Advice(question, tuple(rows), choice, alternative)
+        rows = [_with_driver(question, row) if row in unknown else row for row in rows]
+
+
+def fewest(model: Transformer, gpu: str, given: Given, least: int = 1) -> Advice | None:
+    """Return the advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
+    counts = (least * 2**n for n in range(7) if least * 2**n <= MOST_GPUS)
+    possible = (gpus for gpus in counts if (given.batch or gpus) % gpus == 0)
+    advices = (advise(Question.of(model, gpus, gpu, given)) for gpus in possible)
+    return next((each for each in advices if each.choice and not each.choice.offloads), None)
+
+
+def _makes_sense(name: str, question: Question) -> bool:
+    """Return whether an arm takes the optimizer, and can differ from simpler ones. One GPU can only offload."""
+    arm = arms.load_arm(name)
+    if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
+        return False
+    if refusal(arm, trainers_name(question.optimizer), question.precision or usual_precision(arm)):
+        return False
+    if arm.divides_ranks:
+        return question.gpus > question.local > 1
+    alone = arm.distributed_type == "NO"
+    return alone or arm.offload_optimizer != "none" if question.gpus == 1 else not alone
+
+
+def _with_driver(question: Question, row: Row) -> Row:
+    """Return a row with what nvidia-smi will show."""
+    return replace(row, driver_bytes=memory_kinds(setup_of_row(question, row), question.gpu).driver or 0)
+
+
+def fills(gpu: str, driver_bytes: int | None) -> bool:
+    """Return whether nvidia-smi will show the whole card."""
+    return (driver_bytes or 0) >= FULL * GPUS[gpu].memory_bytes
+
+
+def setup_of_row(question: Question, row: Row) -> Setup:
+    """Return the setup that a row was predicted for."""
+    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
+    return setup_of(settled, arm, row.micro_batch, row.accumulation)
+
+
+def best_of(rows: list[Row]) -> Row | None:
+    """Return the row to use: one that leaves room, and one that keeps the states on the GPUs.
+
+    Unless offloading is nearly twice as fast: its time depends on the host, which is not known. Among those, the
+    simplest whose predicted time counts as equal to the fastest.
+    """
+    rows = [row for row in rows if not row.is_tight] or rows
+    if kept := [row for row in rows if not row.offloads]:
+        limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
+        rows = [row for row in rows if row.offloads and row.seconds < limit_s] or kept
+    fastest = min(rows, key=lambda row: row.seconds, default=None)
+    equal = [row for row in rows if fastest and counts_as_equal(fastest, row)]
+    return min(equal, key=lambda row: row.simplicity, default=None)
+
+
+def counts_as_equal(fastest: Row, row: Row) -> bool:
+    """Return whether each of two predicted times lies in the other's interval."""
+    if fastest.step_interval_s is None or row.step_interval_s is None:
+        return False
+    return row.seconds <= fastest.step_interval_s[1] and fastest.seconds >= row.step_interval_s[0]
+
+
+def best_of_arm(question: Question, arm: Arm) -> Row:
+    """Return the best setting of an arm; if none fits, the one that comes closest."""
+    question = replace(question, precision=question.precision or usual_precision(arm))
+    recomputations = [question.checkpointing]
+    if question.checkpointing is None:
+        recomputations = [True, False] if question.model.has_checkpointing else [False]
+    tried: list[Row] = []
+    for checkpointing in recomputations:
+        tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm))
+        if not tried[-1].fits:
+            break  # without checkpointing it would need more
+    fitting = [row for row in tried if row.fits]
+    fitting = [row for row in fitting if not row.is_tight] or fitting
+    timed = [_timed(question, row) for row in fitting]
+    return min(timed, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1), default=tried[0])
+
+
+def _with_most_rows(question: Question, arm: Arm) -> Row:
+    """Return the setting with the most rows per pass that fits with a margin, or else just fits; if none, the smallest.
+
+    FSDP2 may fit with all rows in one pass, for which it sums no whole gradients, and not with half of them.
+    """
+    share = question.batch // question.gpus
+    small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
+    sizes = sorted({*small, *(share // rows for rows in small)}, reverse=True)
+    arm = settled_arm(arm, question.gpus, question.local)
+    for miss, each, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
+        row = row_of(question, each, rows)
+        if row.leaves(miss):
+            break
+    return row
+
+
+def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
+    """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
+    setup = setup_of(question, arm, micro_batch, question.batch // question.gpus // micro_batch)
+    gpu = GPUS[question.gpu]
+    prediction = estimate(setup)
+    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
+    host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
+    limit = "host memory" if host_bytes > question.host_memory_bytes else ""
+    if headroom < 0:
+        limit = "GPU memory"
+    return Row(
+        arm=arm.name,
+        gpu=question.gpu,
+        fits=not limit,
+        limit=limit,
+        precision=setup.precision,
+        checkpointing=bool(setup.checkpointing),
+        micro_batch=setup.micro_batch,
+        accumulation=setup.accumulation,
+        bucket_elements=zero_of(arm).get("reduce_bucket_size"),
+        peak_bytes=prediction.peak_bytes,
+        headroom_bytes=headroom,
+        host_bytes=host_bytes,
+    )
+
+
+def _timed(question: Question, row: Row) -> Row:
+    step = step_time(setup_of_row(question, row), machine_of(question))
+    return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s))

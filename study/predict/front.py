@@ -1,0 +1,71 @@
+"""All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
+
+from study.predict import nodes, papers
+from study.predict.advice import settled
+from study.predict.advice.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fills
+from study.predict.advice.question import SEQUENCE, Given, Precision, Question, default_sequence
+from study.predict.advice.settled import BUCKET_ELEMENTS, BUCKETS, settled_arm, usual_precision, with_zero, zero_of
+from study.predict.architecture import generic, named
+from study.predict.estimate import Estimate, estimate, inputs_bytes
+from study.predict.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Load, Way, peaks
+from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
+from study.predict.outside import published, scores
+from study.predict.papers import recipe_of, states_bytes
+from study.predict.setup import ADAMW, Setup, distribution
+from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
+from study.predict.trace.transformer import Transformer
+from study.predict.wanted import Wanted, asked_for, count_of, refuse_long_rows
+
+__all__ = [
+    "ADAMW",
+    "BUCKETS",
+    "BUCKET_ELEMENTS",
+    "FRAGMENTATION",
+    "HOST_PROCESS_BYTES",
+    "MISS",
+    "MOST_GPUS",
+    "OUTSIDE_AT_MOST_BYTES",
+    "SEQUENCE",
+    "VIRTUAL_PROCESS_BYTES",
+    "Advice",
+    "Estimate",
+    "Given",
+    "Load",
+    "Machine",
+    "Precision",
+    "Question",
+    "Row",
+    "Setup",
+    "StepTime",
+    "Transformer",
+    "Wanted",
+    "Way",
+    "advise",
+    "asked_for",
+    "count_of",
+    "default_sequence",
+    "distribution",
+    "estimate",
+    "fewest",
+    "fills",
+    "generic",
+    "inputs_bytes",
+    "memory_kinds",
+    "named",
+    "nodes",
+    "papers",
+    "peak_flops_per_s",
+    "peaks",
+    "published",
+    "recipe_of",
+    "refuse_long_rows",
+    "reserve_bytes",
+    "scores",
+    "settled",
+    "settled_arm",
+    "states_bytes",
+    "step_time",
+    "usual_precision",
+    "with_zero",
+    "zero_of",
+]

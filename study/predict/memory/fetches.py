@@ -1,0 +1,219 @@
+"""The weights that stage 3 holds whole, and when: DeepSpeed's coordinator, followed through both passes.
+
+Read in DeepSpeed 0.19.8 (partitioned_param_coordinator.py).
+"""
+
+import functools
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from study.predict.memory.profile import Tensor
+from study.predict.trace.transformer import Transformer
+
+LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")  # families whose sparse blocks are one module (leaf_module_config.py)
+
+
+class Whole(NamedTuple):
+    """Elements that a rank holds in addition to its own parts."""
+
+    weights: int  # including those that are on their way
+    flat: int  # of buffers from which weights were made
+
+
+class Visit(NamedTuple):
+    """The elements that are gathered when a pass reaches a module."""
+
+    before: Whole  # while the module before it runs
+    waiting: Whole  # when it has waited for its weights
+    running: Whole
+    released: int  # elements that have been released until then, even if they are whole again
+
+    @property
+    def most(self) -> Whole:
+        return max(self.waiting, self.running, key=sum)
+
+
+class Fetches(NamedTuple):
+    """Elements of whole weights in stage 3, including the small ones that always stay whole."""
+
+    forward: dict[str, Visit]  # of the module that a tensor belongs to
+    turn: Visit  # of the last module of the forward pass
+    backward: dict[str, Visit]
+    fetched: int  # gathered in both passes, without those that always stay whole
+    released: frozenset[str]  # the tensors that the forward pass has released
+
+
+class Limits(NamedTuple):
+    """Elements, from the config's section `zero_optimization`."""
+
+    persistent: int  # stage3_param_persistence_threshold: smaller tensors always stay whole
+    prefetch: int  # stage3_prefetch_bucket_size
+    live: int  # stage3_max_live_parameters
+    reuse: int  # stage3_max_reuse_distance
+
+
+@functools.cache  # ranks and rows change nothing here
+def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> Fetches:
+    """Follow DeepSpeed's coordinator through both passes, module by module. `tensors` are the model's as they are kept.
+
+    Modules that appear in no tensor's name are unknown here.
+    """
+    forward = _modules(model)
+    without = _without_backward(model)
+    backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
+    coordinator = Coordinator(tensors, [*forward, *backward], limits)
+    visits = [coordinator.visit(step) for step in range(len(forward))]
+    released = frozenset(coordinator.released_once)
+    visits += [coordinator.visit(step) for step in range(len(forward), len(coordinator.order))]
+    steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
+    return Fetches(
+        forward={name: visit for visit, names in zip(visits, forward, strict=False) for name in names},
+        turn=visits[len(forward) - 1],
+        backward={name: visits[step] for name, step in steps.items()},
+        fetched=coordinator.fetched,
+        released=released,
+    )
+
+
+@dataclass(eq=False)
+class Flight:
+    """Tensors that are gathered together. A single one is gathered in place, without a flat buffer."""
+
+    flat: int  # elements
+    names: set[str]  # of those that no module has waited for
+    arrived: bool = False
+
+
+class Coordinator:
+    """DeepSpeed's coordinator: which tensors are whole, and which it fetches and releases at each module.
+
+    Each module fetches its own tensors. Then it fetches ahead in the order of use, forward and back, at least as much
+    as the prefetch bucket holds, as long as fewer elements are whole than may live. A module releases its tensors,
+    unless they are used again within the reuse distance, or their next use was already fetched ahead. Modules without
+    tensors of their own fetch ahead as well.
+
+    If a module waits for one tensor of a flat buffer, all of its weights are made (AllGatherCoalescedHandle). The
+    buffer stays until modules have waited for each of them.
+    """
+
+    def __init__(self, tensors: tuple[Tensor, ...], order: list[list[str]], limits: Limits):
+        self.limits = limits
+        self.order = order
+        self.size = {tensor.name: tensor.elements for tensor in tensors}
+        self.stay = {name for name, elements in self.size.items() if elements <= limits.persistent}
+        self.queue = deque((name, step) for step, names in enumerate(order) for name in names)
+        self.uses: dict[str, list[int]] = defaultdict(list)  # the steps in which a tensor is used
+        for name, step in self.queue:
+            self.uses[name].append(step)
+        self.before = [0, *accumulate(map(self._elements, order))]  # elements used before a step
+        self.last_fetched = dict.fromkeys(self.size, -1)  # the latest step for which a tensor was fetched
+        self.whole = set(self.stay)
+        self.always = self.alive = self._elements(self.stay)
+        self.fetched = 0
+        self.running = Whole(self.always, 0)
+        self.flat = 0  # elements of the flat buffers beside the weights made from them
+        self.flights: dict[str, Flight] = {}  # of tensors that no module has waited for
+        self.released_once: set[str] = set()
+
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(self.size[name] for name in names)
+
+    def visit(self, step: int) -> Visit:
+        """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
+        names = self.order[step]
+        self._gather([name for name in names if name not in self.whole])
+        waiting = Whole(self.alive, self._wait(names))
+        self._reach(step)
+        room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
+        ahead: list[str] = []
+        while self.queue and room > 0:
+            name, self.last_fetched[name] = self.queue.popleft()
+            if name not in self.whole and name not in ahead:
+                ahead.append(name)
+                room -= self.size[name]
+        self._gather(ahead)
+        before, self.running = self.running, Whole(self.alive, self.flat)
+        released = self._elements(self.released_once)
+        self._release(step)
+        return Visit(before, waiting, self.running, released)
+
+    def _gather(self, names: list[str]) -> None:
+        elements = self._elements(names)
+        self.flights |= dict.fromkeys(names, Flight(elements if len(names) > 1 else 0, {*names}))
+        self.whole |= {*names}
+        self.alive += elements
+        self.fetched += elements
+
+    def _wait(self, names: list[str]) -> int:
+        """Wait for a module's tensors, in any order. Return the elements of flat buffers, before any is freed."""
+        flights = [self.flights.pop(name, None) for name in names]
+        for flight in flights:
+            if flight and not flight.arrived:
+                flight.arrived = True
+                self.flat += flight.flat
+        most = self.flat
+        for name, flight in zip(names, flights, strict=True):
+            if flight:
+                flight.names.discard(name)
+                self.flat -= 0 if flight.names else flight.flat
+        return most
+
+    def _reach(self, step: int) -> None:
+        """Take from the queue until all tensors of a module have been seen in it."""
+        unseen = {name for name in self.order[step] if self.last_fetched[name] < step}
+        while self.queue and unseen:
+            name, self.last_fetched[name] = self.queue.popleft()
+            unseen.discard(name)
+
+    def _release(self, step: int) -> None:
+        candidates = (name for name in self.order[step] if name not in self.stay)
+        released = {name for name in candidates if self.last_fetched[name] <= step + 1 and not self._soon(name, step)}
+        self.whole -= released
+        self.released_once |= released
+        self.alive -= self._elements(released)
+
+    def _soon(self, name: str, step: int) -> bool:
+        again = next((use for use in self.uses[name] if use > step), None)
+        return again is not None and self.before[again] - self.before[step + 1] < self.limits.reuse
+
+
+def _without_backward(model: Transformer) -> set[str]:
+    """Frozen tables besides the input embeddings: no gradient comes through them.
+
+    One does come through frozen input embeddings, because checkpointed layers need it (enable_input_require_grads).
+    """
+    tables = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
+    return {tensor.name for tensor in tables if not tensor.trains}
+
+
+def _modules(model: Transformer) -> list[list[str]]:
+    """The tensors of each module in the order of the forward pass. Empty for a module that only contains modules."""
+    leaves = leaf_modules(model)
+    modules: dict[str, list[str]] = {"": []}  # the model itself
+    for tensor in model.tensors:
+        parts = leaves.get(tensor.name, tensor.name.rpartition(".")[0]).split(".")
+        for depth in range(1, len(parts) + 1):
+            modules.setdefault(".".join(parts[:depth]), [])
+        modules[".".join(parts)].append(tensor.name)
+    return [*modules.values(), *([[model.tensors[0].name]] if reads_out_by_embeddings(model) else [])]
+
+
+@functools.cache
+def leaf_modules(model: Transformer) -> dict[str, str]:
+    """Return the mixture of experts that a tensor belongs to, if stage 3 treats it as one module.
+
+    It fetches such a block whole, and reduces its gradients when the block's backward pass ends.
+    """
+    names = [tensor.name for tensor in model.tensors if model.family in LEAVES]
+    mixtures = [name.removesuffix(".experts.gate_up_proj") for name in names if name.endswith(".experts.gate_up_proj")]
+    return {name: mixture for mixture in mixtures for name in names if name.startswith(f"{mixture}.")}
+
+
+def reads_out_by_embeddings(model: Transformer) -> bool:
+    """Return whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
+    has_logits = model.look.kind in ("decoder", "seq2seq", "speech")
+    all_tensors = model.tensors
+    return has_logits and not any(t.block == "head" and t.shape == all_tensors[0].shape for t in all_tensors)

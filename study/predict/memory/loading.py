@@ -1,0 +1,132 @@
+"""Predict the host memory of a node while its ranks load a model: private memory of all ranks, and the page cache.
+
+Read in transformers 5.23, Accelerate 1.15, DeepSpeed 0.19.8 and PyTorch 2.13. A tensor of the files' own type stays in
+the mapped file, in the page cache that all ranks share, until it is changed. A tensor of another type is a copy of each
+rank. On a CPU a rank's weights and states are in the same memory; on a GPU `prepare` adds what is offloaded alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from study.predict.trace.transformer import Transformer
+
+HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
+# A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
+# were seen, and 2.4 GB with an arm that releases every parameter after use.
+VIRTUAL_PROCESS_BYTES = 1.5e9
+Way = Literal["plain", "zero3", "zero3_late", "fsdp2", "fsdp2_efficient", "meta"]
+WAYS: dict[Way, str] = {
+    "plain": "each rank loads the model (DDP, stages 1 and 2)",
+    "zero3": "stage 3, configured before from_pretrained (zero.Init)",
+    "zero3_late": "stage 3, configured after from_pretrained",
+    "fsdp2": "FSDP2, each rank loads the model",
+    "fsdp2_efficient": "FSDP2 with cpu_ram_efficient_loading",
+    "meta": "rank 0 loads, the others begin on the meta device",
+}
+# Private bytes of a process without its weights, once it has loaded and prepared a model of 1 MB. Counted on a CPU.
+PROCESS_BYTES: dict[Way, tuple[float, float]] = {
+    "plain": (301e6, 302e6),
+    "zero3": (323e6, 366e6),
+    "zero3_late": (312e6, 368e6),
+    "fsdp2": (301e6, 316e6),
+    "fsdp2_efficient": (301e6, 317e6),
+    "meta": (300e6, 303e6),
+}
+BROADCAST_BYTES = 2 * 250 * 2**20  # DDP sends the weights of rank 0 in pieces, of which two are on their way
+# Stage 3 before its first step, on a CPU: parts of the weights and their gradients, before and after they move, over
+# all ranks; and what malloc keeps on each rank of freed tensors below 32 MiB, as shares of the weights. Both shares
+# are fitted to the tuned half of the cells of `reproductions/laboratories/loading.py`.
+STATES: dict[str, int] = {"zero3": 4, "zero3_late": 3}
+MASTER = 3  # parts more, of 2 bytes an element: 16-bit weights get a copy and a gradient in fp32
+KEPT: dict[str, float] = {"zero3": 0.7, "zero3_late": 0.64}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A model, its files, and how the ranks of a node load it."""
+
+    model: Transformer
+    way: Way
+    ranks: int
+    saved_bytes: int  # of an element in the files
+    weight_bytes: int  # of an element of the loaded weights
+    reads_whole: bool = False  # the files are pickled in the form before PyTorch 1.6, which cannot be mapped
+    on_gpu: bool = False
+    tied: bool | None = None  # the output matrix is the embedding; None: if a decoder has no other
+
+    @property
+    def is_tied(self) -> bool:
+        names = [tensor.name for tensor in self.model.tensors]
+        decodes = self.model.look.kind == "decoder" and not any("lm_head" in name for name in names)
+        return decodes if self.tied is None else self.tied
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.model.parameters * self.weight_bytes
+
+    @property
+    def files_bytes(self) -> int:
+        return self.model.parameters * self.saved_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Private bytes of a rank that loads the model, at the peak."""
+        casts = self.saved_bytes != self.weight_bytes
+        return self.reads_whole * self.files_bytes + casts * self.weights_bytes
+
+    @property
+    def copies(self) -> int:
+        """Ranks that load the whole model."""
+        return 1 if self.way in ("zero3", "meta") else self.ranks
+
+
+def loaded_bytes(load: Load) -> float:
+    """Return the private bytes of all ranks for weights, at the peak of from_pretrained."""
+    if load.way != "zero3":
+        return load.copies * load.read_bytes
+    read = load.files_bytes * load.reads_whole  # stage 3 copies into the type of the weights tensor by tensor
+    return read if load.on_gpu else read + (1 + load.ranks * KEPT["zero3"]) * load.weights_bytes
+
+
+def prepared_bytes(load: Load) -> float:
+    """Return the private bytes of all ranks for weights and states, at the peak of `prepare`."""
+    loaded_bytes = load.weights_bytes if load.read_bytes else 0  # by a rank that has loaded the model
+    whole = load.weights_bytes
+    if load.on_gpu:
+        return load.copies * loaded_bytes if load.way != "zero3" else 0
+    if load.way == "plain":  # Accelerate wraps a single rank in DDP too
+        return load.ranks * (whole + min(whole, BROADCAST_BYTES))
+    if load.way.startswith("zero3"):
+        parts = STATES[load.way] + (MASTER if load.weight_bytes == 2 else 0)
+        return (parts + load.ranks * KEPT[load.way]) * whole
+    if load.way == "fsdp2":
+        return load.ranks * loaded_bytes + whole
+    return load.copies * loaded_bytes + max(_sent(load))
+
+
+def _sent(load: Load) -> Iterator[float]:
+    """Yield what all ranks hold when rank 0 has sent a tensor. A tied matrix is sent twice: it has two names.
+
+    Accelerate makes another part of it then. PyTorch pads the last part of rows that the ranks do not divide.
+    """
+    again = [max(load.model.tensors, key=lambda tensor: tensor.elements)] if load.is_tied else []
+    parts = 0
+    for tensor in [*load.model.tensors, *again]:
+        size = tensor.elements * load.weight_bytes
+        pads = load.way == "fsdp2_efficient" and tensor.shape[0] % load.ranks != 0
+        if load.way != "meta" or parts < load.weights_bytes:
+            parts += size
+        yield parts + (load.ranks - 1 + pads) * size
+
+
+def process_bytes(load: Load) -> tuple[float, float]:
+    """Return the private bytes of all processes without weights, after from_pretrained and after `prepare`."""
+    loaded, prepared = (HOST_PROCESS_BYTES, HOST_PROCESS_BYTES) if load.on_gpu else PROCESS_BYTES[load.way]
+    return load.ranks * loaded, load.ranks * prepared
+
+
+def peaks(load: Load) -> dict[str, float]:
+    """Return the private bytes of a node at the peak of each phase."""
+    loaded, prepared = process_bytes(load)
+    return {"from_pretrained": loaded + loaded_bytes(load), "prepare": prepared + prepared_bytes(load)}

@@ -1,0 +1,87 @@
+"""Tensor parallelism by DeepSpeed's AutoTP (0.19.8), or beside FSDP2: a rank's part of each layer, and what it sends.
+
+Queries, keys, values, gate and up are divided by columns, the two projections back by rows, and an untied head by its
+vocabulary. Norms and embeddings are whole on each rank (module_inject/layers.py).
+"""
+
+import functools
+from dataclasses import replace
+
+from study.core.errors import Stop
+from study.predict.memory.profile import Profile, Tensor
+from study.predict.trace.transformer import Transformer
+
+TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
+# linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass. torch's plans for Llama
+# gather the inputs of attention and of the MLP, so they sum twice (torchtitan, models/llama3/infra/parallelize.py).
+BY_COLUMNS = 5
+BY_ROWS = 2
+DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def refusal(model: Transformer, ranks: int) -> str | None:
+    """Return why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
+    config = model.dimensions
+    if model.family not in TRIED:
+        return f"how layers of {model.family} are divided is unknown here"
+    if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
+        return f"the config says no {' and no '.join(silent)}"
+    uneven = [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]
+    return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks" if uneven else None
+
+
+@functools.cache
+def of_a_rank(model: Transformer, ranks: int) -> Transformer:
+    """Return the part of a rank as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
+    if reason := refusal(model, ranks):
+        raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
+    config = model.dimensions
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    parts = {name: config[name] // ranks for name in DIVIDED}
+    part = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
+    return replace(model, name=part.name, config=part.config)  # one side of each adapter is divided as its layer
+
+
+@functools.cache
+def tensors_of_a_rank(model: Transformer, ranks: int) -> tuple[Tensor, ...]:
+    """The parameter tensors of a rank, with its part of the output matrix."""
+    return tuple(_part(tensor, ranks) for tensor in of_a_rank(model, ranks).tensors)
+
+
+def _part(tensor: Tensor, ranks: int) -> Tensor:
+    if tensor.name != "lm_head.weight":
+        return tensor
+    return Tensor(tensor.name, (tensor.shape[0] // ranks, *tensor.shape[1:]), tensor.block, tensor.trains)
+
+
+def profile_of_a_rank(seen: Profile, ranks: int) -> Profile:
+    """The traced activations of that model, with the gradient of the rank's part of the output matrix."""
+    gradients = tuple(each._replace(tensor=_part(each.tensor, ranks)) for each in seen.gradients)
+    return replace(seen, gradients=gradients)
+
+
+def layer_bytes(setup, phase: str) -> tuple[int, int]:
+    """The number of all-reduces in a pass over a layer, and the bytes of all of them.
+
+    A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
+    between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
+    """
+    elements = setup.tokens * setup.model.dimensions["hidden_size"]
+    by_columns = BY_ROWS if setup.fsdp else BY_COLUMNS
+    calls, element_bytes = (BY_ROWS, setup.product_bytes) if phase == "forward" else (by_columns, setup.weight_bytes)
+    return calls, calls * elements * element_bytes
+
+
+def exchanged(setup) -> dict[str, int]:
+    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records."""
+    if setup.tensor_ranks == 1:
+        return {}
+    config = setup.model.dimensions
+    again = 2 if setup.checkpointing else 1
+    layers = again * layer_bytes(setup, "forward")[1] + layer_bytes(setup, "backward")[1]
+    moved = {"all_reduce": layers * config["num_hidden_layers"]}
+    if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):
+        moved["all_reduce"] += setup.tokens * config["hidden_size"] * setup.weight_bytes
+        moved["all_gather"] = setup.tokens * config["vocab_size"] * setup.product_bytes
+    return {kind: size * setup.accumulation for kind, size in moved.items()}

@@ -1,0 +1,191 @@
+"""How far predictions are from what others measured.
+
+python -m study.predict.outside.scores            errors by set, and beside other predictors
+python -m study.predict.outside.scores mine.csv   predictions beside your own measurements
+python -m study.predict.outside.scores --write    predict all rows again
+"""
+
+import csv
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+
+import tyro
+from pydantic import BaseModel
+
+from study.core.errors import exit_on_stop
+from study.core.numbers import percent
+from study.core.options import parsed
+from study.core.tables import say, show
+from study.predict.outside import predicting, published
+from study.predict.outside.published import FOLDER, Measured, Quantity, set_number
+
+FILE = FOLDER / "predictions.csv"
+NEAR = {"memory": 0.1, "time": 0.35}
+TOO_LOW = 0.1  # a peak that is predicted lower than this ends in a lack of memory
+ROWS_AT_ONCE = 10  # of a process: neighbours are often of one model, and share its traces
+DIFFERENT = 0.02  # speeds that are nearer have no order
+RIVALS = ("flat", "accelerate", "deepspeed", "phantora", "simumax")
+
+
+class Number(BaseModel, frozen=True):
+    """A published number, and what was predicted of it: bytes, or seconds of a step. None: refused."""
+
+    key: str  # of the row
+    set: str
+    source: str
+    quantity: Quantity
+    measured: float
+    ours: Measured = None
+    low: Measured = None
+    high: Measured = None
+    first: Measured = None  # ours before anybody had seen an error on the row's set
+    flat: Measured = None
+    accelerate: Measured = None
+    deepspeed: Measured = None
+    phantora: Measured = None
+    simumax: Measured = None
+
+
+@functools.cache
+def numbers(file: Path = FILE) -> tuple[Number, ...]:
+    """Return all numbers with their stored predictions."""
+    return tuple(published.read(file, Number))
+
+
+def errors(mine: Iterable[Number], column: str = "ours") -> list[float]:
+    """Return the errors of a predictor, as shares of what was measured. What is refused has none."""
+    return [predicted / each.measured - 1 for each in mine if (predicted := getattr(each, column))]
+
+
+def score(mine: Sequence[Number], column: str = "ours") -> dict:
+    """Return the figures of a predictor on some numbers of one quantity, as shares of them."""
+    off = errors(mine, column)
+    return {
+        "numbers": len(mine),
+        "refused": 1 - len(off) / len(mine),
+        "median error": median(map(abs, off)) if off else None,
+        "near": share(abs(each) <= NEAR[mine[0].quantity] for each in off),
+        "too low": share(each < -TOO_LOW for each in off),
+    }
+
+
+def share(flags: Iterable[bool]) -> float | None:
+    """Return how many of the flags are true, over all. None: there is no flag."""
+    values = [*map(float, flags)]
+    return mean(values) if values else None
+
+
+def by_set() -> list[dict]:
+    """Return the figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
+    lines = []
+    for quantity in NEAR:
+        sets = defaultdict(list)
+        for each in numbers():
+            if each.quantity == quantity:
+                sets[set_number(each.set)].append(each)
+        before = [each for number, group in sets.items() if number < max(sets) for each in group]
+        for name, group in [*sorted(sets.items()), ("all before", before)]:
+            first, pairs = score(group, "first"), order(group)
+            inside = share(each.low <= each.measured <= each.high for each in group if each.low and each.high)
+            line = {"quantity": quantity, "set": str(name)} | score(group) | {"in interval": inside}
+            line |= {"first median": first["median error"], "first near": first["near"]}
+            lines.append(line | {"pairs of arms": len(pairs) or None, "in order": share(pairs)})
+    return lines
+
+
+def order(mine: Iterable[Number]) -> list[bool]:
+    """Return for each pair of arms whether its order of speed is predicted.
+
+    A pair is two rows of one source, model, machine and row length that are sharded in different ways.
+    """
+    rows = {row.key: row for row in published.rows()}
+    tables = defaultdict(list)
+    for each in mine:
+        row = rows[each.key]
+        if each.quantity == "time" and each.ours and row.rows_of_a_gpu:
+            table, arm = (row.source, row.model, row.gpu, row.n_gpus, row.seq), (row.deepspeed, row.fsdp, row.group)
+            tables[table].append((arm, row.rows_of_a_gpu / each.measured, row.rows_of_a_gpu / each.ours))
+    return [
+        (speed > other_speed) == (predicted > other_predicted)
+        for lines in tables.values()
+        for (arm, speed, predicted), (other_arm, other_speed, other_predicted) in combinations(lines, 2)
+        if arm != other_arm and abs(speed / other_speed - 1) > DIFFERENT
+    ]
+
+
+def rivals() -> list[dict]:
+    """Return the median errors of other predictors, beside ours on the same rows."""
+    lines = []
+    for quantity in NEAR:
+        for rival in RIVALS:
+            same = [each for each in numbers() if each.quantity == quantity and getattr(each, rival) and each.ours]
+            if same:
+                medians = {"its median": score(same, rival)["median error"], "ours": score(same)["median error"]}
+                lines.append({"quantity": quantity, "rival": rival, "numbers": len(same)} | medians)
+    return lines
+
+
+def store_predictions() -> None:
+    """Predict all rows again. `first` stays as it is; a set that is new has its first predictions now."""
+    old = {(each.key, each.quantity): each for each in numbers()}
+    scored = {each.set for each in old.values()}
+    rows = published.rows()
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        predicted = [*pool.map(predicting.of_row, rows, chunksize=ROWS_AT_ONCE)]
+    lines = []
+    for row, values in zip(rows, predicted, strict=True):
+        for quantity, measured in row.measured.items():
+            ours = values.get(quantity)
+            new = {name: getattr(ours, name, None) for name in ("low", "high", "flat")} | {"ours": ours and ours.value}
+            if row.set not in scored:
+                new["first"] = new["ours"]
+            about = Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured)
+            kept = old.get((row.key, quantity), about)
+            lines.append(kept.model_copy(update=about.model_dump(exclude_unset=True) | new))
+    store(lines)
+
+
+def store(everything: Iterable[Number]) -> None:
+    """Write all numbers, with six digits."""
+    numbers.cache_clear()
+    with FILE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Number.model_fields)
+        for each in everything:
+            values = each.model_dump().values()
+            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
+
+
+def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
+    """Show how far predictions are from measurements that others published, or from yours.
+
+    Args:
+        file: A CSV file of your own measurements. Its columns are model, gpu, gpus, arm, tokens, rows, passes,
+            recompute and precision, and what you measured: memory_gb, memory_kind and step_s.
+        write: Predict all published rows again, and store the result in reports/outside/predictions.csv.
+    """
+    if file:
+        say(predicting.DEFAULTS, "")
+        show(predicting.compared(file))
+        return
+    if write:
+        store_predictions()
+    show(in_percent(by_set()))
+    say("")
+    show(in_percent(rivals()))
+
+
+def in_percent(lines: Iterable[dict]) -> list[dict]:
+    """Return lines whose shares are percentages."""
+    return [{name: percent(each) if isinstance(each, float) else each for name, each in line.items()} for line in lines]
+
+
+if __name__ == "__main__":
+    with exit_on_stop():
+        parsed(main, prog="python -m study.predict.outside.scores")

@@ -1,0 +1,285 @@
+"""The values that describe a training. Every prediction depends on them alone."""
+
+import functools
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Literal
+
+from study.core import arms, library_defaults
+from study.core.errors import Stop
+from study.core.settings import AUTOCAST, HALF_WEIGHTS
+from study.predict.library import Library
+from study.predict.memory.profile import Tensor
+from study.predict.memory.tensor import tensors_of_a_rank
+from study.predict.trace import transformer
+from study.predict.trace.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
+
+Loss = Literal["whole", "in_place", "chunked"]
+Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
+ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
+Fsdp = Literal["full_shard", "shard_grad_op"]
+FsdpBy = Literal["torch", "accelerate"]
+Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_norms"]
+Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
+OF_4_BITS = ("nf4", "nf4_double", "fp4")
+# Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
+# these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). Scales of rows are few.
+PACKED_BYTES = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "int8": 1.0}
+SCALES_BYTES = {"nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0}
+QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
+
+FP8 = (
+    "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and states stay "
+    "in 16 or 32 bits, and copies in 8 bits come on top (https://github.com/NVIDIA/TransformerEngine/issues/1429)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model and how it is trained."""
+
+    model: Transformer
+    deepspeed: dict | None = field(default=None, hash=False)  # an arm's config; None: one process, or DDP
+    ranks: int = 1
+    precision: str = "fp32"
+    micro_batch: int = 8
+    accumulation: int = 1
+    sequence: int = 128
+    attention: str = "sdpa"
+    checkpointing: int = False  # True: of all layers; n: of every n-th layer; SELECTIVE: of cheap operators
+    device: str = "cpu"
+    data_bytes: int = 0  # the part of the data set that a rank holds
+    # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
+    loss: Loss = "whole"
+    cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
+    optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
+    fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
+    # Size of the groups of ranks that shard states (and weights), if each group holds all of them: FSDP's HYBRID_SHARD,
+    # or stage 1 within a node. None: all ranks are one group.
+    group: int | None = None
+    fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
+    fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
+    # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type;
+    # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
+    frozen: Frozen = "as_weights"
+    quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
+    tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
+    sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
+    library: Library = field(default_factory=Library)
+
+    def __post_init__(self):
+        for name in ("ranks", "micro_batch", "accumulation", "sequence"):
+            if getattr(self, name) < 1:
+                raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
+        if self.precision == "fp8":
+            raise Stop(FP8, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
+        if self.quantized and not self.model.is_partly_frozen:
+            raise Stop("quantized weights do not train", "give a model with adapters")
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if self.fsdp and self.deepspeed:
+            raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
+        if self.sharing_ranks % self.tensor_ranks:
+            what = f"{self.sharing_ranks} ranks do not divide layers in groups of {self.tensor_ranks}"
+            raise Stop(what, f"give a multiple of {self.tensor_ranks}")
+        if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
+            raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
+        if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
+            what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
+            raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")
+        if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
+            what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
+            raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
+
+    @classmethod
+    def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
+        """Return the setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
+        arm = arms.load_arm(arm_name)
+        ranks = 1 if arm.distributed_type == "NO" else ranks
+        return cls(model=model, ranks=ranks, **distribution(arm, ranks), **values)
+
+    @classmethod
+    def of_settings(cls, model: Transformer, settings, **values) -> "Setup":
+        """Return the setup of a run, from its settings or from the requested values of its record."""
+        names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
+        values |= {name: getattr(settings, name) for name in names}
+        if settings.optimizer not in ("adamw", None):  # None: of older records
+            values["optimizer"] = settings.optimizer
+        return cls(model=model, **values)
+
+    @property
+    def stage(self) -> int:
+        return self._zero["stage"]
+
+    @property
+    def sharing_ranks(self) -> int:
+        """The ranks over which states are sharded, if they are."""
+        return self.group or self.ranks
+
+    @property
+    def state_ranks(self) -> int:
+        """Return the number of ranks that shard the same states: those that have the same part of each layer."""
+        return self.sharing_ranks // self.tensor_ranks
+
+    @property
+    def second_partition(self) -> int | None:
+        """Return the number of ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
+        among = self._zero["zero_hpz_partition_size"]
+        return min(among, self.ranks) if self.stage == 3 and among > 1 else None
+
+    @property
+    def _zero(self) -> dict:
+        return library_defaults.zero_optimization(self.deepspeed)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch on a rank."""
+        return self.micro_batch * self.row_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row on a rank."""
+        return self.sequence // self.sequence_ranks
+
+    def computes_again(self, block: str) -> bool:
+        """Return whether the backward pass computes a block again."""
+        kind, _, place = block.partition(".")
+        return bool(self.checkpointing) and kind == "layer" and int(place) % self.checkpointing == 0
+
+    @property
+    def has_own_linear(self) -> bool:
+        """Return whether stage 3 computes linear layers itself. PyTorch's keep the gathered weights in the graph."""
+        return self.stage == 3 and self._zero.get("memory_efficient_linear", True)
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """Return all that a trace of the model depends on."""
+        attention = self.attention if self.model.has_fused_attention else "eager"
+        return TraceOptions(
+            *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, self.has_own_linear),
+            cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
+            logits=self.library.logits,
+            frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
+            quantized_bits=int(8 * PACKED_BYTES[self.quantized]) if self.quantized else 0,
+            keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
+        )
+
+    @property
+    def _has_frozen_bf16(self) -> bool:
+        """Return whether frozen weights are in bf16 beside trained ones in fp32."""
+        return self.model.is_partly_frozen and self.autocast and self.frozen != "as_weights"
+
+    @property
+    def _traced_precision(self) -> str:
+        """Return the precision of the trace. A trace knows fewer kinds than a training."""
+        if self._has_frozen_bf16 and self.frozen == "bf16_without_autocast":
+            return "fp32"
+        if self.precision in AUTOCAST:  # fp16 is as wide as bf16
+            return "bf16_gathered" if self.fsdp else "bf16"
+        return "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
+
+    @property
+    def autocast(self) -> bool:
+        """Return whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
+        return self.precision in AUTOCAST and not self.fsdp
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the weights in a pass, and of the values between layers.
+
+        Accelerate's FSDP gathers fp32 weights in the 16 bits of autocast (MixedPrecision.param_dtype).
+        """
+        gathered_in_half = self.fsdp and self.precision in AUTOCAST
+        return 2 if self.precision in HALF_WEIGHTS or gathered_in_half else 4
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of an element of a gradient as ranks reduce it. DeepSpeed's Ulysses sums in fp32 (engine.py)."""
+        if self.deepspeed is None or self.sequence_ranks == 1:
+            return self.weight_bytes
+        return 4 if self.deepspeed.get("seq_parallel_communication_data_type", "fp32") == "fp32" else 2
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of an element of the weights that the optimizer updates, and of their gradients."""
+        return 2 if self.precision in HALF_WEIGHTS else 4
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of an element of the frozen weights that are not quantized."""
+        return 2 if self.frozen != "as_weights" and self.precision in AUTOCAST else self.stored_bytes
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The parameter tensors as ranks keep, divide and gather them."""
+        if self.tensor_ranks > 1:
+            return tensors_of_a_rank(self.model, self.tensor_ranks)
+        return tuple(map(self.as_kept, self.model.tensors)) if self.quantized else self.model.tensors
+
+    def as_kept(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the model as ranks keep it: a quantized one has fewer elements of the weights' type.
+
+        DeepSpeed shards integers as well, once it has the model (0.19.8 with Linear4bit of bitsandbytes 0.50.2, run on
+        two ranks). FSDP needs quantized weights in a float's type.
+        """
+        if self.quantized is None or not self.packed_elements(tensor):
+            return tensor
+        elements = ceil(tensor.elements * PACKED_BYTES[self.quantized] / self.weight_bytes)
+        return replace(tensor, shape=(elements, 1), packed=True)
+
+    def kept_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of an element of a kept tensor between passes."""
+        if tensor.trains:
+            return self.stored_bytes
+        return self.weight_bytes if tensor.packed else self.frozen_bytes
+
+    @property
+    def scales_bytes(self) -> int:
+        """Bytes of the scales of quantized weights. They are no parameters, so each rank holds all of them."""
+        if self.quantized is None:
+            return 0
+        return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
+
+    def packed_elements(self, tensor: Tensor) -> int:
+        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, except the head.
+
+        The experts of a layer are linear layers where they compute one after the other.
+        """
+        linear = len(tensor.shape) == 2 and tensor.block.startswith("layer.")
+        return tensor.elements if self.quantized and linear and not tensor.trains else 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element of each moment, and of a master copy."""
+        return 2 if self.precision == "bf16_pure" else 4
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of an element in matrix products, except those of quantized weights, which are in 16 bits."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def has_half_products(self) -> bool:
+        """Return whether most matrix products are in 16 bits."""
+        return self.product_bytes == 2 or self.quantized is not None
+
+
+def trainers_name(optimizer: Optimizer) -> str:
+    """The trainer's name for an optimizer. All AdamW implementations have the same name."""
+    return "adamw" if optimizer in ADAMW else optimizer
+
+
+def distribution(arm: arms.Arm, ranks: int) -> dict:
+    """Return the fields of a setup that say how an arm distributes the training over `ranks` ranks."""
+    sharing = arm.sharing_ranks(ranks)
+    if arm.fsdp is None:
+        shared = {"sequence_ranks": arm.sequence_ranks, "tensor_ranks": arm.tensor_ranks}
+        return {"deepspeed": arm.deepspeed} | {name: among for name, among in shared.items() if among > 1}
+    kind = "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op"
+    by = {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
+    return by | ({"group": sharing} if arm.replicas > 1 else {})

@@ -1,0 +1,220 @@
+"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`stacks.py`).
+
+The marks on a tape cut it into sections: what one layer does in one phase, and what happens around the layers. A layer
+that was left out gets the sections of a layer that was followed, with its own names and tensors. That is right only if
+layers with the same surroundings do the same. So wherever a layer stands for others, two such layers are followed, and
+their sections are compared entry by entry. The section of a layer may free tensors of its layer, of the two layers
+beside it, and of what is around the layers. A section around the layers may free tensors of any layer.
+"""
+
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from study.predict.trace.tape import Tape, in_order
+
+Surroundings = tuple[int | None, int, int | None, bool]
+
+
+class Stack(NamedTuple):
+    """A list of layers, by its name in the model."""
+
+    name: str
+    kinds: tuple[int, ...]  # of each layer; equal kinds have the same number
+    kept: tuple[int, ...]  # the layers that stand for all, in their order
+
+    def alike(self) -> list[list[int]]:
+        """For each layer: the kept layers that have the same surroundings among the kept layers."""
+        of_kept = surroundings(tuple(self.kinds[place] for place in self.kept))
+        same: dict[Surroundings, list[int]] = {}
+        for place, key in zip(self.kept, of_kept, strict=True):
+            same.setdefault(key, []).append(place)
+        return [same[key] for key in surroundings(self.kinds)]
+
+
+def surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
+    """Return the surroundings of each layer of a stack."""
+    ends = range(max(0, len(kinds) - 2), len(kinds))
+    at_an_end = [kind not in kinds[:place] or place in ends for place, kind in enumerate(kinds)]
+    return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
+
+
+class Followed(NamedTuple):
+    """A pass as its layers were followed: the others repeat them."""
+
+    tapes: list[Tape]  # of each row count
+    stacks: list[Stack]  # those of which only some layers are on the tapes
+
+
+class Unlike(Exception):
+    """Layers that should be alike are not, so the model has to be followed with all of its layers."""
+
+
+class Place(NamedTuple):
+    """Where a section is: in a phase of a layer; without a stack, around the layers."""
+
+    phase: str
+    stack: str | None
+    layer: int
+
+
+class Tensor(NamedTuple):
+    """A tensor, relative to the section that uses it."""
+
+    place: Place  # where it is made; if near, `layer` counts the layers from the section to there
+    near: bool
+    nth: int  # its number among the tensors made there
+    allocation: tuple[int, bool]  # its bytes, and whether the backward pass makes it
+
+
+class Name(NamedTuple):
+    """The name of an event, relative to the layer in whose section it is."""
+
+    head: str
+    distance: int  # in layers
+    tail: str
+
+    def at(self, layer: int) -> str:
+        return f"{self.head}{layer + self.distance}{self.tail}"
+
+
+@dataclass
+class Section:
+    entries: list[tuple] = field(default_factory=list)
+    tensors: list[tuple[int, bool]] = field(default_factory=list)
+    freed: set[int] = field(default_factory=set)  # numbers of its tensors that are freed
+    freed_around: list[tuple] = field(default_factory=list)  # tensors that other parts of the model free, and where
+
+
+class Sections:
+    """The sections of a tape, with tensors and names relative to the section, and where the whole tape repeats them."""
+
+    def __init__(self, tape: Tape, stacks: list[Stack]):
+        self.alike = {stack.name: stack.alike() for stack in stacks}
+        self.kept = {stack.name: stack.kept for stack in stacks}
+        self.followed, self._origins = _cut(tape)
+        for place, section in self.followed.items():
+            section.entries = [self._relative(place, entry) for entry in section.entries]
+        self.models = self._models()
+        self.copies: dict[Place, list[Place]] = {place: [] for place in self.followed}  # where the tape repeats each
+        for place, model in self.models.items():
+            self.copies[model].append(place)
+
+    def _models(self) -> dict[Place, Place]:
+        """For each section of the whole tape, in order: the followed section that it repeats."""
+        models: dict[Place, Place] = {}
+        for (phase, stack), places in groupby(self.followed, key=lambda place: place[:2]):
+            if stack is None:
+                models |= {place: place for place in places}
+                continue
+            direction = -1 if phase == "backward" else 1
+            if tuple(place.layer for place in places) != self.kept[stack][::direction]:
+                raise Unlike(f"the layers of {stack} do not run one after the other")
+            layers = list(enumerate(self.alike[stack]))[::direction]
+            models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}
+        return models
+
+    def _relative(self, place: Place, entry: tuple) -> tuple:
+        kind, what, *rest = entry
+        if kind in ("freed", "gradient"):
+            return kind, self._tensor(place, what, kind == "freed")
+        if kind == "event" and place.stack:
+            named = re.fullmatch(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)", what)
+            return (kind, Name(named[1], self._distance(place, int(named[2])), named[3]), *rest) if named else entry
+        return entry
+
+    def _tensor(self, place: Place, tensor: int, is_freed: bool) -> Tensor:
+        made_in, number = self._origins[tensor]
+        section = self.followed[made_in]
+        if is_freed:
+            section.freed.add(number)
+        near = made_in.stack is not None and made_in.stack == place.stack
+        if made_in.stack and not near:
+            section.freed_around.append((place, number))
+        where = made_in._replace(layer=self._distance(place, made_in.layer)) if near else made_in
+        return Tensor(where, near, number, section.tensors[number])
+
+    def _distance(self, place: Place, layer: int) -> int:
+        """Return the number of followed layers from a place to a layer."""
+        order = self.kept[place.stack or ""]
+        layers = order.index(layer) - order.index(place.layer)
+        if abs(layers) > 1:
+            raise Unlike(f"{place} needs layer {layer}")
+        return layers
+
+
+def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
+    """The sections of a tape; and for each tensor, the section that makes it and its number there."""
+    place = following = Place("around", None, 0)
+    sections = {place: Section()}
+    origins = []
+    around = 0
+    for entry in tape:
+        if entry[0] == "layer":
+            around += entry[2] is None
+            following = Place(*entry[1:]) if entry[2] else Place("around", None, around)
+            continue
+        if following != place and entry[0] != "freed":  # a layer's inputs are freed after it has returned
+            place = following
+            if place in sections:
+                raise Unlike(f"{place} comes twice")
+            sections[place] = Section()
+        sections[place].entries.append(entry)
+        if entry[0] == "made":
+            origins.append((place, len(sections[place].tensors)))
+            sections[place].tensors.append(entry[1:])
+    return sections, origins
+
+
+def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
+    """The tape of the model with all layers."""
+    sections = Sections(tape, stacks)
+    _compare(sections)
+    first: dict[Place, int] = {}  # the number of the first tensor of each section
+    freed: list[int] = []
+    count = 0
+    for place, model in sections.models.items():
+        section = sections.followed[model]
+        first[place] = count
+        freed += [count + nth for nth in section.freed]
+        count += len(section.tensors)
+    longer = []
+    for place, model in sections.models.items():
+        for entry in sections.followed[model].entries:
+            if isinstance(entry[1], Tensor | Name):
+                longer += _at(place, entry, sections, first)
+            else:
+                longer.append(entry)
+    if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(freed):
+        raise Unlike("some tensors would be freed twice, or never")
+    return in_order(longer)
+
+
+def _compare(sections: Sections) -> None:
+    for stack, groups in sections.alike.items():
+        for first, *others in groups:
+            for phase in ("forward", "backward"):
+                of_first, *of_others = (sections.followed.get(Place(phase, stack, layer)) for layer in (first, *others))
+                if of_first is None or any(section != of_first for section in of_others):
+                    raise Unlike(f"layers {first} and {others} of {stack} do other things in the {phase} pass")
+
+
+def _at(place: Place, entry: tuple, sections: Sections, first: dict[Place, int]) -> list[tuple]:
+    """Return an entry of a section as it is at a place of the whole tape."""
+    kind, what, *rest = entry
+    if isinstance(what, Name):
+        return [(kind, what.at(place.layer), *rest)]
+    return [(kind, number) for number in _numbers(place, what, sections, first)]
+
+
+def _numbers(place: Place, tensor: Tensor, sections: Sections, first: dict[Place, int]) -> list[int]:
+    """Return the numbers of a tensor that a section names: several, if all layers make it and it is freed once."""
+    if not tensor.near:
+        return [first[copy] + tensor.nth for copy in sections.copies[tensor.place]]
+    where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
+    model = sections.models.get(where)
+    allocations = sections.followed[model].tensors if model else []
+    if allocations[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
+        raise Unlike(f"{place} frees what {where} does not make")
+    return [first[where] + tensor.nth]

@@ -1,0 +1,254 @@
+"""Traces a model: it is built without values, and one forward and one backward pass show every tensor that they make.
+
+It needs torch, as the modules that it imports from here. It is imported when a model has to be traced, and not if an
+earlier trace is in the cache.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import cast
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+
+from study.core.errors import Stop
+from study.core.models import config as configs
+from study.core.models.adapters import Adapted, quantize
+from study.core.models.build import WithoutValues, build, freeze
+from study.core.models.step import Batch, inputs, logits_and_losses
+from study.core.settings import AUTOCAST
+from study.predict.trace.fused import InPlace, without_logits
+from study.predict.trace.on_cuda import AsOnCuda
+from study.predict.trace.repeating import Followed, Stack, Unlike, repeat
+from study.predict.trace.stacks import shorten
+from study.predict.trace.tape import Tape, in_order
+from study.predict.trace.transformer import SELECTIVE, Look, TraceOptions, Transformer
+from study.predict.trace.watch import Watch, follow, mark
+from study.predict.trace.zero3_linear import zero3_linear
+
+aten = torch.ops.aten
+KEPT = "keeps_activations"  # an attribute of a layer among others that are computed again
+# Operators whose results torchtitan's selective recomputation keeps, beside every second product.
+SELECTED = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.study.fused_attention.default,
+    aten.max.default,
+}
+
+
+def look(model: Transformer) -> Look:
+    """A model's tensors, buffers, kind and limits. It is built on `meta`."""
+    config = _config(model)
+    built = _built(model, config, torch.float32)
+    blocks: dict[str, str] = {}
+    tensors = []
+    for name, tensor in built.named_parameters():
+        block = "head" if blocks else "embeddings"
+        if layer := re.match(r"(?:.*?\.)?\d+(?=\.)", name):
+            block = blocks.setdefault(layer[0], f"layer.{len(blocks)}")
+        tensors.append((name, list(tensor.shape), block, tensor.requires_grad))
+    limit, limited_by = configs.sequence_limit(config) or (None, None)
+    return Look(
+        kind=configs.kind_of(config) or "",
+        family=config.model_type,
+        tensors=tensors,
+        buffers_bytes=sum(buffer.numel() * buffer.element_size() for buffer in built.buffers()),
+        has_fused_attention=configs.class_for(config)._supports_sdpa,
+        limit=limit,
+        limited_by=limited_by,
+        vocabulary=getattr(config.get_text_config(decoder=True), "vocab_size", None),
+    )
+
+
+def has_checkpointing(model: Transformer) -> bool:
+    return configs.class_for(_config(model)).supports_gradient_checkpointing
+
+
+@contextlib.contextmanager
+def _foreign(model: Transformer, what: str) -> Iterator[None]:
+    """Run code of others. A wrong number in a config, or one that nobody has tried, may cause any error."""
+    try:
+        with _quiet():
+            yield
+    except (Stop, Unlike):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        reason = f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+        action = "correct its config.json, or give --params with --layers and --hidden"
+        raise Stop(f"{model.name} {what} ({reason})", action) from error
+
+
+def _config(model: Transformer, attention: str | None = None):
+    # This imports the model's module. TorchScript's functions, in transformers before 5.23, need values.
+    with _quiet(), mock.patch.object(torch.jit, "script", lambda function: function):
+        if model.code_from is not None:
+            return configs.load(model.code_from, attention=attention, dropout=model.dropout, trust_remote_code=True)
+        return configs.of_dict(json.loads(model.config), attention, model.dropout)
+
+
+def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
+    with _foreign(model, "cannot be built from its config"):
+        built = build(config, "meta", dtype)
+    with _quiet(), torch.device("meta"):
+        freeze(built, model.lora_rank, model.train_only, model.lora_targets, model.dora, model.adapter_dropout)
+    return built
+
+
+def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
+    """Let adapters compute as PEFT's, and quantized layers as bitsandbytes'. Convert frozen weights to bf16, if told.
+
+    PEFT lets the embeddings' output have a gradient only where recomputation needs it.
+    """
+    adapted = [module for module in model.modules() if isinstance(module, Adapted)]
+    for module in adapted:
+        module.like_peft = True
+    if adapted and not options.checkpointing:
+        model.disable_input_require_grads()
+    for name, tensor in model.named_parameters() if options.frozen != "as_weights" else ():
+        stays = options.frozen == "bf16_except_norms" and "norm" in name
+        if not tensor.requires_grad and not stays:
+            tensor.data = tensor.data.to(torch.bfloat16)
+    if options.quantized_bits:
+        quantize(model, options.quantized_bits)
+
+
+def _keep_between(model: torch.nn.Module, every: int) -> None:
+    """Mark the layers that keep their activations, all but every n-th. The mark makes them another kind of layer."""
+    for layers in model.modules():
+        for place, layer in enumerate(layers.children() if isinstance(layers, torch.nn.ModuleList) else ()):
+            setattr(layer, KEPT, place % every > 0)
+
+
+def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return what a layer runs in, and what it runs in again: torchtitan's selective recomputation (parallelize.py)."""
+    odd = {again: itertools.cycle((True, False)) for again in (False, True)}  # PyTorch before 2.13 asks again
+
+    def policy(context, function, *_, **__) -> CheckpointPolicy:
+        kept = next(odd[context.is_recompute]) if function is aten.mm.default else function in SELECTED
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, again = create_selective_checkpoint_contexts(policy)
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with place(), again:
+            yield
+
+    return first, both()
+
+
+def _compute_again(model: PreTrainedModel, place: Callable, selectively: bool) -> None:
+    """Let the backward pass compute the layers again that do not keep their activations."""
+    if not model.supports_gradient_checkpointing:
+        what = f"transformers has no activation checkpointing for {model.config.model_type}"
+        raise Stop(what, "leave --checkpointing out")
+    # backward() puts function modes aside, so layers that run again enter theirs themselves
+    contexts = functools.partial(_selective, place) if selectively else lambda: (contextlib.nullcontext(), place())
+    again = {"use_reentrant": False, "context_fn": contexts}
+    model.gradient_checkpointing_enable(again)
+    for layer in model.modules():
+        if getattr(layer, KEPT, False):
+            setattr(layer, "gradient_checkpointing", False)  # noqa: B010
+
+
+def _give_device(model: torch.nn.Module) -> None:
+    """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
+    copies: dict[int, torch.nn.Parameter] = {}
+
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in copies:
+                copies[id(parameter)] = torch.nn.Parameter(on_cpu(parameter), requires_grad=parameter.requires_grad)
+            module._parameters[key] = copies[id(parameter)]
+        for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            module._buffers[key] = on_cpu(buffer)
+
+
+def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
+    """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
+    config = _config(model, options.attention)
+    dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
+    built = cast(PreTrainedModel, _built(model, config, dtype))
+    if options.cuda or options.frozen != "as_weights" or options.quantized_bits:
+        _freeze_as_others(built, options)
+    if options.checkpointing > 1:
+        _keep_between(built, options.checkpointing)
+    # A model with its own code may treat layers differently in ways that `shorten` does not know.
+    stacks = [] if with_all_layers or model.code_from else shorten(built)
+    place = functools.partial(AsOnCuda, options.cuda)
+    with _quiet(), FakeTensorMode(), WithoutValues():
+        if options.checkpointing:
+            _compute_again(built, place, options.checkpointing == SELECTIVE)
+        _give_device(built)
+        with _foreign(model, "cannot be given rows"):  # such as a vocabulary of 0
+            batch = inputs(config, rows, options.sequence)
+        watch = Watch([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
+        watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
+        follow(built, watch)
+        for stack in stacks:
+            mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name, watch)
+        with _foreign(model, "cannot be followed without values"), place(), zero3_linear(options.zero3_linear), watch:
+            loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
+            watch.event("end of forward")
+            loss.backward()
+    return watch.tape, stacks
+
+
+def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, dtype: torch.dtype) -> tuple:
+    """Return the loss, and the model's logits if the loop keeps them until the backward pass has ended."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
+        if options.loss == "chunked":
+            return without_logits(config, built, batch), None
+        kept: list[torch.Tensor] = []
+        if options.keeps_logits:
+            built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
+        with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
+            losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1]
+        return losses.mean(), kept
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' remarks on configs, and PyTorch's on missing devices and on operators that fail."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "torch._subclasses.fake_tensor")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
+    """Return a pass over each number of rows.
+
+    Without `with_all_layers`, only some of the layers are followed if they repeat each other.
+    """
+    try:
+        passes = [_pass(model, options, count, with_all_layers) for count in rows]
+        both = Followed([in_order(tape) for tape, _ in passes], passes[0][1])
+        for tape in both.tapes:
+            repeat(tape, both.stacks)
+    except (Unlike, Stop):  # the model may not run with fewer layers
+        if with_all_layers:
+            raise
+        return followed(model, options, rows, with_all_layers=True)
+    return both

@@ -1,0 +1,214 @@
+"""Any transformers model as theory knows it: its config, and what a trace of the model has shown."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from study.core import cache, hub, numbers, progress
+from study.core.errors import Stop
+from study.core.settings import cache_home
+from study.predict.memory.profile import Tensor
+from study.predict.trace import committed
+from study.predict.trace.reading import Pass, read
+from study.predict.trace.repeating import Followed, Stack, repeat
+from study.predict.trace.tape import Tape, at_rows, from_json
+
+FORMAT = 18  # of the cached answers: raise it whenever their meaning changes
+# Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
+CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
+# As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
+SELECTIVE = -1
+
+
+def on_gpu(attention: str, names: tuple[str, ...] = CUDA_DIFFERENCES) -> tuple[str, ...]:
+    """Return the differences for a kind of attention. Only written-out attention calls softmax."""
+    return (*names, "softmax") if names and attention == "eager" else names
+
+
+class TraceOptions(NamedTuple):
+    """All that decides a pass over a model, besides the number of rows."""
+
+    sequence: int
+    precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
+    attention: str
+    checkpointing: int  # as a setup's
+    loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
+    zero3_linear: bool  # linear layers are stage 3's own: see study/predict/trace/zero3_linear.py
+    cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
+    logits: str = "fp32"  # or as_computed: the type of the logits in the loss
+    frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
+    quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
+    keeps_logits: bool = False  # the loop holds the model's output during the backward pass
+
+
+class Look(NamedTuple):
+    """All that is true of a model in every training."""
+
+    kind: str  # decoder, encoder, seq2seq, vision or speech
+    family: str
+    tensors: list[tuple[str, list[int], str, bool]]
+    buffers_bytes: int
+    has_fused_attention: bool
+    limit: int | None  # tokens of a row
+    limited_by: str | None
+    vocabulary: int | None
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A config.json of transformers, and which part of the model trains.
+
+    The model is built once without values to find out what the config means. The answer stays in the cache.
+    """
+
+    name: str  # as the user calls it
+    config: str  # JSON with sorted keys
+    lora_rank: int | None = None  # only adapters of this rank train
+    lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
+    dora: bool = False  # adapters have a magnitude, as DoRA's
+    adapter_dropout: bool = False  # on a GPU: adapters drop some of their inputs, as PEFT's lora_dropout does
+    train_only: str | None = None  # only the tensors train whose names match this regular expression
+    dropout: float | None = None  # in place of every probability of the config
+    code_from: str | None = None  # a model whose own Python code the user trusts
+
+    @classmethod
+    def of(cls, config: dict, name: str, **which) -> "Transformer":
+        return cls(name, json.dumps(config, sort_keys=True), **which)
+
+    @functools.cached_property
+    def look(self) -> Look:
+        known = committed.look(self.dimensions, self.dropout) if self._is_plain else None
+        return Look(*known) if known else self.traced_look
+
+    @functools.cached_property
+    def traced_look(self) -> Look:
+        return Look(*_kept(self._key, lambda tracing: tracing.look(self)))
+
+    @property
+    def _is_plain(self) -> bool:
+        """Return whether all of it trains, and it is transformers' own. Only such models have committed traces."""
+        return not (self.is_partly_frozen or self.code_from)
+
+    @functools.cached_property
+    def dimensions(self) -> dict:
+        """Return what the config says, by transformers' names."""
+        return json.loads(self.config)
+
+    @property
+    def family(self) -> str:
+        return self.look.family
+
+    @property
+    def _key(self) -> list:
+        code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
+        adapters = [self.lora_rank, self.lora_targets, self.dora, self.adapter_dropout]
+        return [self.config, adapters, self.train_only, self.dropout, code]
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(Tensor(name, tuple(shape), block, trains) for name, shape, block, trains in self.look.tensors)
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @functools.cached_property
+    def trained(self) -> int:
+        """The parameters that are not frozen."""
+        return sum(tensor.elements for tensor in self.tensors if tensor.trains)
+
+    @property
+    def is_partly_frozen(self) -> bool:
+        return bool(self.lora_rank or self.train_only)
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens of a row; None if the config says nothing."""
+        return self.look.limit
+
+    @property
+    def has_fused_attention(self) -> bool:
+        return self.look.has_fused_attention
+
+    @functools.cached_property
+    def has_checkpointing(self) -> bool:
+        """Return whether transformers can recompute its activations."""
+        if self._is_plain and committed.has_passes(self.dimensions, self.dropout):
+            return True
+        return _kept([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
+
+    def flops_per_row(self, sequence: int) -> int:
+        """Return the operations of matrix products in a pass over a row, without recomputation.
+
+        One of the five products of fused attention's backward pass computes the scores again.
+        """
+        attention = "sdpa" if self.has_fused_attention else "eager"
+        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, on_gpu(attention))
+        traced = self.traced(options, 1)
+        backward = [kernel for (phase, _), kernels in traced.work.items() if phase == "backward" for kernel in kernels]
+        again = sum(sizes[0] for kind, _, sizes in backward if kind == "attention")
+        return traced.flops - again // 5
+
+    def traced(self, options: TraceOptions, rows: int, as_many: bool = False) -> Pass:
+        """Return what a pass over a microbatch holds and does. `as_many`: one row needs the kernels of several."""
+        return _traced(self, options, rows, as_many)
+
+    def tape(self, options: TraceOptions, rows: int, as_many: bool = False) -> Tape:
+        """Return all that a pass makes and frees, with all layers."""
+        by_itself = (rows == 1 and not as_many) or options.loss == "chunked"  # one row, or pieces: other kernels
+        counts = (rows,) if by_itself else (2, 3)
+        tapes, stacks = _followed(self, options, counts)
+        return repeat(at_rows(tapes, counts, rows), stacks)
+
+    def remarks(self) -> list[str]:
+        """Return what a user has to know of the traces of this model."""
+        return committed.remarks(self.dimensions, self.dropout) if self._is_plain else []
+
+    def in_words(self) -> str:
+        sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
+        return f"{self.family} ({self.name}), {sizes}: {numbers.count(self.parameters)} parameters"
+
+
+@functools.cache
+def _traced(model: Transformer, options: TraceOptions, rows: int, as_many: bool) -> Pass:
+    return read(model.tape(options, rows, as_many), model.tensors)
+
+
+@functools.lru_cache(maxsize=64)  # tapes are large
+def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
+    """Return a pass over each of these numbers of rows, from the package, the cache folder, or a new trace."""
+    known = committed.followed(model.dimensions, model.dropout, options, counts) if model._is_plain else None
+    if known:
+        return known
+    tapes, stacks = _kept([*model._key, options, counts], lambda tracing: tracing.followed(model, options, counts))
+    in_tuples = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stacks]
+    return Followed([from_json(tape) for tape in tapes], in_tuples)
+
+
+def _kept(key: list, look: Callable[[ModuleType], Any]) -> Any:
+    """Return an answer from the cache folder, or of a new trace. Only this needs torch."""
+    versions = committed.installed().values()
+    name = hashlib.sha256(json.dumps([FORMAT, *versions, *key]).encode()).hexdigest()[:24]
+    looks = cache_home().expanduser() / "looks"
+    known = cache.answer(looks, name)
+    if known is None:
+        with progress.during("tracing the model; this takes seconds to minutes, once"):
+            known = json.loads(json.dumps(look(_tracing())))
+        cache.keep(looks, name, known)
+    return known
+
+
+def _tracing() -> ModuleType:
+    """Import what traces a model. Raise Stop where torch or transformers is missing."""
+    try:
+        from study.predict.trace import tracing
+    except ModuleNotFoundError as error:
+        what = f"this model with these options has to be traced, and {error.name} is not installed"
+        raise Stop(
+            what, "install PyTorch and transformers: pip install './zero-study[train]'", "unavailable"
+        ) from error
+    return tracing

@@ -1,0 +1,157 @@
+"""Writes the tape of a pass: what it makes and frees, its kernels, and where in the model it is."""
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+import study.predict.trace.on_cuda  # noqa: F401 it registers fused attention
+from study.core.models.build import GROUPED
+from study.predict.trace.tape import Tape
+
+aten = torch.ops.aten
+
+
+def _attention(query, key, value, *_, **__) -> int:
+    """Scores, and their products with the values. PyTorch's formula refuses heads that share keys before 2.12."""
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(_, query, key, value, *__, **___) -> int:
+    """The scores again, and the gradients of both products."""
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+PRODUCTS = (  # the formulas of their operations
+    flop_registry
+    | GROUPED
+    | {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        torch.ops.study.fused_attention: _attention,
+        torch.ops.study.fused_attention_backward: _attention_backward,
+    }
+)
+NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
+MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
+
+
+class Watch(TorchDispatchMode):
+    """Writes a tape: every tensor that the passes make, every kernel, and the operations of matrix products."""
+
+    def __init__(self, known: list[torch.Tensor], has_types: bool = False):
+        super().__init__()
+        self._has_types = has_types  # products say the bytes of an element
+        self.tape: Tape = []
+        self._numbers: dict[int, int] = {}
+        self._made = 0
+        # Storages of the model and of its inputs, and references to those that a pass makes.
+        self._live: dict[int, object] = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
+
+    def event(self, name: str, size_bytes: int = 0) -> None:
+        self.tape.append(("event", name, size_bytes))
+
+    def complete(self, name: str, gradient: torch.Tensor) -> None:
+        """Note that the gradient of a tensor is complete."""
+        storage = gradient.untyped_storage()
+        self.event(f"gradient {name}", storage.nbytes())
+        self.tape.append(("gradient", self._numbers[id(storage)]))
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        for leaf in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf)
+        packet = function._overloadpacket
+        count = PRODUCTS.get(packet)
+        flops = count(*args, **kwargs, out_val=out) if count else 0
+        runs = not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL)
+        self.tape.append(("kernel", _kernel(packet, args, out, flops, self._has_types) if runs else None, flops))
+        return out
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._live:
+            return
+        number = self._numbers[key] = self._made
+        self._made += 1
+        self.tape.append(("made", storage.nbytes(), in_backward()))
+
+        def gone(_) -> None:
+            del self._live[key]
+            self.tape.append(("freed", number))
+
+        self._live[key] = weakref.ref(storage, gone)
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str, tuple[int, ...]]:
+    """Return a kernel's kind and sizes: "product", (count, m, n, k); "attention", (operations,); "other", (bytes,).
+
+    With `has_types`, a product has the bytes of its factors' elements as its last size. A convolution is a product with
+    as many operations and an inner size of 1024.
+    """
+    if packet in MATRICES:
+        left, right = args[MATRICES[packet] :][:2]
+        count = left.shape[0] if left.dim() == 3 else 1
+        sizes = (count, left.shape[-2], right.shape[-1], left.shape[-1])
+        return "product", (*sizes, left.element_size()) if has_types else sizes
+    if flops and "attention" in packet.__name__:
+        return "attention", (flops,)
+    if flops:
+        return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
+    tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+    moved = (min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors)
+    return "other", (sum(moved),)  # an expanded tensor, such as a bias, has fewer bytes than its shape
+
+
+def follow(model: torch.nn.Module, watch: Watch) -> None:
+    """Note when the forward pass reaches a tensor, and when a gradient is complete; then the gradient is dropped."""
+    names: dict[int, str] = {id(tensor): name for name, tensor in model.named_parameters()}
+    used = set()
+
+    def reaches(module: torch.nn.Module, _) -> None:
+        for tensor in module.parameters(recurse=False):
+            if id(tensor) not in used and not in_backward():
+                used.add(id(tensor))
+                watch.event("use " + names[id(tensor)])
+
+    def complete(tensor: torch.Tensor) -> None:
+        if tensor.grad is not None:
+            watch.complete(names[id(tensor)], tensor.grad)
+            tensor.grad = None
+
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(reaches)
+    for tensor in model.parameters():
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(complete)
+
+
+def mark(layers: torch.nn.ModuleList, stack: str, watch: Watch) -> None:
+    """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
+
+    def forward(stack: str | None, place: int) -> None:
+        if not in_backward():
+            watch.tape.append(("layer", "forward", stack, place))
+
+    def backward(values, stack: str | None, place: int) -> None:
+        """The mark comes when the gradient of these values is computed."""
+        tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.requires_grad)
+        if not in_backward() and (tensor := next(tensors, None)) is not None:
+            tensor.register_hook(lambda _: watch.tape.append(("layer", "backward", stack, place)))
+
+    for place, layer in layers.named_children():
+        layer.register_forward_pre_hook(lambda *_, place=int(place): forward(stack, place))
+        layer.register_forward_hook(lambda *values, place=int(place): backward(values[-1], stack, place))
+    *_, last = layers
+    last.register_forward_hook(lambda *_: forward(None, 0))
+    next(iter(layers)).register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)

@@ -1,0 +1,94 @@
+"""The model that a user names with --model, or describes by a few numbers."""
+
+import re
+import sys
+from dataclasses import dataclass
+
+from study.core.errors import Stop
+from study.core.settings import flag
+from study.core.shapes import is_local, letters, with_size
+from study.predict.architecture import NUMBERS, generic, named
+from study.predict.trace.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The model that a user names, or describes by a few numbers."""
+
+    model: str | None = None
+    """A built-in shape, a folder with a config.json, or a hub name."""
+    params: float | str | None = None
+    """Parameters, such as 7e9 or 7B: a built-in shape of this size, or a GPT with --layers and --hidden."""
+    layers: int | None = None
+    """With --params."""
+    hidden: int | None = None
+    """With --params."""
+    lora_rank: int | None = None
+    """With --model: only adapters of this rank train, at each linear layer but the head."""
+    trust_remote_code: bool = False
+    """With --model: run Python code that comes with the model."""
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1 and value is not False:
+                raise Stop(f"{flag(name)} must be a finite number above 0 (got {value})", "give a number above 0")
+
+
+NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
+
+
+def count_of(params: float | str) -> float:
+    """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
+    if not isinstance(params, str):
+        return params
+    match = NUMBER_OF_PARAMETERS.fullmatch(params.strip())
+    if not match:
+        raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
+    return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
+
+
+def asked_for(wanted: Wanted, sequence: int) -> Transformer:
+    """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
+    options = {name: value for name in ("lora_rank", "trust_remote_code") if (value := getattr(wanted, name))}
+    numbers = {name: value for name in ("params", "layers", "hidden") if (value := getattr(wanted, name)) is not None}
+    if not numbers and wanted.model is None:
+        raise Stop("no model is given", f"give --model, or {NUMBERS}")
+    if numbers and wanted.model is not None:
+        raise Stop(f"--model and {_flags([*numbers])} cannot be combined", f"give --model, or {NUMBERS}")
+    if wanted.model is None and [*numbers] != ["params"]:
+        if options:
+            raise Stop(f"{_flags([*options])} need a model whose tensors are known", "give --model")
+        if missing := [name for name in ("params", "layers", "hidden") if name not in numbers]:
+            raise Stop(f"{_flags([*numbers])} do not describe a model", f"give {_flags(missing)} as well")
+        return generic(**numbers | {"params": count_of(numbers["params"])})
+    name = wanted.model or f"{count_of(numbers['params']) / 1e9:g}B"
+    if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
+        name = _of_size(name)
+    model = named(name, **options)
+    if letters(model.name) != letters(name):
+        sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
+    refuse_long_rows(model, sequence)
+    return model
+
+
+def refuse_long_rows(model: Transformer, sequence: int) -> None:
+    """Raise Stop if a model reads fewer tokens of a row."""
+    if model.positions and sequence > model.positions:
+        what = f"--sequence {sequence} is more than the model's {model.positions} positions"
+        raise Stop(what, f"give {model.positions} or fewer")
+
+
+def _of_size(size: str) -> str:
+    """Return a built-in shape of a size such as 7B, and say which. Raise Stop if none has it."""
+    wanted = count_of(size)
+    shapes = sorted(with_size(size), key=lambda name: abs(named(name).parameters - wanted))
+    if not shapes:
+        remedy = f"give --model with another name or a folder, or {NUMBERS}"
+        raise Stop(f"no built-in shape has {size} parameters", remedy)
+    others = f" ({', '.join(shapes[1:])}: as large)" if shapes[1:] else ""
+    sys.stderr.write(f"{size} parameters: taken as {shapes[0]}{others}\n")
+    return shapes[0]
+
+
+def _flags(names: list[str]) -> str:
+    return " and ".join(map(flag, names))

@@ -1,1 +1,0 @@
-"""What others load: the records, claims and predictions as tables."""

@@ -1,0 +1,69 @@
+"""The watch as a callback of transformers.Trainer and its subclasses."""
+
+import atexit
+import sys
+import traceback
+from pathlib import Path
+
+import transformers
+
+from study.watch.recording import Training
+from study.watch.training import AFTER, Watch
+
+
+class WatchCallback(transformers.TrainerCallback):
+    """Records the training of a Trainer: `Trainer(callbacks=[WatchCallback("runs/mine")])`."""
+
+    def __init__(self, run_dir: str | Path = "runs/watched", after: int = AFTER):
+        self.run_dir = Path(run_dir)
+        self.after = after
+        self.watch: Watch | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
+        trainer = _calling_trainer()
+        if trainer is None:
+            sys.stderr.write("study.watch has not started: no Trainer called this callback\n")
+            return
+        training = Training(
+            trainer.accelerator,
+            trainer.model_wrapped,
+            trainer.optimizer,
+            arguments=args,
+            loop=type(trainer).__name__,
+            live=args.disable_tqdm,  # the Trainer has a bar of its own
+        )
+        self.watch = Watch(training, self.run_dir, self.after).__enter__()
+        atexit.register(self._end_at_exit)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._end(None)
+
+    def _leave_out(self, *_, **__) -> None:
+        if self.watch is not None:
+            self.watch.leave_out()
+
+    on_evaluate = on_predict = on_save = _leave_out
+
+    def _end(self, error: BaseException | None) -> None:
+        atexit.unregister(self._end_at_exit)
+        if self.watch is not None:
+            self.watch.end(error)
+            self.watch = None
+
+    def _end_at_exit(self) -> None:
+        """Python exits before the training has ended. `sys` still has an exception that nobody caught."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        self._end(error or RuntimeError("the script ended before its training did"))
+
+
+def _calling_trainer() -> transformers.Trainer | None:
+    """Return the Trainer that calls this callback.
+
+    A callback gets neither the Accelerator nor the prepared model (transformers 5.23.0), only the plain model.
+    """
+    for frame, _ in traceback.walk_stack(None):
+        trainer = frame.f_locals.get("self")
+        if isinstance(trainer, transformers.Trainer):
+            return trainer
+    return None
