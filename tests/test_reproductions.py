@@ -13,7 +13,8 @@ from study.conform.trials import REPRODUCTIONS
 from study.ledger import texts as ledger
 from study.watch.findings import OF_RECORDS, texts
 
-SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
+# One is a training: the published script of document 002, which a protocol launches.
+SCRIPTS = sorted(path for path in REPRODUCTIONS.glob("*.py") if path.stem != "as_printed")
 QUICK = ("zero2_estimator_at_the_update",)  # no process group, nothing compiled
 FREE_TO_IMPORT = {"accelerate", "deepspeed", "torch", "transformers"}
 LONGEST = 50  # lines

@@ -10,7 +10,7 @@ from conftest import ranks_of
 
 from study.cli import diagnosis as command
 from study.report.topics import killed
-from study.watch import live, trends, watch
+from study.watch import live, training, trends
 from study.watch.loop import Loop
 from study.watch.steps import StepLog
 
@@ -175,7 +175,7 @@ def test_a_mistake_in_any_hook_ends_the_watch_and_not_the_training(hook, tmp_pat
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = torch.utils.data.DataLoader(torch.ones(8, 4), 2)
-    with watch.watch(model=model, optimizer=optimizer, run_dir=tmp_path / "run"):
+    with training.watch(model=model, optimizer=optimizer, run_dir=tmp_path / "run"):
         for rows in loader:
             model(rows).sum().backward()
             optimizer.step()
@@ -191,7 +191,7 @@ def test_a_pause_leaves_no_hook_and_no_step(tmp_path, capsys):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
 
-    with watch.watch(model=model, optimizer=optimizer, run_dir=tmp_path, live=False) as watched:
+    with training.watch(model=model, optimizer=optimizer, run_dir=tmp_path, live=False) as watched:
         step()
         with watched.paused():
             assert not model._forward_pre_hooks
