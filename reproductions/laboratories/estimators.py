@@ -14,7 +14,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from study.core.errors import Stop
 from study.core.tables import say
 from study.predict.outside import published, scores
-from study.predict.outside.described import NotPredicted, training_of
+from study.predict.outside.described import training_of
 from study.predict.setup import Setup
 
 
@@ -59,9 +59,10 @@ def main() -> None:
     lines = []
     for each in scores.numbers():
         estimates: dict[str, float] = {}
-        if each.quantity == "memory":
-            with contextlib.suppress(NotPredicted, Stop):
-                estimates = _of_setup(training_of(rows[each.key]).setup)
+        with contextlib.suppress(Stop):
+            training = training_of(rows[each.key])
+            if training and each.quantity == "memory":
+                estimates = _of_setup(training.setup)
         lines.append(each.model_copy(update=estimates))
     scores.store(lines)
     say(*(f"{name}: {sum(getattr(each, name) is not None for each in lines)} numbers" for name in scores.RIVALS))

@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from study.core.errors import Stop
 from study.core.tables import say
 from study.predict import step_time as timing
-from study.predict.outside.described import NotPredicted, timed_setup, training_of
+from study.predict.outside.described import training_of
 from study.predict.outside.published import rows, set_number
 from study.predict.setup import Setup
 from study.predict.step_time import Machine, Pace, class_of, pace, step_time
@@ -58,11 +58,10 @@ def timed() -> list[Timed]:
     for row in rows():
         if row.step_s is None:
             continue
-        with contextlib.suppress(NotPredicted, Stop):
+        with contextlib.suppress(Stop):
             training = training_of(row)
-            setup = timed_setup(training)
-            if training.machine:
-                known.append(Timed(row.source, set_number(row.set), row.step_s, setup, training.machine))
+            if training and training.machine:
+                known.append(Timed(row.source, set_number(row.set), row.step_s, training.timed, training.machine))
     return known
 
 

@@ -164,11 +164,10 @@ def _claim(claim: texts.Claim) -> dict:
 
 def _outside() -> pd.DataFrame:
     """Return the measurements that others published, with the key that the predictions name."""
-    licences = {name: source.licence for name, source in published.sources().items()}
     texts = dict.fromkeys((name for name, (kind, _) in forms()["outside"].columns.items() if kind == "text"), str)
     frame = pd.read_csv(published.FOLDER / "measurements.csv", dtype=texts)
     frame.insert(0, "row", [row.key for row in published.rows()])
-    return frame.assign(licence=frame["source"].map(licences))
+    return frame.assign(licence=frame["source"].map(published.licences()))
 
 
 def _predictions() -> pd.DataFrame:

@@ -4,9 +4,8 @@ A training is a published row, or a line of a small CSV file of your own measure
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -16,13 +15,12 @@ from study.core.numbers import short, signed
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.memory.memory_kinds import memory_kinds
-from study.predict.outside.described import NotPredicted, Training, timed_setup, training_of
+from study.predict.outside.described import training_of
 from study.predict.outside.published import Count, Measured, MemoryKind, Precision, Quantity, Row, read
 from study.predict.setup import Setup
 from study.predict.step_time import Machine, step_time
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
-SCALES = {"memory_gb": 1e9, "step_s": 1.0}
 DEFAULTS = (
     "Assumed of every line: all weights train, attention is sdpa, AdamW is fused, the loss needs all logits at once, "
     "nothing is compiled, and the GPUs have the usual links of their kind, eight to a node. Where the file has no "
@@ -32,9 +30,9 @@ DEFAULTS = (
 
 @dataclass(frozen=True)
 class Predicted:
-    """Bytes or seconds, the ends of their interval, and seconds at a flat share of the peak."""
+    """Bytes or seconds, the ends of their interval, and seconds at a flat share of the peak. None: refused."""
 
-    value: float
+    ours: float | None = None
     low: float | None = None
     high: float | None = None
     flat: float | None = None
@@ -43,48 +41,41 @@ class Predicted:
 def of_row(row: Row) -> dict[Quantity, Predicted]:
     """Return the predictions of what a row measured. What is refused is missing."""
     predicted: dict[Quantity, Predicted] = {}
-    for quantity in row.measured:
-        with suppress(NotPredicted, Stop):
-            training = training_of(row)
-            predicted[quantity] = _memory(training) if quantity == "memory" else _time(training)
+    training = training_of(row)
+    if training and row.memory_bytes and not row.memory_not_predicted:
+        with suppress(Stop):
+            predicted["memory"] = memory(training.setup, row.kind, row.gpu_name)
+    if training and training.machine and row.step_s:
+        with suppress(Stop):
+            predicted["time"] = time(training.timed, training.machine)
     return predicted
-
-
-def _memory(training: Training) -> Predicted:
-    row, setup = training.row, training.setup
-    if row.products and "torchao" not in row.libraries:  # torchao keeps what 16-bit products keep
-        raise NotPredicted("what is kept of 8-bit products depends on the library")
-    if setup.fsdp and setup.tensor_ranks > 1:
-        raise NotPredicted("what ranks hold that also divide layers is not known for FSDP")
-    return memory(setup, row.kind, row.gpu_name)
-
-
-def _time(training: Training) -> Predicted:
-    if training.machine is None:
-        raise NotPredicted(training.row.not_predicted)
-    setup = timed_setup(training)
-    sharing = setup.sequence_ranks * setup.tensor_ranks
-    flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation / sharing
-    peak = GPUS[training.machine.gpu].flops_per_s(not setup.has_half_products)
-    return replace(step(setup, training.machine), flat=flops / (FLAT_MFU * peak))
 
 
 def memory(setup: Setup, kind: MemoryKind | None, gpu: str | None) -> Predicted:
     """Return the bytes of a kind. An unsaid kind is taken as allocated, and may be any of the three."""
-    if kind == "allocated":
-        return Predicted(estimate(setup).peak_bytes)
+    if kind:
+        return Predicted(memory_bytes(setup, kind, gpu))
     kinds = memory_kinds(setup, gpu)
-    value = getattr(kinds, kind or "allocated")
-    if value is None:
-        raise NotPredicted(f"{kind} memory is not known for ranks that divide a model")
     most = kinds.driver or (gpu and GPUS[gpu].memory_bytes)
-    return Predicted(value) if kind or not most else Predicted(value, kinds.allocated, most)
+    return Predicted(kinds.allocated, kinds.allocated, most) if most else Predicted(kinds.allocated)
 
 
-def step(setup: Setup, machine: Machine) -> Predicted:
+def memory_bytes(setup: Setup, kind: MemoryKind, gpu: str | None) -> float:
+    if kind == "allocated":
+        return estimate(setup).peak_bytes
+    size_bytes = getattr(memory_kinds(setup, gpu), kind)
+    if size_bytes is None:
+        raise Stop(f"{kind} memory is not known for ranks that divide a model", "give allocated bytes", "unavailable")
+    return size_bytes
+
+
+def time(setup: Setup, machine: Machine) -> Predicted:
     """Return the seconds of a step."""
-    time = step_time(setup, machine)
-    return Predicted(time.seconds, time.low_s, time.high_s)
+    step = step_time(setup, machine)
+    rows = setup.micro_batch * setup.accumulation / (setup.sequence_ranks * setup.tensor_ranks)
+    flat_flops_per_s = FLAT_MFU * GPUS[machine.gpu].flops_per_s(not setup.has_half_products)
+    flat_s = setup.model.flops_per_row(setup.sequence) * rows / flat_flops_per_s
+    return Predicted(step.seconds, step.low_s, step.high_s, flat_s)
 
 
 class Measurement(BaseModel, frozen=True):
@@ -108,28 +99,34 @@ def compared(path: Path) -> list[dict]:
     """Return a line for each measured number of a file, with its prediction; or why there is none."""
     lines = []
     for one in read(path, Measurement):
-        for name, scale in SCALES.items():
-            if measured := getattr(one, name):
-                line = {"model": one.model, "arm": one.arm, "on": f"{one.gpus} x {one.gpu}", "quantity": name}
-                lines.append(line | {"measured": measured} | _beside(one, measured, scale))
+        about = {"model": one.model, "arm": one.arm, "on": f"{one.gpus} x {one.gpu}"}
+        for quantity, measured in (("memory_gb", one.memory_gb), ("step_s", one.step_s)):
+            if measured:
+                line = about | {"quantity": quantity, "measured": measured}
+                lines.append(line | _beside(one, quantity, measured))
     return lines
 
 
-def _beside(one: Measurement, measured: float, scale: float) -> dict:
+def _beside(one: Measurement, quantity: str, measured: float) -> dict:
     """Return a prediction as columns: the number, how far off it is, and its interval."""
     try:
         machine = Machine(gpu=gpu_named(one.gpu), gpus_per_node=min(one.gpus, 8))
-        how: dict[str, Any] = {
-            "sequence": one.tokens,
-            "micro_batch": one.rows,
-            "accumulation": one.passes,
-            "ranks": one.gpus,
-        }
-        how |= {"checkpointing": one.recompute, "precision": one.precision, "device": "cuda"}
-        setup = Setup.of_arm(named(one.model), one.arm, **how)
-        predicted = step(setup, machine) if scale == 1 else memory(setup, one.memory_kind, machine.gpu)
-    except (NotPredicted, Stop) as reason:
+        setup = Setup.of_arm(
+            named(one.model),
+            one.arm,
+            ranks=one.gpus,
+            sequence=one.tokens,
+            micro_batch=one.rows,
+            accumulation=one.passes,
+            checkpointing=one.recompute,
+            precision=one.precision,
+            device="cuda",
+        )
+        if quantity == "step_s":
+            step = step_time(setup, machine)
+            predicted, interval = step.seconds, f"{short(step.low_s)} to {short(step.high_s)}"
+        else:
+            predicted, interval = memory_bytes(setup, one.memory_kind, machine.gpu) / 1e9, None
+    except Stop as reason:
         return {"predicted": None, "off": str(reason)}
-    value = predicted.value / scale
-    ends = f"{short(predicted.low)} to {short(predicted.high)}" if predicted.low else None
-    return {"predicted": value, "off": signed(value / measured - 1), "interval": ends}
+    return {"predicted": predicted, "off": signed(predicted / measured - 1), "interval": interval}

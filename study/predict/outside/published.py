@@ -3,19 +3,18 @@
 import csv
 import functools
 import io
-import re
 import tomllib
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, Json, ValidationError
 
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.validation import sentence
-from study.predict.setup import Fsdp, Loss, Quantized
+from study.predict.setup import Frozen, Fsdp, Loss, Optimizer, Quantized
 
 FOLDER = ROOT / "reports" / "outside"
 MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
@@ -56,43 +55,45 @@ class Row(Facts, frozen=True):
     """
 
     set: str  # the frozen set that first saw the row, such as lora_2; or KNOWN
-    params: Measured
-    # Our reading: the setup that the row describes.
-    config: Text  # a name in configs.json, or a built-in shape. None: the row is not predicted
-    dtype: Precision | None
-    deepspeed: Text  # zero_optimization of the DeepSpeed config, as JSON
-    fsdp: Fsdp | None
-    group: int | None  # ranks that share the states, if not all
-    recompute: bool | Literal["whole"] | None  # whole: all of a layer, also what no gradient needs
-    attention: Literal["sdpa", "eager", "megatron"] | None  # megatron: eager, also one row as two
-    loss: Loss | None
-    logits: Literal["fp32", "as_computed"] | None  # of the loss
-    optimizer: Literal["fused", "foreach", "single_tensor"] | None
-    keeps_cache: bool | Literal["with_outputs"] | None  # of keys and values: until the loss, or until the next one
-    gpu_name: Text  # a name in GPUS. None: the time is not predicted
-    gpus_per_node: int | None
-    network: Text  # between nodes: a name in study.core.gpus.LINKS
-    fused_kernels: bool | None  # of norms, activation functions and rotations
-    kind: MemoryKind | None  # None: the source does not say which memory it read
-    not_predicted: Text  # why the row is not predicted; or its time, if gpu_name is empty
-    # Conditions that few rows have.
-    adapter: Literal["lora", "rslora", "dora"] | None
-    adapter_rank: int | None
-    adapter_targets: Text
-    adapter_dtype: Literal["fp32", "bf16"] | None
-    quantized: Quantized | None
-    products: Text
-    recompute_part: Text
-    seq_mean: Measured
-    rows_are: Text
-    offload: Text
-    optimizer_name: Text
-    parallel: Text
-    compiled: bool | None
-    kernels: Text
-    fp32_modules: Text
-    versions: Text
-    host_pace: float | None  # if its host is one of those that constants were fitted to
+    params: Measured = None
+    # Our reading: the setup that the row describes, by the names and with the defaults of Setup, Library and Machine.
+    config: Text = None  # a name in configs.json, or a built-in shape. None: the row is not predicted
+    dtype: Precision | None = None
+    deepspeed: Json | None = None  # zero_optimization of the DeepSpeed config
+    fsdp: Fsdp | None = None
+    fsdp_offload: bool = False
+    group: int | None = None
+    sequence_ranks: int = 1
+    tensor_ranks: int = 1
+    checkpointing: bool | int = False
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    loss: Loss = "whole"
+    logits: Literal["fp32", "as_computed"] = "fp32"
+    optimizer: Optimizer = "fused"
+    quantized: Quantized | None = None
+    frozen: Frozen = "as_weights"
+    keeps_logits: bool = False
+    keeps_cache: bool = False
+    fused_kernels: bool = False  # of norms, activation functions and rotations
+    torch_major: int = 2
+    gpu_name: Text = None  # a name in GPUS
+    gpus_per_node: int | None = None
+    network: Text = None
+    tf32: bool = False
+    products_8_bits: bool = False
+    kernel_s: float | None = None
+    timed_seq: int | None = None  # tokens of the rows that took the time, if they are padded to the longest of a pass
+    kind: MemoryKind | None = None  # None: the source does not say which memory it read
+    not_predicted: Text = None  # why the row is not predicted
+    memory_not_predicted: Text = None
+    time_not_predicted: Text = None
+    adapter: Literal["lora", "rslora", "dora"] | None = None
+    adapter_rank: int | None = None
+    adapter_targets: Text = None
+    adapter_dropout: bool = False
+    seq_mean: Measured = None
+    rows_are: Text = None
+    parallel: Text = None
 
     @property
     def key(self) -> str:
@@ -119,34 +120,14 @@ class Row(Facts, frozen=True):
 
     @property
     def rows_of_a_gpu(self) -> float | None:
-        """Return the rows of a step over the GPUs that work at them. No passes mean one.
+        """Return the rows of a step over the GPUs that work at them. None: not known, because stages divide the model.
 
-        None: not known here, because stages divide the model.
+        `micro_batch` counts the rows that sequence parallelism shares.
         """
-        together = re.fullmatch(r"(?:sp\d+|tp(\d+))?", self.parallel or "")  # micro_batch counts rows that sp shares
-        if together is None or self.micro_batch is None:
+        divided = self.parallel and self.sequence_ranks == self.tensor_ranks == 1
+        if divided or self.micro_batch is None:
             return None
-        return self.micro_batch * (self.grad_acc or 1) / int(together[1] or 1)
-
-    @property
-    def origin(self) -> "Source":
-        return sources()[self.source]
-
-    @property
-    def libraries(self) -> str:
-        """Return the libraries with their releases, as the row or its source says them."""
-        return self.versions or self.origin.versions
-
-
-class Source(BaseModel, frozen=True):
-    """What is true of all rows of a source. sources.toml says more of it, for the reader."""
-
-    name: str
-    licence: str  # of the text and data that the rows come from; rows are facts and figures, no text is kept
-    adapter_dropout: float = 0.0  # of an adapter's inputs
-    keeps_logits: bool = False  # its loop keeps the model's outputs until the backward pass has ended
-    versions: str = ""  # of libraries, if its rows say none
-    sorted_passes: int = 1  # rows that are padded are sorted by their length, within so many passes
+        return self.micro_batch * (self.grad_acc or 1) / self.tensor_ranks
 
 
 @functools.cache
@@ -156,9 +137,10 @@ def rows() -> tuple[Row, ...]:
 
 
 @functools.cache
-def sources() -> dict[str, Source]:
-    """Return the sources of the rows, by name."""
-    return {each["name"]: Source(**each) for each in tomllib.loads((FOLDER / "sources.toml").read_text())["source"]}
+def licences() -> dict[str, str]:
+    """Return the licence of each source's text and data. Rows are facts and figures, no text is kept."""
+    sources = tomllib.loads((FOLDER / "sources.toml").read_text())["source"]
+    return {each["name"]: each["licence"] for each in sources}
 
 
 def set_number(name: str) -> int:

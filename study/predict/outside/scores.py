@@ -10,7 +10,8 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import combinations
+from dataclasses import asdict
+from itertools import combinations, product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
@@ -23,6 +24,7 @@ from study.core.numbers import percent
 from study.core.options import parsed
 from study.core.tables import say, show
 from study.predict.outside import predicting, published
+from study.predict.outside.predicting import Predicted
 from study.predict.outside.published import FOLDER, Measured, Quantity, set_number
 
 FILE = FOLDER / "predictions.csv"
@@ -58,14 +60,12 @@ def numbers(file: Path = FILE) -> tuple[Number, ...]:
     return tuple(published.read(file, Number))
 
 
-def errors(mine: Iterable[Number], column: str = "ours") -> list[float]:
-    """Return the errors of a predictor, as shares of what was measured. What is refused has none."""
-    return [predicted / each.measured - 1 for each in mine if (predicted := getattr(each, column))]
-
-
 def score(mine: Sequence[Number], column: str = "ours") -> dict:
-    """Return the figures of a predictor on some numbers of one quantity, as shares of them."""
-    off = errors(mine, column)
+    """Return the figures of a predictor on some numbers of one quantity, as shares of them.
+
+    Errors are shares of what was measured. What is refused has none.
+    """
+    off = [predicted / each.measured - 1 for each in mine if (predicted := getattr(each, column))]
     return {
         "numbers": len(mine),
         "refused": 1 - len(off) / len(mine),
@@ -83,19 +83,20 @@ def share(flags: Iterable[bool]) -> float | None:
 
 def by_set() -> list[dict]:
     """Return the figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
+    groups = defaultdict(list)
+    newest = max(set_number(each.set) for each in numbers())
+    for each in numbers():
+        number = set_number(each.set)
+        groups[each.quantity, str(number)].append(each)
+        if number < newest:
+            groups[each.quantity, "all before"].append(each)
     lines = []
-    for quantity in NEAR:
-        sets = defaultdict(list)
-        for each in numbers():
-            if each.quantity == quantity:
-                sets[set_number(each.set)].append(each)
-        before = [each for number, group in sets.items() if number < max(sets) for each in group]
-        for name, group in [*sorted(sets.items()), ("all before", before)]:
-            first, pairs = score(group, "first"), order(group)
-            inside = share(each.low <= each.measured <= each.high for each in group if each.low and each.high)
-            line = {"quantity": quantity, "set": str(name)} | score(group) | {"in interval": inside}
-            line |= {"first median": first["median error"], "first near": first["near"]}
-            lines.append(line | {"pairs of arms": len(pairs) or None, "in order": share(pairs)})
+    for (quantity, name), group in sorted(groups.items()):
+        first, pairs = score(group, "first"), order(group)
+        inside = share(each.low <= each.measured <= each.high for each in group if each.low and each.high)
+        line = {"quantity": quantity, "set": name} | score(group) | {"in interval": inside}
+        line |= {"first median": first["median error"], "first near": first["near"]}
+        lines.append(line | {"pairs of arms": len(pairs) or None, "in order": share(pairs)})
     return lines
 
 
@@ -122,12 +123,11 @@ def order(mine: Iterable[Number]) -> list[bool]:
 def rivals() -> list[dict]:
     """Return the median errors of other predictors, beside ours on the same rows."""
     lines = []
-    for quantity in NEAR:
-        for rival in RIVALS:
-            same = [each for each in numbers() if each.quantity == quantity and getattr(each, rival) and each.ours]
-            if same:
-                medians = {"its median": score(same, rival)["median error"], "ours": score(same)["median error"]}
-                lines.append({"quantity": quantity, "rival": rival, "numbers": len(same)} | medians)
+    for quantity, rival in product(NEAR, RIVALS):
+        same = [each for each in numbers() if each.quantity == quantity and getattr(each, rival) and each.ours]
+        if same:
+            medians = {"its median": score(same, rival)["median error"], "ours": score(same)["median error"]}
+            lines.append({"quantity": quantity, "rival": rival, "numbers": len(same)} | medians)
     return lines
 
 
@@ -141,13 +141,11 @@ def store_predictions() -> None:
     lines = []
     for row, values in zip(rows, predicted, strict=True):
         for quantity, measured in row.measured.items():
-            ours = values.get(quantity)
-            new = {name: getattr(ours, name, None) for name in ("low", "high", "flat")} | {"ours": ours and ours.value}
-            if row.set not in scored:
-                new["first"] = new["ours"]
             about = Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured)
+            new = values.get(quantity, Predicted())
+            first = {} if row.set in scored else {"first": new.ours}
             kept = old.get((row.key, quantity), about)
-            lines.append(kept.model_copy(update=about.model_dump(exclude_unset=True) | new))
+            lines.append(kept.model_copy(update=about.model_dump(exclude_unset=True) | asdict(new) | first))
     store(lines)
 
 
