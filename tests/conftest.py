@@ -262,7 +262,7 @@ def advised_config(folder: Path, arm: str) -> Path:
     gpus = 1 if arm == "single" else 2
     question = Question(named("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)
     row = next(row for row in advise(question).rows if row.arm == arm)
-    return write(folder / f"{arm}.yaml", row, question, folder / "disk")[0]
+    return write(folder / f"{arm}.yaml", row, question)[0]
 
 
 @pytest.fixture(scope="session")

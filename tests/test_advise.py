@@ -11,8 +11,8 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.predict import papers
 from study.predict.advice.advise import MISS, Advice, Row, advise, best_of, fewest, fills
-from study.predict.advice.question import Given, Question, bytes_of
-from study.predict.advice.settled import BUCKET_ELEMENTS, BUCKETS, machine_of, setup_of
+from study.predict.advice.question import Question, bytes_of
+from study.predict.advice.settled import BUCKET_ELEMENTS, BUCKETS
 from study.predict.architecture import named
 from study.predict.estimate import Estimate, estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
@@ -51,13 +51,11 @@ def advised(question: Question, **changes) -> dict[str, Row]:
 
 
 def test_sizes_in_words():
-    sizes = {"1TB": 1e12, "512 GB": 512e9, "80GiB": 80 * 2**30, "4KB": 4000, "1t": 1e12}
+    sizes = {"1TB": 1e12, "512 GB": 512e9, "6GB/s": 6e9, "80GiB": 80 * 2**30, "4mb": 4e6}
     assert {text: bytes_of(text, "--host-memory") for text in sizes} == sizes
-    assert bytes_of("6GB/s", "--disk", "B/s") == 6e9
-    wrong = {"B": ("lots", "1", "-1GB", "0GB", "1 PB", "nanGB", "1,5GB", "6GB/s"), "B/s": ("6GB", "6GB/s/s")}
-    for text, unit in [(text, unit) for unit, texts in wrong.items() for text in texts]:
-        with pytest.raises(Stop, match=re.escape(f"--flag {text!r} is not a s")):
-            bytes_of(text, "--flag", unit)
+    for text in ("lots", "1", "512", "-1GB", "0GB", "nanGB", "1,5GB", "9" * 400 + "TB"):
+        with pytest.raises(Stop, match=re.escape(f"--flag {text!r:.80} is not a size")):
+            bytes_of(text, "--flag")
 
 
 @pytest.mark.parametrize(
@@ -74,15 +72,15 @@ def test_what_is_not_possible_is_a_sentence(change, what):
 
 
 def test_what_is_left_out_has_a_default_that_is_said():
-    question = Question.of(named("gpt-j-6b"), 12, "a100", Given(link="NVLink", batch=24))
+    question = Question.of(named("gpt-j-6b"), 12, "a100", link="NVLink", batch=24)
     assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
     assert (question.sequence, question.host_memory_bytes) == (2048, 2 * 6 * GPUS["A100-80GB"].memory_bytes)
     assert any("24 rows per step" in line and "2048" in line for line in assumptions(question))
-    alone = Question.of(named("gpt2"), 1, "T4", Given())
+    alone = Question.of(named("gpt2"), 1, "T4")
     assert (alone.link, alone.sequence, alone.batch) == (None, 1024, 128)
-    assert Question.of(named("gpt2"), 16, "T4", Given()).link == GPUS["T4"].network, "two nodes"
+    assert Question.of(named("gpt2"), 16, "T4").link == GPUS["T4"].network, "two nodes"
     with pytest.raises(Stop, match="'nvlnk' is not a known link"):
-        Question.of(named("gpt2"), 2, "A100", Given(link="nvlnk"))
+        Question.of(named("gpt2"), 2, "A100", link="nvlnk")
 
 
 def test_every_arm_is_a_row(gemma):
@@ -140,7 +138,7 @@ def test_seconds_are_those_of_the_replay():
     values = {"precision": BERT.precision, "sequence": BERT.sequence, "device": "cuda", "ranks": BERT.gpus}
     setup = Setup.of_arm(BERT.model, "zero2", micro_batch=row.micro_batch, accumulation=share, **values)
     zero = setup.deepspeed["zero_optimization"] | dict.fromkeys(BUCKETS[:2], row.bucket_elements)
-    step = step_time(replace(setup, deepspeed=setup.deepspeed | {"zero_optimization": zero}), machine_of(BERT))
+    step = step_time(replace(setup, deepspeed=setup.deepspeed | {"zero_optimization": zero}), BERT.machine)
     assert row.step_s == pytest.approx(step.seconds)
     assert row.step_interval_s[0] < row.step_s < row.step_interval_s[1]
     assert row.limit == step.limit
@@ -151,8 +149,8 @@ def test_hosts_share_the_update():
     seconds_of = {}
     for size in (2, 1):
         question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
-        setup = setup_of(question, arms.load_arm("zero2_cpu"), 1, 12)
-        seconds_of[size] = step_time(setup, machine_of(question)).parts["update on host"]
+        setup = question.setup(arms.load_arm("zero2_cpu"), 1, 12)
+        seconds_of[size] = step_time(setup, question.machine).parts["update on host"]
     assert seconds_of[2] == pytest.approx(BERT.model.parameters / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
     assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
 
@@ -182,7 +180,7 @@ def test_the_choice(offered, taken):
 @pytest.mark.parametrize(("gpus", "gpu"), [(4, "A100-40GB"), (8, "RTX4090")])
 def test_offloading_that_fits_goes_before_what_fits_only_just_or_takes_twice_as_long(gpus, gpu):
     """Qwen2.5-7B: zero3 fits only just on four A100; zero3 takes nearly twice as long on eight RTX 4090."""
-    advice = advise(Question.of(named("qwen2.5-7b"), gpus, gpu, Given()))
+    advice = advise(Question.of(named("qwen2.5-7b"), gpus, gpu))
     choice = advice.choice
     assert (choice.offloads, choice.is_tight) == (True, False)
     kept = [row.step_s for row in advice.rows if row.fits and not row.offloads and not row.is_tight]
@@ -242,8 +240,8 @@ def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
 
 def test_how_many_are_needed():
     model = named("gpt-j-6b")
-    enough = fewest(model, "A100-40GB", Given())
-    fewer = advise(Question.of(model, enough.question.gpus // 2, "A100-40GB", Given()))
+    enough = fewest(model, "A100-40GB")
+    fewer = advise(Question.of(model, enough.question.gpus // 2, "A100-40GB"))
     assert not enough.choice.offloads
     assert fewer.choice is None or fewer.choice.offloads
-    assert fewest(named("llama3-70b"), "T4", Given()) is None
+    assert fewest(named("llama3-70b"), "T4") is None

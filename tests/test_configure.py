@@ -36,7 +36,7 @@ DIVIDED = ("hsdp", "zero3_hpz", *DECODERS_ALONE)  # into nodes, or not for a BER
 
 @pytest.mark.parametrize("arm", [name for name in arms.NAMES if name not in ("single", *DIVIDED)])
 def test_what_is_written_is_the_arm(arm, tmp_path):
-    written = write(tmp_path / "mine.yaml", *asked(arm), tmp_path / "disk")
+    written = write(tmp_path / "mine.yaml", *asked(arm))
     written_arm, ours = arms.read(tmp_path / "mine.yaml"), arms.read(arms.all_paths()[arm])
     assert [path.name for path in written] == ["mine.yaml", "mine.json"][: 2 if ours.deepspeed else 1]
     assert written_arm.num_processes == 2
@@ -47,7 +47,7 @@ def test_what_is_written_is_the_arm(arm, tmp_path):
         zero = expected["zero_optimization"]
         zero |= {name: 50_000_000 for name in BUCKETS if name in zero}
         if ours.uses_nvme:
-            zero["offload_optimizer"]["nvme_path"] = str(tmp_path / "disk")
+            zero["offload_optimizer"]["nvme_path"] = str(tmp_path / "nvme")
         assert written_arm.deepspeed == expected
 
 
@@ -70,7 +70,7 @@ def test_accelerate_reads_it(arm, gpus, tmp_path):
     from accelerate.utils import DeepSpeedPlugin
 
     row, question = asked(arm, advised(gpus=gpus))
-    write(tmp_path / "mine.yaml", row, question, tmp_path)
+    write(tmp_path / "mine.yaml", row, question)
     read = load_config_from_file(str(tmp_path / "mine.yaml"))
     assert (read.num_processes, read.num_machines) == (gpus, gpus // min(gpus, 8))
     if arm == "ddp":
@@ -98,10 +98,10 @@ def autocast(dtype: str) -> dict:
 )
 def test_precision(precision, gpu, with_deepspeed, without):
     advice = advised(precision=precision, gpu=gpu)
-    accelerate, deepspeed = config(*asked("zero2", advice))
+    accelerate, deepspeed = config(*asked("zero2", advice), Path())
     assert {key: deepspeed[key] for key in ("torch_autocast", "bf16", "fp16") if key in deepspeed} == with_deepspeed
     assert "mixed_precision" not in accelerate, "Accelerate refuses it beside a json"
-    accelerate, deepspeed = config(*asked("ddp", advice))
+    accelerate, deepspeed = config(*asked("ddp", advice), Path())
     assert (accelerate["mixed_precision"], deepspeed) == (without, None)
 
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_written(tmp_path, monkeypatch, capsys):
     for target, arm, what in (
         ("mine.json", "zero2", "not the name of a yaml file"),
         ("nowhere/mine.yaml", "zero2", "cannot be written"),
-        ("taken.yaml", "zero2", "exists already"),
+        ("taken.yaml", "zero2", "File exists"),
     ):
         with pytest.raises(Stop, match=what):
             write(tmp_path / target, *asked(arm))

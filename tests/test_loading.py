@@ -3,7 +3,7 @@
 import pytest
 
 from study.predict.advice.advise import advise
-from study.predict.advice.question import Given, Question
+from study.predict.advice.question import Question
 from study.predict.architecture import named
 from study.predict.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
 from study.report.advice import in_words
@@ -41,8 +41,8 @@ def test_more_ranks_never_need_less(way):
 
 def test_an_advice_warns_of_a_host_that_cannot_load():
     for memory, warns in (("256GB", True), ("1TB", False)):
-        given = Given(precision="fp32", host_memory=memory)
-        said = in_words(advise(Question.of(named("llama3-8b"), 8, "H100", given)))
+        question = Question.of(named("llama3-8b"), 8, "H100", precision="fp32", host_memory=memory)
+        said = in_words(advise(question))
         assert any("To load it" in line for line in said) == warns
 
 

@@ -243,7 +243,7 @@ def test_a_bomb_is_refused_in_a_sentence(tmp_path, name, bomb):
 @given(st.one_of(st.from_regex(r"\A\s?[-+]?[\d٣.e]{0,6} ?[KMGTkx]?i?B?(/s)?\Z"), TEXTS, st.text(max_size=20)))
 @example("9" * 400 + "TB")
 def test_sizes_on_the_command_line(text):
-    is_valid_or_a_sentence(lambda: question.bytes_of(text, "--disk", "B/s"))
+    is_valid_or_a_sentence(lambda: question.bytes_of(text, "--memory"))
     try:
         size_bytes = question.bytes_of(text, "--memory")
     except Stop:

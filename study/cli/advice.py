@@ -14,11 +14,12 @@ from study.core.errors import Stop
 from study.core.gpus import gpu_named
 from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, show
-from study.predict.front import MOST_GPUS, Advice, Given, Transformer, Wanted, asked_for, fewest
+from study.predict.front import MOST_GPUS, Wanted, asked_for, fewest
 from study.predict.front import advise as recommend
 from study.report import advice as answer
 from study.report.outside import accuracy
 
+ENOUGH = "Enough: {0.gpus} x {0.gpu}."
 DIVIDE = "It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan."
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")
 
@@ -51,29 +52,33 @@ def advise(
         as_json: Print the answer as JSON.
     """
     model = asked_for(wanted, training.sequence or 1)
-    more = {"batch": batch, "host_memory": host_memory, "checkpointing": checkpointing and checkpointing == "on"}
     gpu = gpu_named(place.gpu or "")
+    more = {"batch": batch, "host_memory": host_memory, "checkpointing": checkpointing and checkpointing == "on"}
+    lines = []
     if training.gpus is None:
-        advice, lines = _fewest(model, gpu, given(training, place, **more))
+        found = fewest(model, gpu, **given(training, place) | more)
+        if found is None:
+            remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
+            raise Stop(f"no 1 to {MOST_GPUS} {gpu} hold {model.name}", remedy)
+        advice = found
+        lines.append(ENOUGH.format(advice.question))
     else:
-        advice, lines = recommend(question_of(model, training.gpus, training, place, **more)), []
+        advice = recommend(question_of(model, training.gpus, training, place, **more))
     question, choice = advice.question, advice.choice
-    if write is not None:
-        if choice is None:
-            raise Stop("nothing is predicted to fit", "give more GPUs, or a shorter sequence")
-        for written in configs.write(write, choice, question):
-            sys.stderr.write(f"written: {written}\n")
     lines += answer.in_words(advice)
     detail = ""
     if choice is None:
-        larger = fewest(model, gpu, given(training, place, **more), 2 * question.gpus)
-        lines.append(_enough(larger) if larger else DIVIDE)
+        larger = fewest(model, gpu, 2 * question.gpus, **given(training, place) | more)
+        lines.append(ENOUGH.format(larger.question) if larger else DIVIDE)
         if not model.is_partly_frozen:
             lines.append("Adapters need far less memory: give --lora-rank 16.")
     else:
         lines += answer.recompute_note(choice.checkpointing, model)
         of_row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         detail = _command(vars(wanted) | vars(training) | vars(place) | {"gpus": question.gpus} | of_row)
+    if write is not None:
+        for written in configs.write(write, choice, question):
+            sys.stderr.write(f"written: {written}\n")
     assumed = answer.assumptions(question)
     if as_json:
         return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": accuracy()}
@@ -86,17 +91,6 @@ def advise(
         say_wrapped(*assumed, indent="  ", first="- ")
         say_wrapped("", accuracy(), *model.remarks())
     return None
-
-
-def _fewest(model: Transformer, gpu: str, given: Given) -> tuple[Advice, list[str]]:
-    if advice := fewest(model, gpu, given):
-        return advice, [_enough(advice)]
-    what = f"no 1 to {MOST_GPUS} {gpu} hold {model.name}"
-    raise Stop(what, "give --lora-rank, a shorter --sequence, or a larger --gpu")
-
-
-def _enough(advice: Advice) -> str:
-    return f"Enough: {advice.question.gpus} x {advice.question.gpu}."
 
 
 def _command(options: dict) -> str:

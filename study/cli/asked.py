@@ -8,7 +8,7 @@ import tyro
 from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import Optimizer, Tokens
-from study.predict.front import Given, Machine, Precision, Question, Setup, Transformer, settled
+from study.predict.front import Machine, Precision, Question, Setup, Transformer, settled_arm
 
 Quantized = Literal["nf4", "nf4_double", "int8"]
 GPUS_AT_MOST = 2**16
@@ -27,6 +27,10 @@ class Training:
     """As in the trainer. Default: 16 bits, in the usual way of the arm."""
     optimizer: Optimizer = "adamw"
     """As in the trainer. adamw: PyTorch's fused AdamW."""
+
+    @property
+    def ranks(self) -> int:
+        return 8 if self.gpus is None else self.gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +67,14 @@ def question_of(model: Transformer, gpus: int, training: Training, place: Place,
     """Return the question that the options ask. Without a kind of GPU, all GPUs are in one node."""
     if not 1 <= gpus <= GPUS_AT_MOST:
         raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {gpus})", "give such a number")
-    return Question.of(model, gpus, place.gpu or ANY_GPU, given(training, place, **more))
+    return Question.of(model, gpus, place.gpu or ANY_GPU, **given(training, place) | more)
 
 
-def given(training: Training, place: Place, **more: Any) -> Given:
+def given(training: Training, place: Place) -> dict[str, Any]:
     """Return the options as the predictor knows them; its name for the trainer's AdamW is the fused one."""
-    return Given(
-        sequence=training.sequence,
-        precision=training.precision,
-        optimizer="fused" if training.optimizer == "adamw" else training.optimizer,
-        quantized=place.quantized,
-        link=place.link,
-        disk=place.disk,
-        **{"gpus_per_node": place.gpus_per_node} | more,
-    )
+    options = vars(training) | vars(place)
+    options["optimizer"] = "fused" if training.optimizer == "adamw" else training.optimizer
+    return {name: value for name, value in options.items() if name not in ("gpus", "gpu")}
 
 
 def setup_of(
@@ -86,10 +84,9 @@ def setup_of(
     if place.gpu is None and (place.link or place.gpus_per_node or place.disk):
         raise Stop("options of a machine need its kind of GPU", "give --gpu")
     arm = arms.load_arm(passes.arm)
-    gpus = 8 if training.gpus is None else training.gpus
-    gpus = 1 if arm.distributed_type == "NO" else gpus
-    more = {"checkpointing": passes.checkpointing} | ({} if place.gpu else {"gpus_per_node": gpus})
-    question = question_of(model, gpus, training, place, **more)
-    arm = settled.settled_arm(arm, gpus, question.local, buckets)
-    setup = settled.setup_of(question, arm, passes.micro_batch, passes.accumulation)
-    return setup, settled.machine_of(question) if place.gpu else None
+    gpus = 1 if arm.distributed_type == "NO" else training.ranks
+    more = {} if place.gpu else {"gpus_per_node": gpus}
+    question = question_of(model, gpus, training, place, checkpointing=passes.checkpointing, **more)
+    arm = settled_arm(arm, gpus, question.local, buckets)
+    setup = question.setup(arm, passes.micro_batch, passes.accumulation)
+    return setup, question.machine if place.gpu else None

@@ -1,7 +1,7 @@
 """`study estimate`: predicts what a rank holds and moves, whether it fits, and the time of a step."""
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -74,56 +74,58 @@ def estimate(
         raise stop
     if timeline and place.gpu is None:
         raise Stop("--timeline needs a predicted time", "give --gpu")
-    if wanted == Wanted(params=wanted.params) and wanted.params and not with_size(str(wanted.params)):
-        return _states(passes.arm, training, place, count_of(wanted.params), as_json)
+    if place.gpu is None and _is_a_number(wanted):
+        return _states(arm, training, count_of(wanted.params or 0), as_json)
     setup, machine = setup_of(asked_for(wanted, training.sequence or 1), training, place, passes, buckets)
     whole = predict(setup)
-    step = step_time(setup, machine) if machine else None
     kinds = memory_kinds(setup, machine.gpu if machine else None)
+    step = step_time(setup, machine) if machine else None
     fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver) if machine else None
     if as_json:
-        shown = {"arm": passes.arm, "ranks": setup.ranks, "parameters": whole.parameters}
-        parts: dict[str, Any] = {"estimate": whole, "kinds": kinds, "step": step}
-        return shown | {name: part and asdict(part) for name, part in parts.items()} | {"fits": fits}
-    peak = size(whole.peak_bytes)
-    text = f"A rank of {setup.ranks} under {passes.arm} needs {peak} of GPU memory at the peak, predicted"
-    if machine and kinds.driver and fits != "no":
-        text += f"; nvidia-smi will show {of_card(kinds.driver, machine.gpu)}"
-    text += "."
-    if machine and fits:
-        gpu = GPUS[machine.gpu]
-        free = (
-            f"{machine.gpu} ({size(gpu.memory_bytes)}, less {size(reserve_bytes(gpu))} for context and fragmentation)"
-        )
-        text += f" {FITS[fits].format(free)}"
-    say_wrapped(text, *recompute_note(setup.checkpointing, setup.model), "")
+        answer = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters, "estimate": asdict(whole)}
+        return answer | {"kinds": asdict(kinds), "step": step and asdict(step), "fits": fits}
+    needs = (
+        f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of GPU memory at the peak, predicted"
+    )
+    verdict = _on_card(machine.gpu, kinds.driver, fits) if machine and fits else "."
+    say_wrapped(needs + verdict, *recompute_note(setup.checkpointing, setup.model), "")
     _show(whole, step, timeline)
     say_wrapped("", accuracy(), *setup.model.remarks())
     return None
 
 
-def _states(name: str, training: Training, place: Place, parameters: float, as_json: bool) -> dict | None:
+def _on_card(gpu: str, driver_bytes: int | None, fits: Fits) -> str:
+    card = GPUS[gpu]
+    free = f"{gpu} ({size(card.memory_bytes)}, less {size(reserve_bytes(card))} for context and fragmentation)"
+    shown = f"; nvidia-smi will show {of_card(driver_bytes, gpu)}" if driver_bytes and fits != "no" else ""
+    return f"{shown}. {FITS[fits].format(free)}"
+
+
+def _is_a_number(wanted: Wanted) -> bool:
+    """Return whether all that is known of a model is a number of parameters that no built-in shape has."""
+    return wanted == Wanted(params=wanted.params) and not with_size(str(wanted.params)) and wanted.params is not None
+
+
+def _states(arm: arms.Arm, training: Training, parameters: float, as_json: bool) -> dict | None:
     """Print the ZeRO paper's model states, or return them: all that is known of a number of parameters."""
-    if place.gpu is not None:
-        what = "the time of a step depends on the model's layers"
-        raise Stop(what, "give --layers and --hidden, or leave out --gpu")
-    arm = arms.load_arm(name)
-    gpus = 8 if training.gpus is None else training.gpus
     stage = 3 if arm.fsdp else arm.stage or 0
     recipe = recipe_of(training.precision or "bf16_cast", training.optimizer)
-    states = states_bytes(parameters, stage, gpus, recipe)
+    states = states_bytes(parameters, stage, training.ranks, recipe)
     if as_json:
-        return {"arm": name, "ranks": gpus, "parameters": parameters, "published_states_bytes": states}
-    total = size(sum(states.values()))
-    say_wrapped(f"Model states alone take {total} on each of {number_of(gpus, 'ranks')}, by the ZeRO paper.", "")
-    show([{"states": part, "per rank": size(part_bytes)} for part, part_bytes in states.items()])
+        return {"arm": arm.name, "ranks": training.ranks, "parameters": parameters, "published_states_bytes": states}
+    total, ranks = size(sum(states.values())), number_of(training.ranks, "ranks")
+    say_wrapped(f"Model states alone take {total} on each of {ranks}, by the ZeRO paper.", "")
+    _table("states", states)
     return None
+
+
+def _table(name: str, parts: dict[str, float]) -> None:
+    show([{name: part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
 
 
 def _show(whole: Estimate, step: StepTime | None, timeline: bool) -> None:
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
-    sizes = whole.at_peak | {"total": whole.peak_bytes}
-    show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in sizes.items()])
+    _table("component", {**whole.at_peak, "total": whole.peak_bytes})
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if step:

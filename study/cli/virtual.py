@@ -1,12 +1,10 @@
 """`study virtual`: measures the memory and the traffic of one rank of N, which runs alone."""
 
-import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -17,7 +15,7 @@ from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.core.numbers import size
 from study.core.options import AsJson
-from study.core.settings import CACHE, Flags, Init, Task, check, resolve
+from study.core.settings import Flags, Init, Task, check, resolve
 from study.core.shapes import SHAPES, is_local
 from study.core.tables import say, show
 from study.predict.front import default_sequence, named, refuse_long_rows, usual_precision
@@ -36,10 +34,7 @@ def virtual(
     trust_remote_code: bool = False,
     task: Task | None = None,
     init: Init = "none",
-    attention: Literal["sdpa", "eager"] | None = None,
     run_dir: Path | None = None,
-    nvme_dir: Path | None = None,
-    cache_dir: Path = Flags.cache_dir,
     as_json: AsJson = False,
 ) -> dict | None:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
@@ -54,84 +49,53 @@ def virtual(
         trust_remote_code: Run the Python code that comes with a model.
         task: imdb, wikitext, or random rows of the shape that the model takes. Default: synthetic with --model.
         init: Where values come from. none: there are none. random: they need as much memory as a whole model.
-        attention: sdpa (fused) or eager (written out). Default: sdpa if transformers has it for the model.
         run_dir: Keep the run in this new folder.
-        nvme_dir: The folder for zero3_nvme.
-        cache_dir: Where data, weights and traces are kept.
         as_json: Print the memory and the traffic as JSON.
     """
-    ranks = 8 if training.gpus is None else training.gpus
+    ranks = training.ranks
     if ranks < 2:
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
-    if cache_dir != Flags.cache_dir:
-        os.environ[CACHE] = str(cache_dir.expanduser().resolve())  # for traces, and for the trainer
-    chosen = arms.load_arm(passes.arm)
-    given = Flags(
-        model=model,
-        lora_rank=lora_rank,
-        trust_remote_code=trust_remote_code,
-        task=task,
-        init=init,
-        attention=attention,
-        run_dir=run_dir,
-        nvme_dir=nvme_dir,
-        cache_dir=cache_dir,
-        micro_batch=passes.micro_batch,
-        accumulation=passes.accumulation,
-        checkpointing=passes.checkpointing,
-        sequence=training.sequence,
-        precision=training.precision or usual_precision(chosen),
-        optimizer=training.optimizer,
-        steps=2,
-        warmup_steps=1,
-        virtual_ranks=ranks,
-    )
-    settings = given if model is None else _with_model(given, model)
+    arm = arms.load_arm(passes.arm)
+    given: dict[str, Any] = vars(training) | vars(passes) | {"precision": training.precision or usual_precision(arm)}
+    given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task, "init": init}
+    if model is not None:
+        shape = named(model, trust_remote_code=trust_remote_code)
+        refuse_long_rows(shape, training.sequence or 0)
+        is_name = model in SHAPES or not is_local(model)  # it is launched from another folder
+        given["model"] = model if is_name else str(Path(model).resolve())
+        given["sequence"] = training.sequence or default_sequence(shape)
+    given |= {"steps": 2, "warmup_steps": 1, "virtual_ranks": ranks}
+    settings = Flags(**{name: value for name, value in given.items() if name not in ("arm", "gpus")})
     if stop := launches.lacking():
         raise stop
     check(settings)
-    optimizers.check(settings, chosen)
-    arms.check_virtual(chosen, settings.init)
-    chosen.sharing_ranks(ranks)
+    optimizers.check(settings, arm)
+    arms.check_virtual(arm, init)
+    arm.sharing_ranks(ranks)
     gpu = num_gpus() > 0
-    room.check(resolve(settings, gpu), chosen, gpu)
+    room.check(resolve(settings, gpu), arm, gpu)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = settings.run_dir.resolve() if settings.run_dir else Path(temporary) / "run"
-        sys.stderr.write(f"running rank 0 of {ranks} under {passes.arm} ...\n")
-        _launch(settings, passes.arm, folder)
+        folder = run_dir.resolve() if run_dir else Path(temporary) / "run"
+        sys.stderr.write(f"running rank 0 of {ranks} under {arm.name} ...\n")
+        _launch(settings, arm.name, folder)
         answer = _answer(store.load(folder))
     if as_json:
         return answer
     say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(answer['peak_bytes'])} at the peak.", "")
-    parts = answer["at_peak"] | answer["after_step"]
-    times = {"at the peak": "at_peak", "after a step": "after_step"}
-    show([{"component": part} | {name: size(answer[at].get(part, 0)) for name, at in times.items()} for part in parts])
+    at_peak, after = answer["at_peak"], answer["after_step"]
+    parts = {part: (size(at_peak.get(part, 0)), size(after.get(part, 0))) for part in at_peak | after}
+    show([{"component": part, "at the peak": peak, "after a step": rest} for part, (peak, rest) in parts.items()])
     say("")
-    show(
-        [
-            {"collective": kind, "calls of a step": answer["calls"][kind], "bytes of a step": size(sent_bytes)}
-            for kind, sent_bytes in answer["traffic"].items()
-        ]
-    )
+    calls, sent = answer["calls"], answer["traffic"]
+    show([{"collective": kind, "calls of a step": calls[kind], "bytes of a step": size(sent[kind])} for kind in sent])
     say("", f"rows: {answer['data']}")
-    if settings.run_dir is not None:
-        say("", f"the run is in {settings.run_dir}")
+    say(*(["", f"the run is in {run_dir}"] if run_dir else []))
     return None
 
 
-def _with_model(settings: Flags, name: str) -> Flags:
-    """Return the settings with the sequence that the model reads, and with its path if it is a folder."""
-    model = named(name, trust_remote_code=settings.trust_remote_code)
-    refuse_long_rows(model, settings.sequence or 0)
-    path = name if name in SHAPES or not is_local(name) else str(Path(name).resolve())  # launched from another folder
-    return replace(settings, model=path, sequence=settings.sequence or default_sequence(model))
-
-
 def _launch(settings: Flags, arm: str, folder: Path) -> None:
-    plain = replace(settings, run_dir=None, nvme_dir=None, cache_dir=Flags.cache_dir)  # given otherwise
-    changed = {name: value for name, value in vars(plain).items() if value != getattr(Flags, name)}
-    cell = Cell("", "virtual", "tiny", arm, None, changed)
-    command = launches.command(cell, folder, settings.nvme_dir)
+    changed = {name: value for name, value in vars(settings).items() if value != getattr(Flags, name)}
+    command = launches.command(Cell("", "virtual", "tiny", arm, None, changed), folder, None)
     try:  # in a session of its own, so that Ctrl-C does not reach the launcher, which would print a traceback
         done = subprocess.run(
             command,

@@ -1,10 +1,17 @@
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
 from study.predict import nodes, papers
-from study.predict.advice import settled
 from study.predict.advice.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fills
-from study.predict.advice.question import SEQUENCE, Given, Precision, Question, default_sequence
-from study.predict.advice.settled import BUCKET_ELEMENTS, BUCKETS, settled_arm, usual_precision, with_zero, zero_of
+from study.predict.advice.question import SEQUENCE, Question, default_sequence
+from study.predict.advice.settled import (
+    BUCKET_ELEMENTS,
+    BUCKETS,
+    Precision,
+    settled_arm,
+    usual_precision,
+    with_zero,
+    zero_of,
+)
 from study.predict.architecture import generic, named
 from study.predict.estimate import Estimate, estimate, inputs_bytes
 from study.predict.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Load, Way, peaks
@@ -29,7 +36,6 @@ __all__ = [
     "VIRTUAL_PROCESS_BYTES",
     "Advice",
     "Estimate",
-    "Given",
     "Load",
     "Machine",
     "Precision",
@@ -61,7 +67,6 @@ __all__ = [
     "refuse_long_rows",
     "reserve_bytes",
     "scores",
-    "settled",
     "settled_arm",
     "states_bytes",
     "step_time",

@@ -49,22 +49,18 @@ def count_of(params: float | str) -> float:
 
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
-    options = {name: value for name in ("lora_rank", "trust_remote_code") if (value := getattr(wanted, name))}
-    numbers = {name: value for name in ("params", "layers", "hidden") if (value := getattr(wanted, name)) is not None}
-    if not numbers and wanted.model is None:
-        raise Stop("no model is given", f"give --model, or {NUMBERS}")
-    if numbers and wanted.model is not None:
-        raise Stop(f"--model and {_flags([*numbers])} cannot be combined", f"give --model, or {NUMBERS}")
-    if wanted.model is None and [*numbers] != ["params"]:
-        if options:
-            raise Stop(f"{_flags([*options])} need a model whose tensors are known", "give --model")
-        if missing := [name for name in ("params", "layers", "hidden") if name not in numbers]:
-            raise Stop(f"{_flags([*numbers])} do not describe a model", f"give {_flags(missing)} as well")
-        return generic(**numbers | {"params": count_of(numbers["params"])})
-    name = wanted.model or f"{count_of(numbers['params']) / 1e9:g}B"
+    numbers = (wanted.params, wanted.layers, wanted.hidden)
+    if (wanted.model is None) == (numbers == (None, None, None)):
+        raise Stop("one model is needed: --model and --params cannot be combined", f"give --model, or {NUMBERS}")
+    if wanted.layers is not None or wanted.hidden is not None:
+        if wanted.lora_rank or None in numbers:
+            what = "--params, --layers and --hidden describe a model together, and without adapters"
+            raise Stop(what, f"give --model, or {NUMBERS}")
+        return generic(count_of(wanted.params or 0), wanted.layers or 0, wanted.hidden or 0)
+    name = wanted.model or f"{count_of(wanted.params or 0) / 1e9:g}B"
     if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
         name = _of_size(name)
-    model = named(name, **options)
+    model = named(name, lora_rank=wanted.lora_rank, trust_remote_code=wanted.trust_remote_code)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
     refuse_long_rows(model, sequence)
@@ -83,12 +79,6 @@ def _of_size(size: str) -> str:
     wanted = count_of(size)
     shapes = sorted(with_size(size), key=lambda name: abs(named(name).parameters - wanted))
     if not shapes:
-        remedy = f"give --model with another name or a folder, or {NUMBERS}"
-        raise Stop(f"no built-in shape has {size} parameters", remedy)
-    others = f" ({', '.join(shapes[1:])}: as large)" if shapes[1:] else ""
-    sys.stderr.write(f"{size} parameters: taken as {shapes[0]}{others}\n")
+        raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
+    sys.stderr.write(f"{size} parameters: taken as {shapes[0]}; as large: {', '.join(shapes[1:]) or 'none'}\n")
     return shapes[0]
-
-
-def _flags(names: list[str]) -> str:
-    return " and ".join(map(flag, names))

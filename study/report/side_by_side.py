@@ -5,7 +5,7 @@ from typing import Any
 
 from study.core.arms import NAMES
 from study.core.shapes import letters
-from study.predict.front import Given, Machine, Question, Setup, advise, named, step_time
+from study.predict.front import Machine, Question, Setup, advise, named, step_time
 from study.predict.front import published as others
 from study.report import advice as answer
 
@@ -50,4 +50,4 @@ def steps() -> list[dict]:
 @functools.cache
 def advice() -> list[str]:
     """Return the advice for a model of 7 billion parameters."""
-    return answer.in_words(advise(Question.of(named(ADVISED), RANKS, GPU, Given())))
+    return answer.in_words(advise(Question.of(named(ADVISED), RANKS, GPU)))

@@ -9,13 +9,14 @@ are. Arms that divide rows or layers are not advised: no published row has teste
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
-from study.predict.advice.question import Given, Question, check
-from study.predict.advice.settled import machine_of, settled_arm, setup_of, usual_precision, with_buckets, zero_of
+from study.predict.advice.question import Question, check
+from study.predict.advice.settled import Precision, settled_arm, usual_precision, with_buckets, zero_of
 from study.predict.estimate import estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
@@ -38,7 +39,7 @@ class Row:
     gpu: str
     fits: bool
     limit: str  # why it does not fit; if it fits, what limits its speed
-    precision: str
+    precision: Precision
     checkpointing: bool
     micro_batch: int  # the largest that fits
     accumulation: int
@@ -97,12 +98,16 @@ def advise(question: Question) -> Advice:
         rows = [_with_driver(question, row) if row in unknown else row for row in rows]
 
 
-def fewest(model: Transformer, gpu: str, given: Given, least: int = 1) -> Advice | None:
+def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
     """Return the advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
-    counts = (least * 2**n for n in range(7) if least * 2**n <= MOST_GPUS)
-    possible = (gpus for gpus in counts if (given.batch or gpus) % gpus == 0)
-    advices = (advise(Question.of(model, gpus, gpu, given)) for gpus in possible)
-    return next((each for each in advices if each.choice and not each.choice.offloads), None)
+    gpus = least
+    while gpus <= MOST_GPUS:
+        if (given.get("batch") or gpus) % gpus == 0:
+            advice = advise(Question.of(model, gpus, gpu, **given))
+            if advice.choice and not advice.choice.offloads:
+                return advice
+        gpus *= 2
+    return None
 
 
 def _makes_sense(name: str, question: Question) -> bool:
@@ -132,7 +137,7 @@ def setup_of_row(question: Question, row: Row) -> Setup:
     """Return the setup that a row was predicted for."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
-    return setup_of(settled, arm, row.micro_batch, row.accumulation)
+    return settled.setup(arm, row.micro_batch, row.accumulation)
 
 
 def best_of(rows: list[Row]) -> Row | None:
@@ -192,7 +197,7 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
-    setup = setup_of(question, arm, micro_batch, question.batch // question.gpus // micro_batch)
+    setup = question.setup(arm, micro_batch, question.batch // question.gpus // micro_batch)
     gpu = GPUS[question.gpu]
     prediction = estimate(setup)
     headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
@@ -205,7 +210,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         gpu=question.gpu,
         fits=not limit,
         limit=limit,
-        precision=setup.precision,
+        precision=question.precision or usual_precision(arm),
         checkpointing=bool(setup.checkpointing),
         micro_batch=setup.micro_batch,
         accumulation=setup.accumulation,
@@ -217,5 +222,5 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
 
 
 def _timed(question: Question, row: Row) -> Row:
-    step = step_time(setup_of_row(question, row), machine_of(question))
+    step = step_time(setup_of_row(question, row), question.machine)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s))

@@ -1,41 +1,29 @@
 """The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
 
-import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named
 from study.core.validation import nearest
-from study.predict.setup import Optimizer, Quantized
+from study.predict.advice.settled import Precision, usual_precision
+from study.predict.setup import Optimizer, Quantized, Setup, distribution
+from study.predict.step_time import Machine
 from study.predict.trace.transformer import Transformer
 
 # All of these are assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many
 BATCH = 128  # rows of a step, rounded up to a multiple of the GPUs
-Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
 LEAST_HOST_BYTES = 64e9
 HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
-ALIKE = ("precision", "checkpointing", "optimizer", "quantized")  # in a Given and a Question
-KINDS = {"nvlink": "nv", "pcie": "pcie", "ib": "ib", "infiniband": "ib", "eth": "eth", "ethernet": "eth"}
+KINDS = {"nvlink": "nv", "infiniband": "ib", "ethernet": "eth"}  # how the names of such links begin
 MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What a user says besides the model and the GPUs. None: not given."""
-
-    sequence: int | None = None
-    batch: int | None = None
-    precision: Precision | None = None
-    checkpointing: bool | None = None
-    optimizer: Optimizer = "fused"
-    quantized: Quantized | None = None
-    link: str | None = None
-    host_memory: str | None = None
-    disk: str | None = None
-    gpus_per_node: int | None = None
+LEAST_BYTES = 1e6  # less is a size without its unit
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,7 @@ class Question:
     host_memory_bytes: float  # of a node
     sequence: int
     batch: int
-    precision: str | None = None  # None: the usual one of each arm
+    precision: Precision | None = None  # None: the usual one of each arm
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
@@ -65,27 +53,67 @@ class Question:
     def has_bf16(self) -> bool:
         return GPUS[self.gpu].has_bf16
 
+    @property
+    def machine(self) -> Machine:
+        """The machine, whose link is the slowest one: with several nodes, the link between nodes."""
+        several = self.gpus > self.local
+        return Machine(
+            gpu=self.gpu,
+            gpus_per_node=self.local,
+            link=None if several else self.link,
+            network=self.link if several else None,
+            disk_bytes_per_s=self.disk_bytes_per_s,
+        )
+
+    def setup(self, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
+        return Setup(
+            model=self.model,
+            **distribution(arm, self.gpus),
+            ranks=self.gpus,
+            precision=self.precision or usual_precision(arm),
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            sequence=self.sequence,
+            attention="sdpa" if self.model.has_fused_attention else "eager",
+            checkpointing=self.checkpointing or False,
+            frozen="bf16",
+            quantized=self.quantized,
+            optimizer=self.optimizer,
+            device="cuda",
+        )
+
     @classmethod
-    def of(cls, model: Transformer, gpus: int, gpu: str, given: Given) -> "Question":
+    def of(
+        cls,
+        model: Transformer,
+        gpus: int,
+        gpu: str,
+        *,
+        sequence: int | None = None,
+        batch: int | None = None,
+        link: str | None = None,
+        host_memory: str | None = None,
+        disk: str | None = None,
+        gpus_per_node: int | None = None,
+        **training: Any,
+    ) -> "Question":
         """The question, with a default for everything that is not given."""
         name = gpu_named(gpu)
-        per_node = node_size(gpus, name, given.gpus_per_node)
+        per_node = node_size(gpus, name, gpus_per_node)
         local = min(gpus, per_node)
         host_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)
-        if given.host_memory is not None:
-            host_bytes = bytes_of(given.host_memory, "--host-memory")
         return cls(
             model=model,
             gpus=gpus,
             gpu=name,
-            link=None if gpus == 1 else link_named(given.link, GPUS[name], several_nodes=gpus > local),
-            host_memory_bytes=host_bytes,
-            sequence=default_sequence(model) if given.sequence is None else given.sequence,
-            batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
-            disk_bytes_per_s=None if given.disk is None else bytes_of(given.disk, "--disk", "B/s"),
+            link=None if gpus == 1 else link_named(link, GPUS[name], several_nodes=gpus > local),
+            host_memory_bytes=bytes_of(host_memory, "--host-memory") if host_memory else host_bytes,
+            sequence=default_sequence(model) if sequence is None else sequence,
+            batch=-(-BATCH // gpus) * gpus if batch is None else batch,
+            disk_bytes_per_s=bytes_of(disk, "--disk") if disk else None,
             gpus_per_node=per_node,
-            unit="GB" if given.host_memory and "i" not in given.host_memory.lower() else "GiB",
-            **{name: getattr(given, name) for name in ALIKE},
+            unit="GB" if host_memory and "i" not in host_memory.lower() else "GiB",
+            **training,
         )
 
 
@@ -98,10 +126,8 @@ def node_size(gpus: int, gpu: str, given: int | None) -> int:
     """GPUs in a node. By default the largest number that such machines have and that divides `gpus`."""
     if given is None:
         return next(n for n in range(GPUS[gpu].per_node, 0, -1) if gpus % n == 0)
-    if given < 1:
-        raise Stop(f"gpus_per_node must be a whole number, at least 1 (got {given})", "give 1 or more")
-    if gpus % min(gpus, given):
-        raise Stop(f"{gpus} GPUs do not fill nodes of {given}", "give a multiple of that")
+    if given < 1 or gpus % min(gpus, given):
+        raise Stop(f"{gpus} GPUs do not fill nodes of {given}", "give --gpus-per-node a divisor of the GPUs")
     return given
 
 
@@ -110,21 +136,21 @@ def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
     if text is None:
         return gpu.network if several_nodes else gpu.peer_link
     name = text.lower().replace("_", "-").replace(" ", "-")
-    if kind := KINDS.get(name):
-        links = (gpu.peer_link, gpu.host_link, gpu.network, "ib-hdr", "pcie5", *LINKS)
-        return next(link for link in links if link.startswith(kind))
-    if name not in LINKS:
+    links = (gpu.peer_link, gpu.host_link, gpu.network, "ib-hdr", "pcie5", *LINKS)
+    found = next((link for link in links if link.startswith(KINDS.get(name, name))), None)
+    if found is None:
         raise Stop(f"{text!r} is not a known link between GPUs", nearest(name, [*LINKS, *KINDS], most=3))
-    return name
+    return found
 
 
-def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
-    """Bytes from a text such as "1TB", "1T" or "80 GiB", or bytes a second from "6GB/s"."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) ?([KMGT])(i?)B?(/s)?", text.strip(), re.IGNORECASE | re.ASCII)
-    if not match or float(match[1]) == 0 or bool(match[4]) != (unit == "B/s"):
-        what, examples = ("size", "512GB, 1TB or 80GiB") if unit == "B" else ("speed", "6GB/s or 500MB/s")
-        raise Stop(f"{flag} {text!r:.80} is not a {what}", f"give a number above 0 with its unit, such as {examples}")
-    return float(match[1]) * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper()))
+def bytes_of(text: str, flag: str) -> float:
+    """Bytes from a text such as 1TB or 80 GiB, or bytes a second from 6GB/s."""
+    size_bytes = 0
+    with suppress(ValidationError, OverflowError):
+        size_bytes = TypeAdapter(ByteSize).validate_python(text)
+    if size_bytes < LEAST_BYTES:
+        raise Stop(f"{flag} {text!r:.80} is not a size", "give a number with its unit, such as 512GB, 80GiB or 6GB/s")
+    return size_bytes
 
 
 def check(question: Question) -> None:

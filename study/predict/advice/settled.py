@@ -1,13 +1,12 @@
-"""Arms, setups and machines with the sizes that an advice chooses."""
+"""Arms with the sizes that an advice chooses."""
 
 from dataclasses import replace
+from typing import Literal
 
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.predict.advice.question import Precision, Question
-from study.predict.setup import Setup, distribution
-from study.predict.step_time import Machine
 
+Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
@@ -41,33 +40,3 @@ def with_buckets(arm: Arm, elements: int = BUCKET_ELEMENTS) -> Arm:
 def usual_precision(arm: Arm) -> Precision:
     """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
     return "bf16_cast" if arm.deepspeed else "bf16"
-
-
-def setup_of(question: Question, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
-    return Setup(
-        model=question.model,
-        **distribution(arm, question.gpus),
-        ranks=question.gpus,
-        precision=question.precision or usual_precision(arm),
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        sequence=question.sequence,
-        attention="sdpa" if question.model.has_fused_attention else "eager",
-        checkpointing=question.checkpointing or False,
-        frozen="bf16",
-        quantized=question.quantized,
-        optimizer=question.optimizer,
-        device="cuda",
-    )
-
-
-def machine_of(question: Question) -> Machine:
-    """Return the machine of a question, whose link is the slowest one: with several nodes, the link between nodes."""
-    several = question.gpus > question.local
-    return Machine(
-        gpu=question.gpu,
-        gpus_per_node=question.local,
-        link=None if several else question.link,
-        network=question.link if several else None,
-        disk_bytes_per_s=question.disk_bytes_per_s,
-    )
