@@ -7,14 +7,13 @@ from test_virtual import assert_equal
 
 from study.core.errors import Stop
 from study.core.models.step import FOLLOWING, IGNORED
-from study.predict import nodes
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.memory import sequence, tensor
 from study.predict.setup import Setup
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
-from study.report.of_record import predicted, setup_of
+from study.report.of_record import predicted
 from study.training.data import part_of_rows
 
 STEPS = 8
@@ -65,16 +64,13 @@ def test_gradients_of_shared_rows_are_reduced_in_fp32(precision, trained):
 
 def _compare(loaded):
     record = Record.model_validate(loaded)
-    expected = nodes.predicted(setup_of(record))
+    expected = predicted(record)
     counted = {kind: count for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}  # not flags
-    assert counted.keys() == expected.keys()
-    for kind, count in counted.items():
-        by_ranks = {ranks: size for ranks, size in count.by_ranks(2).items() if size > 100}
-        assert by_ranks == pytest.approx(expected[kind], rel=0.01), kind
+    assert {kind: count.bytes for kind, count in counted.items()} == pytest.approx(expected.traffic, rel=0.01)
     if record.arm == "zero3_ulysses":
-        assert counted["all_to_all"].calls == 2 * 4 * sequence.EXCHANGES, "two passes over four layers"
+        assert counted["all_to_all"].calls == 2 * 4 * 4, "passes, layers, and what attention takes and makes"
     peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
-    assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.02)
+    assert expected.peak_bytes == pytest.approx(peak_bytes, rel=0.02)
     for wire, kernel in zip(wire_bytes_per_rank(record), record.traffic.kernel_bytes_written, strict=True):
         assert wire > 1e6
         assert kernel == pytest.approx(wire, rel=0.01)

@@ -1,11 +1,13 @@
 """Host memory while a model is loaded: the cells and their halves, the prediction, and what is said about it."""
 
+from typing import get_args
+
 import pytest
 
 from study.predict.advice.advise import advise
 from study.predict.advice.question import Question
 from study.predict.architecture import named
-from study.predict.memory.loading import WAYS, Load, loaded_bytes, peaks, prepared_bytes
+from study.predict.memory.loading import Load, Way, loaded_bytes, peaks, prepared_bytes
 from study.report.advice import in_words
 from study.report.topics import killed
 
@@ -32,7 +34,7 @@ def test_on_a_gpu_only_whole_copies_are_in_host_memory():
     assert prepared_bytes(load("zero3_late", saved_bytes=2, on_gpu=True)) == 8 * WEIGHTS
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", get_args(Way))
 def test_more_ranks_never_need_less(way):
     for values in ({}, {"saved_bytes": 2}, {"reads_whole": True}):
         needed = [max(peaks(load(way, ranks=ranks, **values)).values()) for ranks in (1, 2, 4, 8)]

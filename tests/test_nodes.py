@@ -1,19 +1,18 @@
 """Bytes inside a node and between nodes, computed by hand and read from records."""
 
 import functools
-from dataclasses import replace
 
 import pytest
 from conftest import ROOT
 from shaped import finished, put, rows, runs
 
 from study.core import node_traffic
-from study.predict import nodes
 from study.predict.architecture import named
+from study.predict.estimate import estimate
 from study.predict.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record
-from study.report.of_record import setup_of
+from study.report.of_record import predicted
 from study.report.topics import traffic
 
 EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
@@ -59,30 +58,14 @@ def test_gloo_writes_as_much_as_each_group_has_ranks():
     assert metrics.gloo_wire_bytes(moved(all_reduce=[ACROSS]), 4) == 100
 
 
-MODEL = named("bert-large")
-SIZE = 4 * MODEL.parameters
-
-
-def between(arm: str, ranks: int = 16, node_ranks: int = 8, **changes) -> dict[str, float]:
-    setup = replace(Setup.of_arm(MODEL, arm, ranks=ranks), **changes)
-    split = node_traffic.by_node(nodes.predicted(setup), node_ranks)
-    return {kind: size / SIZE for kind, size in split["between"].items()}
-
-
-def test_between_nodes_by_the_papers():
-    """Two nodes of eight. FSDP, stage 3: 2 M gathered, M scattered (P4). Hybrid sharding: an all-reduce of M/8 (P5)."""
-    assert between("fsdp2") == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
-    assert between("zero3_textbook") == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
-    assert between("hsdp") == pytest.approx({"all_reduce": 1 / 8}, rel=0.02)
-    assert between("zero3_hpz_textbook") == pytest.approx({"all_gather": 1, "reduce_scatter": 1}, rel=0.02)
-    assert between("ddp") == {"all_reduce": 1}
-
-
-def test_with_several_passes_hpz_gathers_between_nodes_once():
-    """The second copy serves all passes of a step except the first forward pass."""
-    thrice = between("zero3_hpz_textbook", accumulation=3)
-    assert thrice == pytest.approx({"all_gather": 1, "reduce_scatter": 3}, rel=0.02)
-    assert between("zero3_textbook", accumulation=3)["all_gather"] == pytest.approx(6, rel=0.02)
+def test_bytes_by_the_papers():
+    """FSDP, stage 3: 2 M gathered, M scattered (P4). Hybrid sharding: an all-reduce of M/8 besides (P5)."""
+    model = named("bert-large")
+    sharded = {"all_gather": 2, "reduce_scatter": 1}
+    expected = {"fsdp2": sharded, "zero3_textbook": sharded, "hsdp": sharded | {"all_reduce": 1 / 8}}
+    for arm, times in expected.items():
+        moved = estimate(Setup.of_arm(model, arm, ranks=16)).traffic
+        assert {kind: size / 4 / model.parameters for kind, size in moved.items()} == pytest.approx(times, rel=0.02)
 
 
 def test_the_table_of_a_folder_of_runs(tmp_path):
@@ -107,17 +90,10 @@ def kept(part: str, arm: str) -> Record:
     return Record.model_validate_json(path.read_text())
 
 
-def groups_of(record: Record) -> node_traffic.Groups:
-    return {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
-
-
 @pytest.mark.parametrize("arm", DIVIDED)
 def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
     record = kept("parity", arm)
-    counted, expected = (
-        node_traffic.by_node(groups, 2) for groups in (groups_of(record), nodes.predicted(setup_of(record)))
-    )
-    for where in ("inside", "between"):
-        assert sum(counted[where].values()) == pytest.approx(sum(expected[where].values()), rel=0.01)
+    counted = {kind: count.bytes for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}
+    assert counted == pytest.approx(predicted(record).traffic, rel=0.01)
     wires = zip(record.traffic.kernel_bytes_written, metrics.wire_bytes_per_rank(record), strict=True)
     assert all(kernel == pytest.approx(wire, rel=0.01) for kernel, wire in wires)

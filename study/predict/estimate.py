@@ -11,7 +11,6 @@ from study.predict.memory.deepspeed_memory import NORM_BYTES
 from study.predict.memory.engine import Engine, padded
 from study.predict.memory.fsdp_memory import Sharding
 from study.predict.memory.kept import by_library
-from study.predict.memory.moments import held_bytes
 from study.predict.memory.profile import Profile
 from study.predict.setup import Setup
 
@@ -47,7 +46,16 @@ def estimate(setup: Setup) -> Estimate:
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, most = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, most)
-    after, moved = _between_ranks(setup, engine)
+    if setup.fsdp:
+        sharding = Sharding(setup)
+        moved = fsdp_memory.traffic(sharding)
+        # FSDP1 keeps the gradients until the next forward pass begins.
+        after = {} if sharding.by_accelerate else {"gradients": sharding.gradients_bytes}
+    else:
+        moved = traffic(engine)
+        after = {"gathered_weights": engine.stay_bytes} if engine.stage == 3 else {}
+        if engine.stage == 0 and engine.ranks > 1:
+            after = {"gradients": engine.elements * engine.weight_bytes}
     return Estimate(
         parameters=setup.model.parameters,
         at_peak=at_peak,
@@ -59,16 +67,6 @@ def estimate(setup: Setup) -> Estimate:
         traffic=dict(Counter(moved) + exchanged(setup)),
         flops_per_rank_and_step=operations(setup),
     )
-
-
-def _between_ranks(setup: Setup, engine: Engine) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what stays after a step besides the states, and the bytes by collective."""
-    if not setup.fsdp:
-        return _after_step(engine), traffic(engine)
-    sharding = Sharding(setup)
-    # FSDP1 keeps the gradients until the next forward pass begins.
-    after = {} if sharding.by_accelerate else {"gradients": sharding.gradients_bytes}
-    return after, fsdp_memory.traffic(sharding)
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
@@ -98,7 +96,9 @@ def profile(setup: Setup) -> Profile:
     """Return the activations of a microbatch, as a trace of the model shows them."""
     if setup.tensor_ranks > 1:
         one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
-        return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
+        seen = profile(one)  # with the gradient of the rank's part of the output matrix
+        gradients = (each._replace(tensor=tensor.part(each.tensor, setup.tensor_ranks)) for each in seen.gradients)
+        return replace(seen, gradients=tuple(gradients))
     return by_library(setup, setup.model.traced(setup.trace_options, setup.micro_batch).profile)
 
 
@@ -139,8 +139,7 @@ def standing(engine: Engine) -> dict[str, int]:
     part = engine.part
     trained = engine.elements
     frozen = engine.frozen_bytes
-    by_muon = engine.optimizer == "muon" and engine.stage
-    moments_bytes = muon.moments_bytes(engine) if by_muon else held_bytes(engine.optimizer, engine.pieces, b)
+    moments_bytes = muon.moments_bytes(engine)
     if engine.stage == 0:
         return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
     # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
@@ -204,14 +203,6 @@ def _update(engine: Engine) -> Iterator[dict]:
         flat = part * w if len(engine.owned) > 1 else 0
         yield {"gradients": whole, "activations": flat + copied * part}
         yield {"activations": b * part + engine.made_bytes}  # the whole gradients are freed by now
-
-
-def _after_step(engine: Engine) -> dict[str, int]:
-    if engine.stage == 3:
-        return {"gathered_weights": engine.stay_bytes}
-    if engine.stage == 0 and engine.ranks > 1:
-        return {"gradients": engine.elements * engine.weight_bytes}
-    return {}
 
 
 def pinned_padding(engine: Engine) -> int:

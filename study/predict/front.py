@@ -1,6 +1,6 @@
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
-from study.predict import nodes, papers
+from study.predict import papers
 from study.predict.advice.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fills
 from study.predict.advice.question import SEQUENCE, Question, default_sequence
 from study.predict.advice.settled import (
@@ -58,7 +58,6 @@ __all__ = [
     "inputs_bytes",
     "memory_kinds",
     "named",
-    "nodes",
     "papers",
     "peak_flops_per_s",
     "peaks",

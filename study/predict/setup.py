@@ -18,10 +18,8 @@ Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
 ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
 Fsdp = Literal["full_shard", "shard_grad_op"]
-FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_norms"]
 Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
-OF_4_BITS = ("nf4", "nf4_double", "fp4")
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
 # these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). Scales of rows are few.
 PACKED_BYTES = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "int8": 1.0}
@@ -57,7 +55,8 @@ class Setup:
     # Size of the groups of ranks that shard states (and weights), if each group holds all of them: FSDP's HYBRID_SHARD,
     # or stage 1 within a node. None: all ranks are one group.
     group: int | None = None
-    fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
+    # torch: each layer and the root are units; accelerate: more units, as in the arms
+    fsdp_by: Literal["torch", "accelerate"] = "torch"
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type;
     # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
@@ -209,11 +208,6 @@ class Setup:
         """Bytes of an element of the weights that the optimizer updates, and of their gradients."""
         return 2 if self.precision in HALF_WEIGHTS else 4
 
-    @property
-    def frozen_bytes(self) -> int:
-        """Bytes of an element of the frozen weights that are not quantized."""
-        return 2 if self.frozen != "as_weights" and self.precision in AUTOCAST else self.stored_bytes
-
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """The parameter tensors as ranks keep, divide and gather them."""
@@ -234,9 +228,10 @@ class Setup:
 
     def kept_bytes(self, tensor: Tensor) -> int:
         """Return the bytes of an element of a kept tensor between passes."""
-        if tensor.trains:
-            return self.stored_bytes
-        return self.weight_bytes if tensor.packed else self.frozen_bytes
+        if tensor.packed:
+            return self.weight_bytes
+        in_half = not tensor.trains and self.frozen != "as_weights" and self.precision in AUTOCAST
+        return 2 if in_half else self.stored_bytes
 
     @property
     def scales_bytes(self) -> int:

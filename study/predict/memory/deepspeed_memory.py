@@ -52,7 +52,11 @@ def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
     buckets = state.buckets if state.waiting else 0  # of earlier microbatches; else they come with the first gradient
     yield {"activations": kept, "temporaries": in_use, "gradients": state.waiting + state.kept, "buckets": buckets}
     if engine.optimizer == "muon" and not engine.offloads:
-        yield state.multiplied()
+        # The buckets are still there at the end of the pass, when it multiplies.
+        made = max(
+            (moments.multiplied_bytes(each, engine.setup.on_gpu) for each in muon.owned_matrices(engine)), default=0
+        )
+        yield {"buckets": state.buckets, "gradients": engine.part * engine.weight_bytes, "activations": made}
     for tensor, most, complete in profile.gradients:
         size = tensor.elements * engine.weight_bytes
         if state.bucket:  # the buckets are made with the first gradient
@@ -95,13 +99,6 @@ class Buckets:
         if self.ended:  # autograd is done, and records count what is allocated then as activations
             return now | {"activations": activations.total + extra}
         return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
-
-    def multiplied(self) -> dict:
-        """Return what is held when Muon multiplies. The buckets are still there at the end of the pass."""
-        engine = self.engine
-        multiplied = [moments.multiplied_bytes(each, engine.setup.on_gpu) for each in muon.owned_matrices(engine)]
-        gradients = engine.part * engine.weight_bytes
-        return {"buckets": self.buckets, "gradients": gradients, "activations": max(multiplied, default=0)}
 
     def take(self, tensor: Tensor) -> None:
         """Put a complete gradient into the bucket."""
@@ -164,14 +161,14 @@ class Scattering:
         self.released = engine.fetches.turn.released
         self.stay = {tensor.name for tensor in engine.persistent}
         self.in_graph: Counter[str] = Counter()  # bytes of weights, by the tensor whose gradient comes when they go
-        for name, size in () if engine.setup.has_own_linear else self.views(engine):
-            self.in_graph[name] += size
+        if not engine.setup.has_own_linear:
+            self.keep_views(engine)
         self.all_stay = engine.fetches.turn.running.weights == engine.all_elements and engine.refetched == 0
         self.bucket: list[Tensor] = []
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
 
-    def views(self, engine: Engine) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
+    def keep_views(self, engine: Engine) -> None:
+        """Count the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
 
         Frozen ones are there, too. They are gone when the gradient of the trained tensor before them is complete.
         """
@@ -181,10 +178,10 @@ class Scattering:
             trained = tensor.name if tensor.trains else trained
             is_kept = tensor.name in engine.fetches.released and len(tensor.shape) == 2 and not tensor.packed
             if is_kept and tensor.block != "embeddings" and not setup.computes_again(tensor.block):
-                yield trained, tensor.elements * self.w * engine.gathers
+                self.in_graph[trained] += tensor.elements * self.w * engine.gathers
         first = setup.tensors[0]
         if reads_out_by_embeddings(setup.model) and first.name in engine.fetches.released:
-            yield engine.tensors[-1].name, first.elements * self.w * engine.gathers
+            self.in_graph[engine.tensors[-1].name] += first.elements * self.w * engine.gathers
 
     def hold(self, whole: Whole) -> None:
         self.alive = whole.weights * self.w * self.engine.gathers
@@ -210,7 +207,7 @@ class Scattering:
         if tensor.name in self.stay or self.all_stay or not self.engine.gathers:
             return
         visit = self.engine.fetches.backward[tensor.name]
-        self.hold(visit.most)
+        self.hold(max(visit.waiting, visit.running, key=sum))
         self.released = visit.released
 
     def moment(self, activations: Held, extra: int) -> dict:

@@ -31,10 +31,6 @@ class Visit(NamedTuple):
     running: Whole
     released: int  # elements that have been released until then, even if they are whole again
 
-    @property
-    def most(self) -> Whole:
-        return max(self.waiting, self.running, key=sum)
-
 
 class Fetches(NamedTuple):
     """Elements of whole weights in stage 3, including the small ones that always stay whole."""
@@ -62,7 +58,10 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     Modules that appear in no tensor's name are unknown here.
     """
     forward = _modules(model)
-    without = _without_backward(model)
+    # No gradient comes through frozen tables. One does come through frozen input embeddings, because checkpointed
+    # layers need it (enable_input_require_grads).
+    tables = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
+    without = {tensor.name for tensor in tables if not tensor.trains}
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
     visits = [coordinator.visit(step) for step in range(len(forward))]
@@ -126,7 +125,10 @@ class Coordinator:
         names = self.order[step]
         self._gather([name for name in names if name not in self.whole])
         waiting = Whole(self.alive, self._wait(names))
-        self._reach(step)
+        unseen = {name for name in names if self.last_fetched[name] < step}
+        while self.queue and unseen:  # until all tensors of the module have been seen in it
+            name, self.last_fetched[name] = self.queue.popleft()
+            unseen.discard(name)
         room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
         ahead: list[str] = []
         while self.queue and room > 0:
@@ -161,32 +163,16 @@ class Coordinator:
                 self.flat -= 0 if flight.names else flight.flat
         return most
 
-    def _reach(self, step: int) -> None:
-        """Take from the queue until all tensors of a module have been seen in it."""
-        unseen = {name for name in self.order[step] if self.last_fetched[name] < step}
-        while self.queue and unseen:
-            name, self.last_fetched[name] = self.queue.popleft()
-            unseen.discard(name)
-
     def _release(self, step: int) -> None:
-        candidates = (name for name in self.order[step] if name not in self.stay)
-        released = {name for name in candidates if self.last_fetched[name] <= step + 1 and not self._soon(name, step)}
+        released = set()
+        for name in self.order[step]:
+            again = next((use for use in self.uses[name] if use > step), None)
+            soon = again is not None and self.before[again] - self.before[step + 1] < self.limits.reuse
+            if name not in self.stay and self.last_fetched[name] <= step + 1 and not soon:
+                released.add(name)
         self.whole -= released
         self.released_once |= released
         self.alive -= self._elements(released)
-
-    def _soon(self, name: str, step: int) -> bool:
-        again = next((use for use in self.uses[name] if use > step), None)
-        return again is not None and self.before[again] - self.before[step + 1] < self.limits.reuse
-
-
-def _without_backward(model: Transformer) -> set[str]:
-    """Frozen tables besides the input embeddings: no gradient comes through them.
-
-    One does come through frozen input embeddings, because checkpointed layers need it (enable_input_require_grads).
-    """
-    tables = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
-    return {tensor.name for tensor in tables if not tensor.trains}
 
 
 def _modules(model: Transformer) -> list[list[str]]:

@@ -15,15 +15,10 @@ HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, 
 # A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
 # were seen, and 2.4 GB with an arm that releases every parameter after use.
 VIRTUAL_PROCESS_BYTES = 1.5e9
+# plain: each rank loads the model (DDP, stages 1 and 2). zero3: stage 3, configured before from_pretrained (zero.Init);
+# zero3_late: after it. fsdp2: each rank loads the model; fsdp2_efficient: with cpu_ram_efficient_loading. meta: rank 0
+# loads, the others begin on the meta device.
 Way = Literal["plain", "zero3", "zero3_late", "fsdp2", "fsdp2_efficient", "meta"]
-WAYS: dict[Way, str] = {
-    "plain": "each rank loads the model (DDP, stages 1 and 2)",
-    "zero3": "stage 3, configured before from_pretrained (zero.Init)",
-    "zero3_late": "stage 3, configured after from_pretrained",
-    "fsdp2": "FSDP2, each rank loads the model",
-    "fsdp2_efficient": "FSDP2 with cpu_ram_efficient_loading",
-    "meta": "rank 0 loads, the others begin on the meta device",
-}
 # Private bytes of a process without its weights, once it has loaded and prepared a model of 1 MB. Counted on a CPU.
 PROCESS_BYTES: dict[Way, tuple[float, float]] = {
     "plain": (301e6, 302e6),
@@ -66,14 +61,10 @@ class Load:
         return self.model.parameters * self.weight_bytes
 
     @property
-    def files_bytes(self) -> int:
-        return self.model.parameters * self.saved_bytes
-
-    @property
     def read_bytes(self) -> int:
         """Private bytes of a rank that loads the model, at the peak."""
         casts = self.saved_bytes != self.weight_bytes
-        return self.reads_whole * self.files_bytes + casts * self.weights_bytes
+        return self.reads_whole * self.model.parameters * self.saved_bytes + casts * self.weights_bytes
 
     @property
     def copies(self) -> int:
@@ -85,7 +76,8 @@ def loaded_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights, at the peak of from_pretrained."""
     if load.way != "zero3":
         return load.copies * load.read_bytes
-    read = load.files_bytes * load.reads_whole  # stage 3 copies into the type of the weights tensor by tensor
+    # Stage 3 copies into the type of the weights tensor by tensor.
+    read = load.model.parameters * load.saved_bytes * load.reads_whole
     return read if load.on_gpu else read + (1 + load.ranks * KEPT["zero3"]) * load.weights_bytes
 
 

@@ -12,9 +12,8 @@ from math import ceil
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, Gpu
-from study.core.numbers import size
-from study.predict import estimate as estimates
-from study.predict.estimate import estimate
+from study.predict.estimate import estimate, profile
+from study.predict.estimate import moments as moments_of
 from study.predict.memory import kept, moments
 from study.predict.memory.allocator import Allocator, Block, rounded, segment_bytes
 from study.predict.memory.engine import Engine
@@ -26,7 +25,7 @@ from study.predict.setup import Setup
 CONTEXT_BYTES = 0.4e9
 OLD_CONTEXT_BYTES = 1.3e9  # of PyTorch 1 on a V100, as transformers' documentation of 2022 measures it
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
-NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
+NCCL_BYTES = {1: 0, 2: 544 * 2**20, 3: 688 * 2**20}
 # An advice keeps more of a GPU free, to be safe: the context of an older CUDA and NCCL, and a share for fragmentation.
 # On an A100 that is 7.3 % of 85.9 GB. The smallest share known to be enough is 6.5 %: Llama-3-8B was trained with
 # 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
@@ -47,7 +46,7 @@ class MemoryKinds:
 def outside_bytes(ranks: int, torch_major: int = 2) -> float:
     """Bytes that a process takes of a GPU outside PyTorch's allocator."""
     context = OLD_CONTEXT_BYTES if torch_major == 1 else CONTEXT_BYTES
-    return context + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
+    return context + NCCL_BYTES[min(ranks, 3)]
 
 
 def reserve_bytes(gpu: Gpu) -> float:
@@ -64,17 +63,6 @@ def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
 
 
-def in_words(kinds: MemoryKinds) -> str:
-    """The three numbers in a sentence."""
-    tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
-    if kinds.reserved is None or kinds.driver is None:
-        return f"{tensors}; reserved and what nvidia-smi shows are not known for ranks that divide a model."
-    if kinds.reserved < kinds.allocated:
-        return f"{tensors}, more than the {size(kinds.reserved)} that a process can have of this GPU: it does not fit."
-    reserved = f"reserved {size(kinds.reserved)} (what its allocator holds: replayed)"
-    return f"{tensors}; {reserved}; nvidia-smi shows {size(kinds.driver)} (with the CUDA context and NCCL)."
-
-
 @functools.cache
 def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | None:
     """The most that the caching allocator holds in the first steps. None for a model that was not traced.
@@ -86,7 +74,7 @@ def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | Non
         return None
     streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
     unfused = replace(setup, library=replace(setup.library, fused_layers=False))
-    spared = estimates.profile(unfused).kept - estimates.profile(setup).kept
+    spared = profile(unfused).kept - profile(setup).kept
     replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams + spared))
     try:
         replay.run()
@@ -160,7 +148,7 @@ def _of_deepspeed(setup: Setup) -> _Sizes:
     """Return the flat vectors of DeepSpeed. The host's part is not included."""
     states = dict(estimate(setup).after_step)
     moment = states.pop("moments", 0) // 2
-    times = [*estimates.moments(Engine(setup), estimates.profile(setup))]
+    times = [*moments_of(Engine(setup), profile(setup))]
     most = max((now for when, now in times if when == "backward"), key=lambda now: sum(now.values()))
     in_pass = [int(most[name]) for name in ("gradients", "buckets", "gathered_weights") if most.get(name)]
     made = [int(size) for when, now in times if when == "update" for size in now.values()]

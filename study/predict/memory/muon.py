@@ -24,7 +24,9 @@ def owned_matrices(engine: Engine) -> list[Tensor]:
 
 
 def moments_bytes(engine: Engine) -> int:
-    """Muon's momentum, and AdamW's two moments of what is not a matrix."""
+    """The moments of any optimizer. With Muon and a stage: its momentum, and AdamW's moments of what is no matrix."""
+    if engine.optimizer != "muon" or engine.stage == 0:
+        return moments.held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
     rest = [piece for piece in engine.pieces if not piece.of_muon]
     return moments.held_bytes("fused", rest, engine.state_bytes) + momentum_bytes(engine)
 

@@ -8,7 +8,6 @@ from study.core.errors import Stop
 from study.predict.setup import Setup
 from study.predict.trace.transformer import Transformer
 
-EXCHANGES = 4  # in a pass over a layer: of queries, keys, values, and what attention makes of them
 POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
 
 

@@ -8,7 +8,7 @@ import functools
 from dataclasses import replace
 
 from study.core.errors import Stop
-from study.predict.memory.profile import Profile, Tensor
+from study.predict.memory.profile import Tensor
 from study.predict.trace.transformer import Transformer
 
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
@@ -39,26 +39,21 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     config = model.dimensions
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts = {name: config[name] // ranks for name in DIVIDED}
-    part = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
-    return replace(model, name=part.name, config=part.config)  # one side of each adapter is divided as its layer
+    one = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
+    return replace(model, name=one.name, config=one.config)  # one side of each adapter is divided as its layer
 
 
 @functools.cache
 def tensors_of_a_rank(model: Transformer, ranks: int) -> tuple[Tensor, ...]:
     """The parameter tensors of a rank, with its part of the output matrix."""
-    return tuple(_part(tensor, ranks) for tensor in of_a_rank(model, ranks).tensors)
+    return tuple(part(tensor, ranks) for tensor in of_a_rank(model, ranks).tensors)
 
 
-def _part(tensor: Tensor, ranks: int) -> Tensor:
+def part(tensor: Tensor, ranks: int) -> Tensor:
+    """A rank's part of a tensor of `of_a_rank`: the output matrix is divided, too."""
     if tensor.name != "lm_head.weight":
         return tensor
     return Tensor(tensor.name, (tensor.shape[0] // ranks, *tensor.shape[1:]), tensor.block, tensor.trains)
-
-
-def profile_of_a_rank(seen: Profile, ranks: int) -> Profile:
-    """The traced activations of that model, with the gradient of the rank's part of the output matrix."""
-    gradients = tuple(each._replace(tensor=_part(each.tensor, ranks)) for each in seen.gradients)
-    return replace(seen, gradients=gradients)
 
 
 def layer_bytes(setup, phase: str) -> tuple[int, int]:

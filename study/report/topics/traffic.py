@@ -7,13 +7,12 @@ from matplotlib.figure import Figure
 
 from study.core import node_traffic
 from study.core.words import joined
-from study.predict.front import nodes, papers
+from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import columns, in_order, largest_groups, sums
-from study.report.of_record import setup_of
 from study.report.style import conditions, ordered
 
 MORE = 1.01  # times what the ZeRO paper says: what is within it is called equal
@@ -73,7 +72,7 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     """Return bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
 
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
-    what gloo should write. Only models with formulas have predictions.
+    what gloo should write.
     """
     several = [
         run for run in runs.done if run.traffic and (run.ranks or 0) > node_ranks and not (run.ranks or 0) % node_ranks
@@ -88,8 +87,6 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
     per_kind = run.record.traffic.per_rank[0]
     moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks or 1)} for kind, count in per_kind.items()}
     split = node_traffic.by_node(moved, node_ranks)
-    setup = setup_of(run.record)
-    theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
     wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
     components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
@@ -98,7 +95,6 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
         "ranks": f"{run.ranks} virtual" if run.virtual else str(run.ranks),
         "inside_mb": sum(split["inside"].values()) / 1e6,
         "between_mb": sum(split["between"].values()) / 1e6,
-        "predicted_between_mb": sum(theory.values()) / 1e6 if theory else None,
         "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
         "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
