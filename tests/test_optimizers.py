@@ -12,8 +12,7 @@ from study.core.errors import Stop
 from study.core.optimizers import check, refusal
 from study.core.settings import Flags
 from study.measure import readback, roles
-from study.predict.memory.moments import Piece, held_bytes, multiplied_bytes
-from study.predict.memory.profile import Tensor
+from study.predict.memory.moments import Piece, held_bytes
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of
@@ -25,12 +24,11 @@ FLAGS = ("--task", "wikitext", "--steps", "6", "--warmup-steps", "2", "--sequenc
 RUNS = {
     "ddp, muon": ("ddp", "--optimizer", "muon"),
     "zero1, muon": ("zero1", "--optimizer", "muon"),
-    "zero3, muon": ("zero3", "--optimizer", "muon"),
     "zero3, bf16_pure": ("zero3", "--precision", "bf16_pure"),
     "ddp, adapters": ("ddp", "--lora-rank", "4"),
     "zero3, adapters": ("zero3", "--lora-rank", "4"),
 }
-SLOW = ("zero3, muon", "ddp, adapters")
+PREDICTED = [name for name in RUNS if name != "zero1, muon"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,9 @@ def components(record: Record) -> dict[str, int]:
 # --- two real ranks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "ddp, adapters" else name for name in PREDICTED]
+)
 def test_each_component_is_as_predicted(name, run):
     record = run(name)
     theory, held = predicted(record), components(record)
@@ -97,11 +97,16 @@ def test_kept_records_hold_what_is_predicted():
     assert len({memory.what_changes(run) for run in kept}) >= 6
     rows = rows_of(memory.states(replace(runs.load([]), runs=tuple(kept))))
     held = [row for row in rows if row["predicted"] is not None]
-    assert len(held) == len(rows) > 3 * len(kept)
+    assert len(rows) > 3 * len(kept)
+    assert {row["what"] for row in rows if row["predicted"] is None} == {"muon"}
     for row in held:
         assert row["measured"] == pytest.approx(row["predicted"], rel=0.01), row
-    for run in kept:
-        theory, rank = predicted(run.record), run.record.memory.components.per_rank[0]
+    theories = [(run, predicted(run.record)) for run in kept]
+    assert {run.requested.optimizer for run, theory in theories if theory is None} == {"muon"}
+    for run, theory in theories:
+        if theory is None:
+            continue
+        rank = run.record.memory.components.per_rank[0]
         assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=0.01), run.name
         sent = {kind: moved.bytes for kind, moved in run.record.traffic.per_rank[0].items() if moved.bytes > 100}
         assert sent == pytest.approx(theory.traffic, rel=0.01)
@@ -115,12 +120,6 @@ def test_an_optimizer_that_works_by_matrices_keeps_more_of_a_vector():
     assert held_bytes("adafactor", [matrix], 4) == 4 * (512 + 256)
     assert held_bytes("adafactor", [vector], 4) == 4 * 512 * 256  # what DeepSpeed's stages give it
     assert held_bytes("fused", [matrix], 4) == held_bytes("fused", [vector], 4) == 8 * 512 * 256
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (64, 256), (256, 64)])
-def test_muon_updates_the_experts_of_a_layer_together(shape):
-    one, eight = (multiplied_bytes(Tensor("w", each, "layer.0"), on_gpu=True) for each in (shape, (8, *shape)))
-    assert eight == 8 * one
 
 
 def test_moments_of_eight_bits_have_scales_and_small_tensors_have_none():

@@ -44,10 +44,10 @@ def test_table_1_of_the_zero_paper(size, stage, printed):
 
 
 def test_bytes_of_a_parameter_by_recipe():
-    by_hand = {"mixed-adam": 16, "fp32-adam": 16, "bf16-adam": 8, "mixed-adam-8bit": 10, "mixed-sgd-momentum": 12}
-    for recipe, expected in (by_hand | {"fp32-sgd-momentum": 12}).items():
-        assert sum(papers.states_bytes(1, 0, 1, recipe).values()) == expected
-        assert sum(papers.states_bytes(1, 3, 8, recipe).values()) == expected / 8
+    by_hand = {"bf16_cast adamw": 16, "fp32 adamw": 16, "bf16_pure adamw": 8, "bf16_cast adamw_8bit": 10}
+    for recipe, expected in (by_hand | {"bf16_cast sgd": 12, "fp32 sgd": 12}).items():
+        assert sum(papers.states_bytes(1, 0, 1, *recipe.split()).values()) == expected
+        assert sum(papers.states_bytes(1, 3, 8, *recipe.split()).values()) == expected / 8
 
 
 def test_cpu_adam_is_as_fast_as_published():

@@ -23,9 +23,8 @@ from study.predict.front import (
     count_of,
     fills,
     memory_kinds,
-    recipe_of,
+    papers,
     reserve_bytes,
-    states_bytes,
     step_time,
 )
 from study.predict.front import estimate as predict
@@ -109,8 +108,8 @@ def _is_a_number(wanted: Wanted) -> bool:
 def _states(arm: arms.Arm, training: Training, parameters: float, as_json: bool) -> dict | None:
     """Print the ZeRO paper's model states, or return them: all that is known of a number of parameters."""
     stage = 3 if arm.fsdp else arm.stage or 0
-    recipe = recipe_of(training.precision or "bf16_cast", training.optimizer)
-    states = states_bytes(parameters, stage, training.ranks, recipe)
+    precision = training.precision or "bf16_cast"
+    states = papers.states_bytes(parameters, stage, training.ranks, precision, training.optimizer)
     if as_json:
         return {"arm": arm.name, "ranks": training.ranks, "parameters": parameters, "published_states_bytes": states}
     total, ranks = size(sum(states.values())), number_of(training.ranks, "ranks")

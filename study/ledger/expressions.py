@@ -24,7 +24,7 @@ def _flops(parameters: float, tokens: float) -> float:
 
 FORMULAS: dict[str, Callable] = {
     **FUNCTIONS,
-    "states": _states,  # parameters, stage, ranks and recipe, as for the next three
+    "states": _states,  # parameters, stage, ranks, precision and optimizer, as for the next three
     "weights": lambda *given: papers.states_bytes(*given)["weights"],
     "gradients": lambda *given: papers.states_bytes(*given)["gradients"],
     "optimizer": lambda *given: papers.states_bytes(*given)["optimizer"],

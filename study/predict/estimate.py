@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from study.predict.memory import deepspeed_memory, fsdp_memory, muon, sequence, tensor
+from study.predict.memory import deepspeed_memory, fsdp_memory, sequence, tensor
 from study.predict.memory.deepspeed_memory import NORM_BYTES
 from study.predict.memory.engine import Engine, padded
 from study.predict.memory.fsdp_memory import Sharding
 from study.predict.memory.kept import by_library
+from study.predict.memory.moments import held_bytes
 from study.predict.memory.profile import Profile
 from study.predict.setup import Setup
 
@@ -139,12 +140,12 @@ def standing(engine: Engine) -> dict[str, int]:
     part = engine.part
     trained = engine.elements
     frozen = engine.frozen_bytes
-    moments_bytes = muon.moments_bytes(engine)
+    moments_bytes = held_bytes(engine.optimizer, engine.pieces, b)
     if engine.stage == 0:
         return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
     # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
     # bf16_master_weights_and_grads it keeps a copy in bf16.
-    states = {"master": b * part, "moments": moments_bytes, "staging": muon.buffers_bytes(engine)}
+    states = {"master": b * part, "moments": moments_bytes}
     if engine.stage < 3:
         states["weights"] = padded(trained, engine.ranks) * w + frozen
         if engine.offloads:
@@ -189,7 +190,6 @@ def _update(engine: Engine) -> Iterator[dict]:
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
-        yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
         stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = max(engine.sub_groups)  # gradients are flattened, then copied to fp32, one group at a time
@@ -252,8 +252,7 @@ def traffic(engine: Engine) -> dict[str, int]:
             return reduced
         return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}
     whole = engine.part * engine.ranks
-    # Muon takes whole gradients: stage 3 does not scatter them.
-    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * engine.reduced_bytes * passes}
+    reduced = {"reduce_scatter": whole * engine.reduced_bytes * passes}
     if engine.ranks == 1:
         return reduced
     if engine.quantizes_gradients:
@@ -261,5 +260,4 @@ def traffic(engine: Engine) -> dict[str, int]:
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     whole += engine.frozen_part * engine.ranks
     gathered = (whole - stay + engine.refetched) * passes + stay
-    gathered_bytes = gathered * (1 if engine.quantizes_weights else w)
-    return reduced | {"all_gather": gathered_bytes + muon.gathered_elements(engine) * w}
+    return reduced | {"all_gather": gathered * (1 if engine.quantizes_weights else w)}

@@ -17,7 +17,6 @@ from study.predict.estimate import Estimate, estimate, inputs_bytes
 from study.predict.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Load, Way, peaks
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores
-from study.predict.papers import recipe_of, states_bytes
 from study.predict.setup import ADAMW, Setup, distribution
 from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
 from study.predict.trace.transformer import Transformer
@@ -62,12 +61,10 @@ __all__ = [
     "peak_flops_per_s",
     "peaks",
     "published",
-    "recipe_of",
     "refuse_long_rows",
     "reserve_bytes",
     "scores",
     "settled_arm",
-    "states_bytes",
     "step_time",
     "usual_precision",
     "with_zero",

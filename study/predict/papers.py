@@ -7,35 +7,27 @@ import math
 from collections.abc import Mapping
 
 from study.core.errors import Stop
+from study.core.settings import HALF_WEIGHTS
 
-# Bytes per parameter of the weights (and of the gradients), and of an fp32 master copy (P1 3.1). "mixed" is bf16_cast.
-WEIGHTS = {"fp32": (4, 0), "mixed": (2, 4), "bf16": (2, 0)}
-# Of the moments, in the type of the states: fp32, or bf16 with "bf16". Scales, an Adafactor's rows and columns, and
-# the tensors that keep Adam's moments under Muon are left out.
-MOMENTS = {"adam": (8, 4), "adam-8bit": (2, 2), "sgd-momentum": (4, 2), "adafactor": (0, 0), "muon": (4, 2)}
-# Bytes per parameter of the weights, the gradients, and what only the optimizer needs (P1's K).
-RECIPES = {
-    f"{precision}-{optimizer}": (weights, weights, master + held[precision == "bf16"])
-    for precision, (weights, master) in WEIGHTS.items()
-    for optimizer, held in MOMENTS.items()
-}
-OF_PRECISION = {
-    **dict.fromkeys(("fp32", "bf16", "fp16"), "fp32-adam"),
-    "bf16_cast": "mixed-adam",
-    "bf16_pure": "bf16-adam",
-}
-OF_OPTIMIZER = {"adamw_8bit": "adam-8bit", "sgd": "sgd-momentum", "adafactor": "adafactor", "muon": "muon"}
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26
 
 
-def recipe_of(precision: str, optimizer: str) -> str:
-    """The recipe of a precision with an optimizer, both by the names that a setup uses."""
-    weights = OF_PRECISION[precision].removesuffix("-adam")
-    return f"{weights}-{OF_OPTIMIZER.get(optimizer, 'adam')}"
+def states_of_a_parameter(precision: str, optimizer: str = "adamw") -> tuple[int, int, int]:
+    """Bytes of a parameter's weight, of its gradient, and of what only the optimizer needs (P1's K).
+
+    Scales, an Adafactor's rows and columns, and the tensors that keep Adam's moments under Muon are left out.
+    """
+    weight = 2 if precision in HALF_WEIGHTS else 4
+    master = 4 if precision == "bf16_cast" else 0  # P1 3.1
+    number = 2 if precision == "bf16_pure" else 4
+    moments = {"adamw_8bit": 2, "sgd": number, "muon": number, "adafactor": 0}.get(optimizer, 2 * number)
+    return weight, weight, master + moments
 
 
-def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mixed-adam") -> dict[str, float]:
+def states_bytes(
+    parameters: float, stage: int, ranks: float, precision: str = "bf16_cast", optimizer: str = "adamw"
+) -> dict[str, float]:
     """Model states of a rank, P1 section 5, figure 1. Only the states that the stage partitions are divided by N."""
     if stage not in (0, 1, 2, 3):
         raise Stop(f"stage must be 0, 1, 2 or 3 (got {stage})", "give one of these")
@@ -43,11 +35,11 @@ def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mix
     if not 0 < parameters < math.inf or ranks <= 0:
         what = f"parameters and ranks must be above 0 (got {parameters:g} parameters on {ranks} ranks)"
         raise Stop(what, "give numbers above 0")
-    weights, gradients, optimizer = RECIPES[recipe]
+    weights, gradients, states = states_of_a_parameter(precision, optimizer)
     return {
         "weights": weights * parameters / (ranks if stage >= 3 else 1),  # P1 5.3
         "gradients": gradients * parameters / (ranks if stage >= 2 else 1),  # P1 5.2
-        "optimizer": optimizer * parameters / (ranks if stage >= 1 else 1),  # P1 5.1
+        "optimizer": states * parameters / (ranks if stage >= 1 else 1),  # P1 5.1
     }
 
 

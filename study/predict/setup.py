@@ -30,6 +30,7 @@ FP8 = (
     "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and states stay "
     "in 16 or 32 bits, and copies in 8 bits come on top (https://github.com/NVIDIA/TransformerEngine/issues/1429)"
 )
+MUON = "what DeepSpeed's Muon holds under a ZeRO stage (whole matrices, and buffers for them) is not predicted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,8 @@ class Setup:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
         if self.precision == "fp8":
             raise Stop(FP8, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
+        if self.optimizer == "muon" and self.stage:
+            raise Stop(MUON, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "give a model with adapters")
         self._check_sharing()

@@ -394,6 +394,6 @@ class _Step:
 
 def update_bytes(setup: Setup) -> float:
     """Bytes for each parameter in an update: AdamW's, less what smaller moments save. Muon's products do not count."""
-    adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
+    adam, others = (papers.states_of_a_parameter(setup.precision, name)[2] for name in ("fused", setup.optimizer))
     again = 14 * setup.state_bytes if setup.optimizer in SEPARATE else 0
     return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again

@@ -30,6 +30,8 @@ def setup_of(record: Record) -> Setup | None:
     observed = record.observed
     if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
         return None  # what a compiler keeps and fuses is unknown here
+    if requested.optimizer == "muon" and observed.stage:
+        return None
     model = architecture(record)
     rows = requested.train_rows  # on a rank, for training and for evaluation
     if requested.task == "synthetic":

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 from math import ceil
 
-from study.predict.memory import moments, muon
 from study.predict.memory.engine import Engine
 from study.predict.memory.fetches import Visit, Whole, leaf_modules, reads_out_by_embeddings
 from study.predict.memory.profile import Held, Profile, Tensor
@@ -51,12 +50,6 @@ def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
     kept, in_use = profile.most
     buckets = state.buckets if state.waiting else 0  # of earlier microbatches; else they come with the first gradient
     yield {"activations": kept, "temporaries": in_use, "gradients": state.waiting + state.kept, "buckets": buckets}
-    if engine.optimizer == "muon" and not engine.offloads:
-        # The buckets are still there at the end of the pass, when it multiplies.
-        made = max(
-            (moments.multiplied_bytes(each, engine.setup.on_gpu) for each in muon.owned_matrices(engine)), default=0
-        )
-        yield {"buckets": state.buckets, "gradients": engine.part * engine.weight_bytes, "activations": made}
     for tensor, most, complete in profile.gradients:
         size = tensor.elements * engine.weight_bytes
         if state.bucket:  # the buckets are made with the first gradient

@@ -1,14 +1,12 @@
 """A DeepSpeed engine, or DDP, as memory and traffic depend on it: its settings, and the part of each rank."""
 
 import functools
-from collections.abc import Sequence
 from math import ceil
 
 from study.core import library_defaults
 from study.predict.memory import moments
 from study.predict.memory.fetches import Fetches, Limits, fetches
 from study.predict.memory.moments import Piece
-from study.predict.memory.profile import Tensor
 from study.predict.setup import Setup
 
 
@@ -25,7 +23,9 @@ class Engine:
         self.ranks = setup.state_ranks
         self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
-        self.part = self.part_of(self.tensors)  # a rank's part of the flat weights; in stage 3, of each tensor
+        self.part = padded(self.elements, self.ranks) // self.ranks  # the first rank's part of the flat weights
+        if self.stage == 3:  # of each tensor
+            self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
         # Frozen weights have no optimizer state and no gradient. Only stage 3 partitions them.
         among = self.ranks if self.stage == 3 else 1
         frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
@@ -67,19 +67,8 @@ class Engine:
 
     @functools.cached_property
     def pieces(self) -> list[Piece]:
-        """The tensors as the optimizer has them: with a stage, one vector of this rank's parts; with Muon, two."""
-        if self.stage == 0:
-            return [moments.piece(tensor) for tensor in self.tensors]
-        if self.optimizer != "muon":
-            return [Piece((self.part_of(self.tensors),))]
-        halves = {of_muon: [t for t in self.tensors if moments.is_for_muon(t) is of_muon] for of_muon in (True, False)}
-        return [Piece((self.part_of(half),), of_muon) for of_muon, half in halves.items()]
-
-    def part_of(self, group: Sequence[Tensor]) -> int:
-        """Elements of the first rank's part of tensors that are one group of the optimizer."""
-        if self.stage == 3:
-            return sum(ceil(tensor.elements / self.ranks) for tensor in group)
-        return padded(sum(tensor.elements for tensor in group), self.ranks) // self.ranks
+        """The tensors as the optimizer has them: with a stage, one vector of this rank's parts."""
+        return [Piece((self.part,))] if self.stage else [moments.piece(tensor) for tensor in self.tensors]
 
     @functools.cached_property
     def sub_groups(self) -> list[int]:

@@ -79,16 +79,3 @@ def made_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int
     if optimizer == "adafactor":  # the estimate of the second moments; for a vector its squares as well
         return state_bytes * max((each.elements * (1 if len(each.shape) > 1 else 2) for each in pieces), default=0)
     return 0
-
-
-def multiplied_bytes(tensor: Tensor, on_gpu: bool) -> int:
-    """The most bytes that Muon makes for a matrix: Newton-Schulz iteration on its Gram matrix (original_muon.py).
-
-    It computes in fp16 on a GPU, else in fp32. For a square matrix it iterates on the matrix itself.
-    """
-    *experts, rows, columns = tensor.shape  # all experts of a layer are one batch
-    least = min(rows, columns)
-    whole = tensor.elements
-    gram = prod(experts) * least * least
-    elements = 6 * gram if rows == columns else max(whole + 7 * gram, 2 * whole + 4 * gram)
-    return elements * (2 if on_gpu else 4)

@@ -54,15 +54,14 @@ def predicted_parts(run: Run) -> dict[str, float]:
 
 def _of_paper(run: Run) -> dict[str, float]:
     """Return the states by the ZeRO paper's formula; none for what it does not describe: FSDP2, other optimizers."""
-    recipe = papers.OF_PRECISION.get(run.precision or "")
     trains_all_with_adam = (
         run.requested.optimizer in (None, FIRST_OPTIMIZER)
         and not run.requested.lora_rank
         and not run.requested.train_only
     )
-    if not (recipe and run.parameters and trains_all_with_adam) or run.record.observed.fsdp:
+    if run.precision in (None, "fp8") or not (run.parameters and trains_all_with_adam) or run.record.observed.fsdp:
         return {}
-    return papers.states_bytes(run.parameters, run.stage or 0, run.ranks or 1, recipe)
+    return papers.states_bytes(run.parameters, run.stage or 0, run.ranks or 1, run.precision)
 
 
 def buckets(runs: Runs) -> pd.DataFrame:
@@ -267,8 +266,8 @@ def claimed(run: Run) -> dict[str, float]:
 
     They count a master copy of 16-bit weights alone, and nothing that an engine keeps beside the moments.
     """
-    recipe = papers.recipe_of(run.precision or "fp32", run.requested.optimizer or FIRST_OPTIMIZER)
-    weights, _, whole_states = papers.RECIPES[recipe]
+    optimizer = run.requested.optimizer or FIRST_OPTIMIZER
+    weights, _, whole_states = papers.states_of_a_parameter(run.precision or "fp32", optimizer)
     master = 4 if run.precision == "bf16_cast" else 0
     observed = run.record.observed
     stage = 3 if observed.fsdp else observed.stage or 0
