@@ -7,7 +7,7 @@ import pytest
 from study.predict.advice.advise import advise
 from study.predict.advice.question import Question
 from study.predict.architecture import named
-from study.predict.memory.loading import Load, Way, loaded_bytes, peaks, prepared_bytes
+from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, Way, loaded_bytes, on_gpus_bytes, peaks
 from study.report.advice import in_words
 from study.report.topics import killed
 
@@ -27,11 +27,9 @@ def test_a_copy_of_each_rank_is_made_only_if_the_type_changes_or_the_file_cannot
     assert loaded_bytes(load("meta", saved_bytes=2)) == WEIGHTS
 
 
-def test_on_a_gpu_only_whole_copies_are_in_host_memory():
-    assert loaded_bytes(load("zero3", saved_bytes=2, on_gpu=True)) == 0
-    assert loaded_bytes(load("zero3", reads_whole=True, on_gpu=True)) == WEIGHTS
-    assert prepared_bytes(load("zero3", saved_bytes=2, on_gpu=True)) == 0
-    assert prepared_bytes(load("zero3_late", saved_bytes=2, on_gpu=True)) == 8 * WEIGHTS
+def test_beside_gpus_only_copies_in_another_type_are_in_host_memory():
+    assert on_gpus_bytes(named("gpt2"), 8, weight_bytes=2) == 8 * HOST_PROCESS_BYTES
+    assert on_gpus_bytes(named("gpt2"), 8, weight_bytes=4) == 8 * (HOST_PROCESS_BYTES + WEIGHTS)
 
 
 @pytest.mark.parametrize("way", get_args(Way))

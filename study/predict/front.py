@@ -14,7 +14,7 @@ from study.predict.advice.settled import (
 )
 from study.predict.architecture import generic, named
 from study.predict.estimate import Estimate, estimate, inputs_bytes
-from study.predict.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Load, Way, peaks
+from study.predict.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Load, on_gpus_bytes, peaks
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores
 from study.predict.setup import ADAMW, Setup, distribution
@@ -44,7 +44,6 @@ __all__ = [
     "StepTime",
     "Transformer",
     "Wanted",
-    "Way",
     "advise",
     "asked_for",
     "count_of",
@@ -57,6 +56,7 @@ __all__ = [
     "inputs_bytes",
     "memory_kinds",
     "named",
+    "on_gpus_bytes",
     "papers",
     "peak_flops_per_s",
     "peaks",

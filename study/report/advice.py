@@ -4,11 +4,10 @@ from study.core import arms
 from study.core.gpus import GPUS
 from study.core.numbers import UNKNOWN, number_of, short, size
 from study.core.settings import HALF_WEIGHTS
-from study.predict.front import MISS, Advice, Load, Question, Row, Transformer, Way, peaks, reserve_bytes
+from study.predict.front import MISS, Advice, Question, Row, Transformer, on_gpus_bytes, reserve_bytes
 
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 LARGEST = 120  # of a unit; hours are always hours
-PUBLISHED_BYTES = 2  # of a weight in the files of most models
 BYTES = {"GiB": 2**30, "GB": 1e9}
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/test_recompute_frozen.py.
 RECOMPUTE = (
@@ -48,15 +47,8 @@ def _reason(advice: Advice, choice: Row) -> str:
 def _to_load(row: Row, question: Question) -> list[str]:
     """Say what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
     arm = arms.load_arm(row.arm)
-    method: Way = "plain"
-    if arm.stage == 3:
-        method = "zero3_late"
-    elif arm.fsdp is not None:
-        method = "fsdp2"
     weight_bytes = 2 if row.precision in HALF_WEIGHTS else 4
-    needed = max(
-        peaks(Load(question.model, method, question.local, PUBLISHED_BYTES, weight_bytes, on_gpu=True)).values()
-    )
+    needed = on_gpus_bytes(question.model, question.local, weight_bytes)
     if needed <= question.host_memory_bytes:
         return []
     has, needs = (amount(each, question.unit) for each in (question.host_memory_bytes, needed))

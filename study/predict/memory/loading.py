@@ -2,7 +2,7 @@
 
 Read in transformers 5.23, Accelerate 1.15, DeepSpeed 0.19.8 and PyTorch 2.13. A tensor of the files' own type stays in
 the mapped file, in the page cache that all ranks share, until it is changed. A tensor of another type is a copy of each
-rank. On a CPU a rank's weights and states are in the same memory; on a GPU `prepare` adds what is offloaded alone.
+rank. Without GPUs, a rank's weights and states are in the same memory.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Literal
 from study.predict.trace.transformer import Transformer
 
 HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
+PUBLISHED_BYTES = 2  # of an element in published files
 # A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
 # were seen, and 2.4 GB with an arm that releases every parameter after use.
 VIRTUAL_PROCESS_BYTES = 1.5e9
@@ -47,14 +48,6 @@ class Load:
     saved_bytes: int  # of an element in the files
     weight_bytes: int  # of an element of the loaded weights
     reads_whole: bool = False  # the files are pickled in the form before PyTorch 1.6, which cannot be mapped
-    on_gpu: bool = False
-    tied: bool | None = None  # the output matrix is the embedding; None: if a decoder has no other
-
-    @property
-    def is_tied(self) -> bool:
-        names = [tensor.name for tensor in self.model.tensors]
-        decodes = self.model.look.kind == "decoder" and not any("lm_head" in name for name in names)
-        return decodes if self.tied is None else self.tied
 
     @property
     def weights_bytes(self) -> int:
@@ -62,9 +55,10 @@ class Load:
 
     @property
     def read_bytes(self) -> int:
-        """Private bytes of a rank that loads the model, at the peak."""
-        casts = self.saved_bytes != self.weight_bytes
-        return self.reads_whole * self.model.parameters * self.saved_bytes + casts * self.weights_bytes
+        """Private bytes of a rank that loads the model, at the peak. Stage 3 casts tensor by tensor."""
+        casts = self.saved_bytes != self.weight_bytes and self.way != "zero3"
+        whole_files = self.model.parameters * self.saved_bytes if self.reads_whole else 0
+        return whole_files + (self.weights_bytes if casts else 0)
 
     @property
     def copies(self) -> int:
@@ -72,53 +66,50 @@ class Load:
         return 1 if self.way in ("zero3", "meta") else self.ranks
 
 
+def on_gpus_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
+    """Return what a node with GPUs needs at most if each rank loads the model: a copy if its files have other types."""
+    copied = 0 if weight_bytes == PUBLISHED_BYTES else weight_bytes
+    return ranks * (HOST_PROCESS_BYTES + model.parameters * copied)
+
+
+def peaks(load: Load) -> dict[str, float]:
+    """Return the private bytes of a node without GPUs at the peak of each phase."""
+    loaded, prepared = PROCESS_BYTES[load.way]
+    return {
+        "from_pretrained": load.ranks * loaded + loaded_bytes(load),
+        "prepare": load.ranks * prepared + prepared_bytes(load),
+    }
+
+
 def loaded_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights, at the peak of from_pretrained."""
-    if load.way != "zero3":
-        return load.copies * load.read_bytes
-    # Stage 3 copies into the type of the weights tensor by tensor.
-    read = load.model.parameters * load.saved_bytes * load.reads_whole
-    return read if load.on_gpu else read + (1 + load.ranks * KEPT["zero3"]) * load.weights_bytes
+    parts = (1 + load.ranks * KEPT["zero3"]) * load.weights_bytes if load.way == "zero3" else 0
+    return load.copies * load.read_bytes + parts
 
 
 def prepared_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights and states, at the peak of `prepare`."""
-    loaded_bytes = load.weights_bytes if load.read_bytes else 0  # by a rank that has loaded the model
     whole = load.weights_bytes
-    if load.on_gpu:
-        return load.copies * loaded_bytes if load.way != "zero3" else 0
+    copied = load.copies * whole if load.read_bytes else 0  # by ranks that have loaded the model
     if load.way == "plain":  # Accelerate wraps a single rank in DDP too
         return load.ranks * (whole + min(whole, BROADCAST_BYTES))
-    if load.way.startswith("zero3"):
+    if load.way in STATES:
         parts = STATES[load.way] + (MASTER if load.weight_bytes == 2 else 0)
         return (parts + load.ranks * KEPT[load.way]) * whole
     if load.way == "fsdp2":
-        return load.ranks * loaded_bytes + whole
-    return load.copies * loaded_bytes + max(_sent(load))
+        return copied + whole
+    return copied + max(_sent(load))
 
 
 def _sent(load: Load) -> Iterator[float]:
-    """Yield what all ranks hold when rank 0 has sent a tensor. A tied matrix is sent twice: it has two names.
+    """Yield what all ranks hold when rank 0 has sent a tensor. The largest, a tied matrix, is sent twice.
 
-    Accelerate makes another part of it then. PyTorch pads the last part of rows that the ranks do not divide.
+    It has two names, so Accelerate makes another part of it. PyTorch pads rows that the ranks do not divide.
     """
-    again = [max(load.model.tensors, key=lambda tensor: tensor.elements)] if load.is_tied else []
     parts = 0
-    for tensor in [*load.model.tensors, *again]:
+    for tensor in [*load.model.tensors, max(load.model.tensors, key=lambda tensor: tensor.elements)]:
         size = tensor.elements * load.weight_bytes
         pads = load.way == "fsdp2_efficient" and tensor.shape[0] % load.ranks != 0
         if load.way != "meta" or parts < load.weights_bytes:
             parts += size
-        yield parts + (load.ranks - 1 + pads) * size
-
-
-def process_bytes(load: Load) -> tuple[float, float]:
-    """Return the private bytes of all processes without weights, after from_pretrained and after `prepare`."""
-    loaded, prepared = (HOST_PROCESS_BYTES, HOST_PROCESS_BYTES) if load.on_gpu else PROCESS_BYTES[load.way]
-    return load.ranks * loaded, load.ranks * prepared
-
-
-def peaks(load: Load) -> dict[str, float]:
-    """Return the private bytes of a node at the peak of each phase."""
-    loaded, prepared = process_bytes(load)
-    return {"from_pretrained": loaded + loaded_bytes(load), "prepare": prepared + prepared_bytes(load)}
+        yield parts + (load.ranks if pads else load.ranks - 1) * size

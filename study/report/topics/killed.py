@@ -141,7 +141,7 @@ def _peaks(row: dict) -> dict[str, float]:
     saved, loaded = ELEMENT_BYTES[row["saved"]], ELEMENT_BYTES[row["dtype"]]
     legacy = row["files"] == "legacy"
     # Each model of the cells has a head that is tied to its embedding.
-    load = Load(named(row["model"]), row["way"], row["ranks"], saved, loaded, reads_whole=legacy, tied=True)
+    load = Load(named(row["model"]), row["way"], row["ranks"], saved, loaded, reads_whole=legacy)
     phases = {name: row["phases"][name] for name in ("from_pretrained", "prepare") if name in row["phases"]}
     predicted = max(peaks(load)[name] for name in phases)
     measured = max(phase["peak_bytes"] + phase["shared_bytes"] for phase in phases.values())
