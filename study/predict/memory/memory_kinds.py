@@ -156,27 +156,28 @@ def _of_deepspeed(setup: Setup) -> _Sizes:
 
 
 def _of_tensors(setup: Setup) -> _Sizes:
-    """Return the tensors of one process or DDP, or a rank's parts of them under FSDP."""
-    in_pass = _of_units(Sharding(setup)) if setup.fsdp else []
+    """Return two moments of each tensor of one process or DDP, or of a rank's part of it under FSDP.
+
+    Other states come before the first step and stay, so one block for each kind will do.
+    """
+    states = dict(estimate(setup).after_step)
+    states.pop("moments", 0)
+    in_pass: list[int] = []
+    if setup.fsdp:
+        states.pop("gradients", 0)  # they are in another stream
+        in_pass = _of_units(Sharding(setup))
     if setup.library.keeps_cache and setup.library.keeps_logits:
         in_pass += kept.outputs(setup)
-    if setup.fsdp_offload:
-        return _Sizes([], [], in_pass, [])
     share = setup.state_ranks if setup.fsdp else 1
-    parts = {tensor: ceil(tensor.elements / share) for tensor in setup.tensors}
-    trained = {tensor: part for tensor, part in parts.items() if tensor.trains}
-    standing = [part * setup.kept_bytes(tensor) for tensor, part in parts.items()] + [setup.scales_bytes]
-    if not setup.fsdp and setup.ranks > 1:
-        standing.append(sum(trained.values()) * setup.weight_bytes)  # DDP's buckets
-    update = []
-    if setup.precision == "bf16_cast":  # the master copy, and gradients in fp32 for it
-        standing += [part * setup.state_bytes for part in trained.values()]
-        update += [4 * part for part in trained.values()]
+    trained = [] if setup.fsdp_offload else [tensor for tensor in setup.tensors if tensor.trains]
+    pieces = [moments.piece(tensor, (ceil(tensor.elements / share),) if share > 1 else None) for tensor in trained]
+    update: list[int] = []
+    if setup.precision == "bf16_cast":  # gradients in fp32 for the master copy
+        update += [4 * piece.elements for piece in pieces]
     if setup.optimizer == "foreach":
-        update += [part * setup.state_bytes for part in trained.values()]
-    pieces = [moments.piece(tensor, (part,) if share > 1 else None) for tensor, part in trained.items()]
-    moment_sizes = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
-    return _Sizes(standing, [each // 2 for each in moment_sizes for _ in range(2)], in_pass, update)
+        update += [setup.state_bytes * piece.elements for piece in pieces]
+    held = [moments.held_bytes(setup.optimizer, [piece], setup.state_bytes) for piece in pieces]
+    return _Sizes([*states.values()], [each // 2 for each in held for _ in range(2)], in_pass, update)
 
 
 def _of_units(sharding: Sharding) -> list[int]:
