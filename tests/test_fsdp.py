@@ -1,6 +1,5 @@
 """Compares theory of FSDP with PyTorch's own tracker on a fake group of ranks, and with published bytes."""
 
-import dataclasses
 import warnings
 
 import fsdp_tracker
@@ -8,7 +7,6 @@ import pytest
 import torch
 from families import config_of
 
-from study.core.errors import Stop
 from study.core.models import config as configs
 from study.predict.architecture import named
 from study.predict.estimate import estimate
@@ -77,9 +75,3 @@ def test_bytes_of_a_parameter_in_bf16_alone():
     after = estimate(Setup(model=MISTRAL, fsdp="full_shard", ranks=8, precision="bf16_pure", micro_batch=1)).after_step
     states = sum(after[name] for name in ("weights", "gradients", "moments"))
     assert states == pytest.approx(held / sum(t.numel() for t in weights) * MISTRAL.parameters / 8, rel=1e-4)
-
-
-def test_deepspeed_and_fsdp_exclude_each_other():
-    setup = Setup(model=MISTRAL, ranks=2, fsdp="full_shard")
-    with pytest.raises(Stop, match="not by both"):
-        dataclasses.replace(setup, deepspeed={"zero_optimization": {"stage": 3}})

@@ -164,10 +164,9 @@ def test_a_second_partition_spares_the_network_in_the_backward_pass_and_takes_me
     assert more == pytest.approx(2 * large.parameters / 8, rel=1e-3)
 
 
-@pytest.mark.parametrize("change", [{"group": 3}, {"group": 4, "fsdp": None}, {"group": 0}])
-def test_groups_divide_the_ranks_that_are_sharded(change):
-    with pytest.raises(Stop, match="are not sharded in groups"):
-        replace(setup("ddp"), **{"fsdp": "full_shard"} | change)
+def test_groups_divide_the_ranks_that_are_sharded():
+    with pytest.raises(Stop, match="8 ranks do not shard states in groups of 3"):
+        replace(setup("ddp"), fsdp="full_shard", group=3)
 
 
 def test_python_works_for_the_units_of_fsdp_and_the_modules_of_stage_3():

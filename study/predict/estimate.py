@@ -215,16 +215,11 @@ def pinned_padding(engine: Engine) -> int:
     part = engine.part
     if engine.stage < 3:  # master, gradients, updated weights, a gradient on its way
         return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in engine.tensors) * w]))
-    pieces = [part * w]
-    copied = 0
-    if engine.weights_home != "none":
-        pieces.append(part * w)
+    pieces = [part * w] * (1 if engine.weights_home == "none" else 2)
     if engine.optimizer_home == "cpu":
         pieces += [4 * size for size in engine.sub_groups]
-    if engine.pins_parts:
-        parts = [ceil(tensor.elements / engine.ranks) * w for tensor in engine.tensors]
-        copied = sum(part + _rounding(part) for part in parts)
-    return copied + sum(map(_rounding, pieces))
+    parts = [ceil(tensor.elements / engine.ranks) * w for tensor in engine.tensors] if engine.pins_parts else []
+    return sum(parts) + sum(map(_rounding, [*pieces, *parts]))
 
 
 def _rounding(size: int) -> int:

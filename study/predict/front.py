@@ -1,3 +1,4 @@
+# ruff: noqa: F401
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
 from study.predict import papers
@@ -21,52 +22,3 @@ from study.predict.setup import ADAMW, Setup, distribution
 from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
 from study.predict.trace.transformer import Transformer
 from study.predict.wanted import Wanted, asked_for, count_of, refuse_long_rows
-
-__all__ = [
-    "ADAMW",
-    "BUCKETS",
-    "BUCKET_ELEMENTS",
-    "FRAGMENTATION",
-    "HOST_PROCESS_BYTES",
-    "MISS",
-    "MOST_GPUS",
-    "OUTSIDE_AT_MOST_BYTES",
-    "SEQUENCE",
-    "VIRTUAL_PROCESS_BYTES",
-    "Advice",
-    "Estimate",
-    "Load",
-    "Machine",
-    "Precision",
-    "Question",
-    "Row",
-    "Setup",
-    "StepTime",
-    "Transformer",
-    "Wanted",
-    "advise",
-    "asked_for",
-    "count_of",
-    "default_sequence",
-    "distribution",
-    "estimate",
-    "fewest",
-    "fills",
-    "generic",
-    "inputs_bytes",
-    "memory_kinds",
-    "named",
-    "on_gpus_bytes",
-    "papers",
-    "peak_flops_per_s",
-    "peaks",
-    "published",
-    "refuse_long_rows",
-    "reserve_bytes",
-    "scores",
-    "settled_arm",
-    "step_time",
-    "usual_precision",
-    "with_zero",
-    "zero_of",
-]

@@ -77,22 +77,15 @@ class Setup:
             raise Stop(MUON, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "give a model with adapters")
-        self._check_sharing()
-
-    def _check_sharing(self) -> None:
-        if self.fsdp and self.deepspeed:
-            raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
-        if self.sharing_ranks % self.tensor_ranks:
-            what = f"{self.sharing_ranks} ranks do not divide layers in groups of {self.tensor_ranks}"
-            raise Stop(what, f"give a multiple of {self.tensor_ranks}")
+        groups = {"divide layers": self.tensor_ranks, "share rows": self.sequence_ranks, "shard states": self.group}
+        for what, size in groups.items():
+            if size and self.ranks % size:
+                raise Stop(f"{self.ranks} ranks do not {what} in groups of {size}", f"give a multiple of {size}")
         if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
-        if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
-            what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
-            raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")
-        if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
-            what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
-            raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
+        if self.sequence % self.sequence_ranks:
+            what = f"{self.sequence_ranks} ranks do not divide a row of {self.sequence} tokens"
+            raise Stop(what, f"give tokens that are a multiple of {self.sequence_ranks}")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":

@@ -31,15 +31,6 @@ def exchanged(setup: Setup) -> dict[str, int]:
     """Bytes by collective that a rank moves in a step among the ranks that share its rows, counted as in records."""
     if setup.sequence_ranks == 1:
         return {}
-    forward = 2 if setup.checkpointing else 1
-    layers = layer_bytes(setup) * (forward + 1)
-    positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
-    passes = setup.accumulation * setup.model.dimensions["num_hidden_layers"]
-    return {"all_to_all": layers * passes, "all_gather": positions * passes}
-
-
-def layer_bytes(setup: Setup) -> int:
-    """Bytes that a rank exchanges in a forward or backward pass over a layer."""
     if reason := refusal(setup.model, setup.sequence_ranks):
         raise Stop(reason, "give another model, or fewer ranks for a row", "unavailable")
     config = setup.model.dimensions
@@ -48,4 +39,8 @@ def layer_bytes(setup: Setup) -> int:
     width = config.get("head_dim") or config["hidden_size"] // queries
     # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
     rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
-    return setup.tokens * width * (rotated + setup.product_bytes) * (queries + keys)
+    layer = setup.tokens * width * (rotated + setup.product_bytes) * (queries + keys)
+    forward = 2 if setup.checkpointing else 1
+    positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
+    passes = setup.accumulation * config["num_hidden_layers"]
+    return {"all_to_all": layer * (forward + 1) * passes, "all_gather": positions * passes}

@@ -56,27 +56,20 @@ def part(tensor: Tensor, ranks: int) -> Tensor:
     return Tensor(tensor.name, (tensor.shape[0] // ranks, *tensor.shape[1:]), tensor.block, tensor.trains)
 
 
-def layer_bytes(setup, phase: str) -> tuple[int, int]:
-    """The number of all-reduces in a pass over a layer, and the bytes of all of them.
+def exchanged(setup) -> dict[str, int]:
+    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records.
 
     A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
     between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
     """
-    elements = setup.tokens * setup.model.dimensions["hidden_size"]
-    by_columns = BY_ROWS if setup.fsdp else BY_COLUMNS
-    calls, element_bytes = (BY_ROWS, setup.product_bytes) if phase == "forward" else (by_columns, setup.weight_bytes)
-    return calls, calls * elements * element_bytes
-
-
-def exchanged(setup) -> dict[str, int]:
-    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records."""
     if setup.tensor_ranks == 1:
         return {}
     config = setup.model.dimensions
-    again = 2 if setup.checkpointing else 1
-    layers = again * layer_bytes(setup, "forward")[1] + layer_bytes(setup, "backward")[1]
-    moved = {"all_reduce": layers * config["num_hidden_layers"]}
+    forward = BY_ROWS * setup.product_bytes * (2 if setup.checkpointing else 1)
+    backward = (BY_ROWS if setup.fsdp else BY_COLUMNS) * setup.weight_bytes
+    elements = setup.tokens * config["hidden_size"]
+    moved = {"all_reduce": elements * (forward + backward) * config["num_hidden_layers"]}
     if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):
-        moved["all_reduce"] += setup.tokens * config["hidden_size"] * setup.weight_bytes
+        moved["all_reduce"] += elements * setup.weight_bytes
         moved["all_gather"] = setup.tokens * config["vocab_size"] * setup.product_bytes
     return {kind: size * setup.accumulation for kind, size in moved.items()}
