@@ -136,10 +136,10 @@ def test_ranks_that_share_rows_share_operations_and_hold_less():
 
 def test_models_that_a_library_refuses_are_not_predicted():
     bert = named("bert-tiny")
-    assert "the config of bert names none" in sequence.refusal(bert, 2)
+    assert "the config of bert says no num_key_value_heads" in sequence.refusal(bert, 2)
     assert "layers of bert are divided is unknown here" in tensor.refusal(bert, 2)
     assert sequence.refusal(named("llama-micro"), 2) is tensor.refusal(named("llama-micro"), 2) is None
     assert "do not divide evenly among 16 ranks" in sequence.refusal(named("llama-micro"), 16)
     assert "4 num_key_value_heads" in tensor.refusal(named("llama-micro"), 8)
-    with pytest.raises(Stop, match="Ulysses divides attention by heads of keys"):
+    with pytest.raises(Stop, match="says no num_key_value_heads"):
         estimate(Setup.of_arm(bert, "zero3_ulysses", ranks=2))

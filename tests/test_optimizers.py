@@ -12,7 +12,8 @@ from study.core.errors import Stop
 from study.core.optimizers import check, refusal
 from study.core.settings import Flags
 from study.measure import readback, roles
-from study.predict.memory.moments import Piece, held_bytes
+from study.predict.memory.moments import held_bytes
+from study.predict.memory.profile import Tensor
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of
@@ -116,14 +117,14 @@ def test_kept_records_hold_what_is_predicted():
 
 
 def test_an_optimizer_that_works_by_matrices_keeps_more_of_a_vector():
-    matrix, vector = Piece((512, 256)), Piece((512 * 256,))
+    matrix, vector = Tensor("w", (512, 256), "layer.0"), Tensor("w", (512 * 256,), "layer.0")
     assert held_bytes("adafactor", [matrix], 4) == 4 * (512 + 256)
     assert held_bytes("adafactor", [vector], 4) == 4 * 512 * 256  # what DeepSpeed's stages give it
     assert held_bytes("fused", [matrix], 4) == held_bytes("fused", [vector], 4) == 8 * 512 * 256
 
 
 def test_moments_of_eight_bits_have_scales_and_small_tensors_have_none():
-    large, small = Piece((1024, 512)), Piece((64,))
+    large, small = Tensor("w", (1024, 512), "layer.0"), Tensor("w", (64,), "layer.0")
     assert held_bytes("adamw_8bit", [large], 4) == 2 * (1024 * 512 + 4 * 2048) + 2048
     assert held_bytes("adamw_8bit", [small], 4) == 2 * 4 * 64
 
@@ -149,7 +150,7 @@ def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
     optimizer.step()
     tensors = [tensor for state in optimizer.state.values() for tensor in roles.tensors_in(state)]
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    pieces = [Piece(tuple(parameter.shape)) for parameter in model.parameters()]
+    pieces = [Tensor("w", tuple(parameter.shape), "layer.0") for parameter in model.parameters()]
     assert sum(storages.values()) == held_bytes("adamw_8bit", pieces, 4)
 
 

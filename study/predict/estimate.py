@@ -140,7 +140,7 @@ def standing(engine: Engine) -> dict[str, int]:
     part = engine.part
     trained = engine.elements
     frozen = engine.frozen_bytes
-    moments_bytes = held_bytes(engine.optimizer, engine.pieces, b)
+    moments_bytes = held_bytes(engine.setup.optimizer, engine.pieces, b)
     if engine.stage == 0:
         return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
     # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
@@ -250,9 +250,10 @@ def traffic(engine: Engine) -> dict[str, int]:
     reduced = {"reduce_scatter": whole * engine.reduced_bytes * passes}
     if engine.ranks == 1:
         return reduced
-    if engine.quantizes_gradients:
+    # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
+    if engine.zero["zero_quantized_gradients"]:
         reduced = {"all_to_all": whole * passes // 2}
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     whole += engine.frozen_part * engine.ranks
     gathered = (whole - stay + engine.refetched) * passes + stay
-    return reduced | {"all_gather": gathered * (1 if engine.quantizes_weights else w)}
+    return reduced | {"all_gather": gathered * (1 if engine.zero["zero_quantized_weights"] else w)}

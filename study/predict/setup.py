@@ -195,9 +195,7 @@ class Setup:
     @property
     def reduced_bytes(self) -> int:
         """Bytes of an element of a gradient as ranks reduce it. DeepSpeed's Ulysses sums in fp32 (engine.py)."""
-        if self.deepspeed is None or self.sequence_ranks == 1:
-            return self.weight_bytes
-        return 4 if self.deepspeed.get("seq_parallel_communication_data_type", "fp32") == "fp32" else 2
+        return 4 if self.deepspeed and self.sequence_ranks > 1 else self.weight_bytes
 
     @property
     def stored_bytes(self) -> int:

@@ -330,7 +330,7 @@ class _Step:
             return len({each.block for each in self.setup.tensors if each.block.startswith("layer.")})
         if self.stage < 3:
             return 0
-        large = [each for each in self.setup.tensors if each.elements > self.engine.persistent_elements]
+        large = [each for each in self.setup.tensors if each.elements > self.engine.limits.persistent]
         modules = {(each.block, each.name.rpartition(".")[0]) for each in large}
         again = sum(self.setup.computes_again(block) for block, _ in modules) if phase == "backward" else 0
         return len(modules) + again

@@ -80,7 +80,7 @@ class Buckets:
         self.waiting = engine.elements * engine.weight_bytes if engine.stage == 1 and accumulates else 0
         self.kept = engine.owned_whole_bytes if engine.stage == 2 and accumulates and not engine.offloads else 0
         self.most_kept = engine.owned_whole_bytes + self.kept
-        self.buckets = (2 if engine.overlap else 1) * engine.bucket_elements * engine.reduced_bytes
+        self.buckets = (2 if engine.zero["overlap_comm"] else 1) * engine.bucket_elements * engine.reduced_bytes
         self.large = 0  # elements of gradients that are larger than a bucket
         self.bucket: list[Tensor] = []
         self.filled = 0  # elements in the bucket

@@ -6,7 +6,7 @@ from math import ceil
 from study.core import library_defaults
 from study.predict.memory import moments
 from study.predict.memory.fetches import Fetches, Limits, fetches
-from study.predict.memory.moments import Piece
+from study.predict.memory.profile import Tensor
 from study.predict.setup import Setup
 
 
@@ -19,6 +19,7 @@ class Engine:
     def __init__(self, setup: Setup):
         zero = library_defaults.zero_optimization(setup.deepspeed)
         self.setup = setup
+        self.zero = zero
         self.stage = setup.stage
         self.ranks = setup.state_ranks
         self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
@@ -35,21 +36,15 @@ class Engine:
         self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
         self.state_bytes = setup.state_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
-        self.optimizer = setup.optimizer
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero["reduce_bucket_size"])
-        self.overlap = self.stage == 3 if zero["overlap_comm"] is None else bool(zero["overlap_comm"])
         self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
-        # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
-        self.quantizes_weights = bool(zero["zero_quantized_weights"])
-        self.quantizes_gradients = bool(zero["zero_quantized_gradients"])
-        self.sub_group_elements = int(zero["sub_group_size"])
-        self.persistent_elements = int(zero["stage3_param_persistence_threshold"])
-        self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.persistent_elements]
+        most = int(zero["stage3_param_persistence_threshold"])
+        self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= most]
         self.stay_elements = sum(tensor.elements for tensor in self.persistent)
         self.all_elements = sum(tensor.elements for tensor in setup.tensors)  # whether they train or not
         self.limits = Limits(
-            self.persistent_elements,
+            persistent=most,
             prefetch=int(zero["stage3_prefetch_bucket_size"]),
             live=int(zero["stage3_max_live_parameters"]),
             reuse=int(min(zero["stage3_max_reuse_distance"], zero["stage3_max_live_parameters"])),
@@ -66,16 +61,16 @@ class Engine:
         return "cpu" if device == "nvme" and self.stage < 3 else device  # stages 1 and 2 take nvme for cpu
 
     @functools.cached_property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> tuple[Tensor, ...]:
         """The tensors as the optimizer has them: with a stage, one vector of this rank's parts."""
-        return [Piece((self.part,))] if self.stage else [moments.piece(tensor) for tensor in self.tensors]
+        return (Tensor("", (self.part,), ""),) if self.stage else self.tensors
 
     @functools.cached_property
     def sub_groups(self) -> list[int]:
         """Elements that stage 3 updates at a time: of whole tensors (stage3.py, _create_fp16_sub_groups)."""
         sizes = [0]
         for tensor in self.tensors:
-            if sizes[-1] >= self.sub_group_elements:
+            if sizes[-1] >= self.zero["sub_group_size"]:
                 sizes.append(0)
             sizes[-1] += ceil(tensor.elements / self.ranks)
         return sizes
@@ -83,7 +78,7 @@ class Engine:
     @property
     def made_bytes(self) -> int:
         """Bytes that an update makes beside weights, gradients and moments."""
-        return moments.made_bytes(self.optimizer, self.pieces, self.state_bytes)
+        return moments.made_bytes(self.setup.optimizer, self.pieces, self.state_bytes)
 
     @functools.cached_property
     def fetches(self) -> Fetches:

@@ -11,12 +11,12 @@ pass of a step; until then they are kept whole (`no_sync`).
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from math import ceil, prod
 
 from study.predict.memory import moments as moment_bytes
 from study.predict.memory.fetches import reads_out_by_embeddings
-from study.predict.memory.moments import Piece
 from study.predict.memory.profile import Held, Profile, Tensor
 from study.predict.setup import Setup
 
@@ -90,9 +90,9 @@ class Sharding:
         return sum(padded) * self.setup.weight_bytes
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Tensor]:
         """The tensors as the optimizer has them."""
-        return [moment_bytes.piece(each, self.shape(each)) for trained in self.trained.values() for each in trained]
+        return [replace(each, shape=self.shape(each)) for trained in self.trained.values() for each in trained]
 
     def buffer(self, unit: str) -> int:
         """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
@@ -155,7 +155,7 @@ class Backward:
         self.alive = set(sharding.stay)
         whole = sharding.keeps_whole_gradients
         # Those of earlier passes: whole, or a rank's parts.
-        self.gradients = {unit: sharding.gradient[unit] if whole else 0 for unit in sharding.units}
+        self.gradients = {**sharding.gradient} if whole else dict.fromkeys(sharding.units, 0)
         self.parts = 0 if whole or sharding.setup.accumulation == 1 else sharding.gradients_bytes
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
 
@@ -172,12 +172,9 @@ class Backward:
 
     def ahead(self, unit: str) -> int:
         """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
-        sharding = self.sharding
-        if unit in sharding.late:
-            return 0
-        order = [*sharding.units]
+        order = [*self.sharding.units]
         before = order[order.index(unit) - 1]
-        return 0 if before in sharding.stay else sharding.buffer(before)
+        return 0 if unit in self.sharding.late or before in self.sharding.stay else self.sharding.buffer(before)
 
     def reduced(self, unit: str, usage: Held, ahead: int) -> Iterator[dict]:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""

@@ -170,7 +170,7 @@ def _of_tensors(setup: Setup) -> _Sizes:
         in_pass += kept.outputs(setup)
     share = setup.state_ranks if setup.fsdp else 1
     trained = [] if setup.fsdp_offload else [tensor for tensor in setup.tensors if tensor.trains]
-    pieces = [moments.piece(tensor, (ceil(tensor.elements / share),) if share > 1 else None) for tensor in trained]
+    pieces = trained if share == 1 else [replace(each, shape=(ceil(each.elements / share),)) for each in trained]
     update: list[int] = []
     if setup.precision == "bf16_cast":  # gradients in fp32 for the master copy
         update += [4 * piece.elements for piece in pieces]

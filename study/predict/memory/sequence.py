@@ -8,20 +8,18 @@ from study.core.errors import Stop
 from study.predict.setup import Setup
 from study.predict.trace.transformer import Transformer
 
+NEEDED = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size")
 POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
 
 
 def refusal(model: Transformer, ranks: int) -> str | None:
     """Return why `ranks` ranks cannot share rows of a model, by DeepSpeed and Accelerate; None if they can."""
     config = model.dimensions
-    queries = config.get("num_attention_heads")
-    keys = config.get("num_key_value_heads")
-    if not queries or not keys:
-        return f"Ulysses divides attention by heads of keys, and the config of {model.family} names none"
     if not model.has_fused_attention:
         return f"Ulysses needs fused attention, and {model.family} has none"
-    if silent := [name for name in ("num_hidden_layers", "hidden_size") if name not in config]:
-        return f"the config says no {' and no '.join(silent)}"
+    if silent := [name for name in NEEDED if not config.get(name)]:
+        return f"the config of {model.family} says no {' and no '.join(silent)}"
+    queries, keys = config["num_attention_heads"], config["num_key_value_heads"]
     if queries % ranks or (keys % ranks and ranks % keys):
         return f"{queries} heads and {keys} of keys do not divide evenly among {ranks} ranks"
     return None
