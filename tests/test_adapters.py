@@ -21,6 +21,7 @@ from study.predict.estimate import moments, profile
 from study.predict.library import Library
 from study.predict.memory.engine import Engine
 from study.predict.setup import Setup
+from study.predict.trace import tracing
 from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -156,13 +157,14 @@ def measured(monkeypatch, config, model, autocast: bool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("family", "targets", "training", "more", "kept", "peak"), CASES)
-def test_what_adapters_hold_is_predicted(family, targets, training, more, kept, peak):
+def test_what_adapters_hold_is_predicted(monkeypatch, family, targets, training, more, kept, peak):
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
     library = Library(keeps_logits=more.get("keeps_logits", False))
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
-        values |= {"device": "cuda", "cuda": ("autocast",)}
+        values |= {"device": "cuda"}
+        monkeypatch.setattr(tracing, "AsOnCuda", lambda _: contextlib.nullcontext())
     setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=library, **values)
     seen = profile(setup)
     most = max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward")

@@ -27,10 +27,10 @@ from study.predict.estimate import estimate, moments, profile
 from study.predict.memory.engine import Engine
 from study.predict.setup import Setup
 from study.predict.step_time import work
-from study.predict.trace import committed, tracing
+from study.predict.trace import committed, on_cuda, tracing
 from study.predict.trace.reading import read
 from study.predict.trace.repeating import repeat
-from study.predict.trace.transformer import CUDA_DIFFERENCES, SELECTIVE, TraceOptions, Transformer
+from study.predict.trace.transformer import SELECTIVE, TraceOptions, Transformer
 from study.predict.trace.watch import PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -177,7 +177,7 @@ def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkp
     """The same as with all layers, byte for byte and in the same order."""
     model = Transformer.of(config_of(name, **changes), name, **which)
     attention = "sdpa" if model.has_fused_attention else "eager"
-    options = TraceOptions(SEQUENCE, precision, attention, checkpointing, "whole", False, CUDA_DIFFERENCES)
+    options = TraceOptions(SEQUENCE, precision, attention, checkpointing, "whole", False, True)
     (some, every), (few, all_layers) = looks(monkeypatch, model, options)
     assert len(few) == 1
     assert few < all_layers
@@ -203,7 +203,7 @@ def read_by_number(model) -> None:
 )
 def test_layers_that_do_not_stand_for_others_are_all_followed(monkeypatch, plant, followed):
     model = Transformer.of(config_of("llama", num_hidden_layers=6), "planted")
-    options = TraceOptions(SEQUENCE, "fp32", "sdpa", False, "whole", False, CUDA_DIFFERENCES)
+    options = TraceOptions(SEQUENCE, "fp32", "sdpa", False, "whole", False, True)
     unplanted = tracing._built
 
     def built(*arguments):
@@ -227,15 +227,32 @@ def test_parameters_are_as_published(name):
     assert {"embeddings", "layer.0", "head"} <= blocks
 
 
-def test_what_differs_on_a_gpu_by_hand():
+FUNCTIONS = {
+    "attention": [torch.nn.functional.scaled_dot_product_attention],
+    "dropout": [torch.nn.functional.dropout, torch.dropout],
+}
+
+
+def fresh(model: Transformer, options: TraceOptions, rows: int):
+    tapes, stacks = tracing.followed(model, options, (rows,))
+    return read(repeat(tapes[0], stacks), model.tensors)
+
+
+def test_what_differs_on_a_gpu_by_hand(monkeypatch):
     """Attention without kept scores, masks of one byte, and a gelu whose cube autocast computes in fp32."""
     rows, model = 3, Transformer.of(config_of("gpt2"), "gpt2")
     layers, heads, width, inner = (model.dimensions[name] for name in ("n_layer", "n_head", "n_embd", "n_inner"))
     tokens = rows * SEQUENCE
 
     def kept(*cuda: str) -> int:
-        values = {"precision": "bf16", "micro_batch": rows, "sequence": SEQUENCE, "device": "cuda", "cuda": cuda}
-        return profile(Setup(model=model, **values)).kept
+        """Bytes that are kept if only some operations are as on a GPU."""
+        with monkeypatch.context() as patch:
+            if "autocast" not in cuda:
+                patch.setattr(on_cuda, "IN_FP32", ())
+            for name in {"attention", "dropout"} - {*cuda}:
+                for function in FUNCTIONS[name]:
+                    patch.delitem(on_cuda.REPLACED, function)
+            return fresh(model, TraceOptions(SEQUENCE, "bf16", "sdpa", False, "whole", False, True), rows).profile.kept
 
     scores = 4 * rows * heads * SEQUENCE**2
     on_cpu = 3 * 4 * tokens * width + 2 * tokens * width + 3 * scores  # all in fp32, except what attention returns
@@ -248,16 +265,18 @@ def test_what_differs_on_a_gpu_by_hand():
 
 
 @pytest.mark.parametrize("lora_rank", [4, None])
-def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size(lora_rank):
+def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size(monkeypatch, lora_rank):
     """It is at the peak, where attention is written out, rows are long, and layers are computed again."""
     rows, sequence, model = 3, 512, Transformer.of(config_of("llama"), "llama", lora_rank=lora_rank)
 
-    def most(*cuda: str) -> float:
-        values = {"micro_batch": rows, "sequence": sequence, "checkpointing": True, "device": "cuda", "cuda": cuda}
-        return max(each.most.total for each in profile(Setup(model=model, attention="eager", **values)).gradients)
+    def most() -> float:
+        options = TraceOptions(sequence, "fp32", "eager", True, "whole", False, True)
+        return max(each.most.total for each in fresh(model, options, rows).profile.gradients)
 
+    with_product = most()
+    monkeypatch.setattr(on_cuda, "_softmax", torch.nn.functional.softmax)
     scores = rows * model.dimensions["num_attention_heads"] * sequence**2
-    assert most("autocast") - most() == 4 * scores
+    assert with_product - most() == 4 * scores
 
 
 def test_heads_that_share_keys_take_the_operations_of_heads_with_their_own():

@@ -21,7 +21,7 @@ import numpy
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.predict.trace import committed, tracing
 from study.predict.trace.tape import Tape
-from study.predict.trace.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer, on_gpu
+from study.predict.trace.transformer import TraceOptions, Transformer
 
 MOST_TERMS = 3
 # The products of dimensions in which sizes are sums, beside 1. t stands for the tokens of a row.
@@ -39,7 +39,7 @@ MANY = committed.MANY_LAYERS
 
 
 def all_options(
-    attention: str, cuda: tuple[str, ...], precisions: tuple[str, ...], both_linears: bool = True
+    attention: str, cuda: bool, precisions: tuple[str, ...], both_linears: bool = True
 ) -> list[TraceOptions]:
     """Return the passes that commands ask for, of one token."""
     options = []
@@ -189,8 +189,8 @@ def sources() -> list[Source]:
     gpt2 = config_of("gpt2") | {"n_layer": MANY}
     bert = config_of("bert-base") | {"num_hidden_layers": MANY}
     llama = config_of("llama3-8b") | {"num_hidden_layers": MANY, "head_dim": 128}
-    gpu, cpu = (all_options("sdpa", cuda, PRECISIONS) for cuda in (CUDA_DIFFERENCES, ()))
-    eager = all_options("eager", on_gpu("eager"), ("bf16_cast", "bf16", "fp32"), both_linears=False)
+    gpu, cpu = (all_options("sdpa", cuda, PRECISIONS) for cuda in (True, False))
+    eager = all_options("eager", True, ("bf16_cast", "bf16", "fp32"), both_linears=False)
     gelu = {"activation_function": "gelu"}
     tied = {"tie_word_embeddings": True}
     same_heads = {"num_key_value_heads": 32}
@@ -200,15 +200,15 @@ def sources() -> list[Source]:
         Source(bert, None, gpu + eager + cpu),
         Source(gpt2 | {"n_layer": 2}, None, gpu + cpu),
         Source(bert | {"num_hidden_layers": 2}, None, gpu + cpu),
-        Source(bert | {"num_hidden_layers": 2}, 0.0, all_options("sdpa", (), ("fp32",))),
+        Source(bert | {"num_hidden_layers": 2}, 0.0, all_options("sdpa", False, ("fp32",))),
         Source(gpt2 | gelu, None, eager + gpu[:6]),
-        Source(gpt2 | gelu, 0.0, all_options("sdpa", CUDA_DIFFERENCES, ("bf16_gathered",))),
+        Source(gpt2 | gelu, 0.0, all_options("sdpa", True, ("bf16_gathered",))),
         Source(llama | same_heads, None, gpu),
         # What a rank of as many ranks as groups computes of divided layers.
         Source(
             llama | {"num_key_value_heads": 1},
             None,
-            all_options("sdpa", CUDA_DIFFERENCES, PRECISIONS[:1], both_linears=False),
+            all_options("sdpa", True, PRECISIONS[:1], both_linears=False),
         ),
         Source(llama | tied, None, gpu),
         Source(llama | tied | same_heads, None, gpu),
@@ -219,9 +219,9 @@ def sources() -> list[Source]:
             continue
         family = config["model_type"]
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
-        options = all_options(attention, on_gpu(attention), PRECISIONS[:2])
+        options = all_options(attention, True, PRECISIONS[:2])
         if family in ALL_PRECISIONS:
-            options = all_options(attention, on_gpu(attention), PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
+            options = all_options(attention, True, PRECISIONS) + all_options(attention, False, PRECISIONS[:1])
         members.append(Source(config, None, options))
     return members
 

@@ -11,8 +11,7 @@ from study.core.settings import AUTOCAST, HALF_WEIGHTS
 from study.predict.library import Library
 from study.predict.memory.profile import Tensor
 from study.predict.memory.tensor import tensors_of_a_rank
-from study.predict.trace import transformer
-from study.predict.trace.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
+from study.predict.trace.transformer import TraceOptions, Transformer
 
 Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
@@ -50,7 +49,6 @@ class Setup:
     data_bytes: int = 0  # the part of the data set that a rank holds
     # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
     loss: Loss = "whole"
-    cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
     # Size of the groups of ranks that shard states (and weights), if each group holds all of them: FSDP's HYBRID_SHARD,
@@ -157,7 +155,7 @@ class Setup:
         attention = self.attention if self.model.has_fused_attention else "eager"
         return TraceOptions(
             *(self.row_tokens, self._traced_precision, attention, self.checkpointing, self.loss, self.has_own_linear),
-            cuda=transformer.on_gpu(attention, self.cuda) if self.on_gpu else (),
+            cuda=self.on_gpu,
             logits=self.library.logits,
             frozen=self.frozen.removesuffix("_without_autocast") if self._has_frozen_bf16 else "as_weights",
             quantized_bits=int(8 * PACKED_BYTES[self.quantized]) if self.quantized else 0,

@@ -93,9 +93,11 @@ def _digest(structure: list) -> str:
 
 
 def key(options: tuple, rows: int) -> str:
-    """Return the name of a pass in a member. `options` begins with the tokens of a row, on which its terms depend."""
-    said = [place for place, option in enumerate(options) if option]  # the file's names lack the last ones, if empty
-    return json.dumps([*options[1 : said[-1] + 1], rows])
+    """Return the name of a pass in a member: all options but the tokens of a row, on which its terms depend."""
+    precision, attention, checkpointing, loss, zero3_linear, cuda, *usual = options[1:]
+    replaced = ["attention", "dropout", "autocast", *(["softmax"] if attention == "eager" else [])]
+    said = [precision, attention, checkpointing, loss, zero3_linear, replaced if cuda else [], *filter(None, usual)]
+    return json.dumps([*said, rows])
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 """Makes operations keep the tensors that CUDA's kernels keep, for tensors without values on a machine without a GPU.
 
 PyTorch without CUDA refuses autograd on CUDA tensors, even if they have no memory. So the tensors claim to be on a CPU.
-Operations whose CPU kernels differ are replaced by operations that keep what CUDA's are documented to keep. Each
-difference has a name and can be left out: `AsOnCuda(("attention", "autocast"))` leaves out "dropout".
+Operations whose CPU kernels differ are replaced by operations that keep what CUDA's are documented to keep.
 """
 
 import torch
@@ -15,31 +14,24 @@ IN_FP32 = (
 )  # fmt: skip
 
 
-@torch.library.custom_op("study::fused_attention", mutates_args=())
-def fused_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the logarithm of the sum of each row of scores. They have shapes but no values."""
-    raise NotImplementedError("attention without values has shapes alone")
+# Two operations with shapes and no values. The first returns the output, and the logarithm of the sum of each row of
+# scores; the second the three gradients (keys and values for every head of the queries), and what the kernel needs.
+torch.library.define("study::fused_attention", "(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor)")
+torch.library.define(
+    "study::fused_attention_backward",
+    "(Tensor gradient, Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
-@fused_attention.register_fake
-def _(query, key, value, bias):
+@torch.library.register_fake("study::fused_attention")
+def _(query, key, value):
     rows, heads, length, _ = query.shape
     # Written as rows, positions, heads, width, so that joining the heads copies nothing.
     out = query.new_empty(rows, length, heads, value.shape[-1]).transpose(1, 2)
     return out, query.new_empty(rows, heads, length, dtype=torch.float32)
 
 
-@torch.library.custom_op("study::fused_attention_backward", mutates_args=())
-def fused_attention_backward(
-    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three gradients (keys and values for every head of the queries), and what the kernel needs."""
-    raise NotImplementedError("attention without values has shapes alone")
-
-
-@fused_attention_backward.register_fake
+@torch.library.register_fake("study::fused_attention_backward")
 def _(gradient, query, key, value):
     rows, heads, length, width = query.shape
     wide = [each.new_empty(rows, each.shape[2], heads, each.shape[3]).transpose(1, 2) for each in (key, value)]
@@ -53,14 +45,14 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, bias):
-        out, sums = fused_attention(query, key, value, bias)
+        out, sums = torch.ops.study.fused_attention(query, key, value)
         ctx.save_for_backward(query, key, value, out, sums, *([] if bias is None else [bias]))
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         query, key, value, _, _, *bias = ctx.saved_tensors
-        of_query, *wide = fused_attention_backward(gradient, query, key, value)[:3]
+        of_query, *wide = torch.ops.study.fused_attention_backward(gradient, query, key, value)[:3]
         groups = query.shape[1] // key.shape[1]
         if groups > 1:  # the gradients of shared heads are summed
             wide = [each.unflatten(1, (key.shape[1], groups)).sum(2) for each in wide]
@@ -90,35 +82,13 @@ class _Softmax(torch.autograd.Function):
         return torch._softmax_backward_data(product, out, ctx.dim, out.dtype), None
 
 
-class AsOnCuda(TorchFunctionMode):
-    """Inside it, PyTorch's functions keep what CUDA's kernels keep."""
-
-    def __init__(self, names: tuple[str, ...]):
-        super().__init__()
-        self.names = frozenset(names)
-
-    def __torch_function__(self, function, _, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if "attention" in self.names and function is torch.nn.functional.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
-        if "dropout" in self.names and function in (torch.nn.functional.dropout, torch.dropout):
-            return _dropout(*args, **kwargs)
-        in_fp32 = getattr(function, "__name__", "") in IN_FP32 and kwargs.get("dtype") is None
-        if "autocast" in self.names and in_fp32 and torch.is_autocast_enabled("cpu"):
-            args = tuple(map(_in_fp32, args))
-        if "softmax" in self.names and function is torch.nn.functional.softmax:
-            return _softmax(*args, **kwargs)
-        return function(*args, **kwargs)
-
-
 def _softmax(values, dim=None, _stacklevel=3, dtype=None):
     return _Softmax.apply(values if dtype is None else values.to(dtype), dim)
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+        query, key, value = (each.bfloat16() for each in (query, key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # converted to numbers in each call
         shape = (query.shape[0], *attn_mask.shape[1:]) if attn_mask.dim() == 4 else attn_mask.shape
         attn_mask = query.new_empty(shape)
@@ -135,5 +105,28 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 
 
 def _in_fp32(value):
-    half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if half else value
+    is_half = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+    return value.float() if is_half else value
+
+
+REPLACED = {
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.nn.functional.dropout: _dropout,
+    torch.dropout: _dropout,
+}
+
+
+class AsOnCuda(TorchFunctionMode):
+    """Inside it, PyTorch's functions keep what CUDA's kernels keep."""
+
+    def __init__(self, attention: str):
+        super().__init__()
+        # Routers of experts call softmax, too, but the traces that come with the package know only attention's.
+        self.replaced = REPLACED | ({torch.nn.functional.softmax: _softmax} if attention == "eager" else {})
+
+    def __torch_function__(self, function, _, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        in_fp32 = getattr(function, "__name__", "") in IN_FP32 and kwargs.get("dtype") is None
+        if in_fp32 and torch.is_autocast_enabled("cpu"):
+            args = tuple(map(_in_fp32, args))
+        return self.replaced.get(function, function)(*args, **kwargs)

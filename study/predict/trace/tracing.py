@@ -189,7 +189,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
         _keep_between(built, options.checkpointing)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     stacks = [] if with_all_layers or model.code_from else shorten(built)
-    place = functools.partial(AsOnCuda, options.cuda)
+    place = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if options.checkpointing:
             _compute_again(built, place, options.checkpointing == SELECTIVE)

@@ -18,15 +18,8 @@ from study.predict.trace.repeating import Followed, Stack, repeat
 from study.predict.trace.tape import Tape, at_rows, from_json
 
 FORMAT = 18  # of the cached answers: raise it whenever their meaning changes
-# Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
-CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 # As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
 SELECTIVE = -1
-
-
-def on_gpu(attention: str, names: tuple[str, ...] = CUDA_DIFFERENCES) -> tuple[str, ...]:
-    """Return the differences for a kind of attention. Only written-out attention calls softmax."""
-    return (*names, "softmax") if names and attention == "eager" else names
 
 
 class TraceOptions(NamedTuple):
@@ -38,7 +31,7 @@ class TraceOptions(NamedTuple):
     checkpointing: int  # as a setup's
     loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool  # linear layers are stage 3's own: see study/predict/trace/zero3_linear.py
-    cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
+    cuda: bool  # kernels keep what CUDA's do: see study/predict/trace/on_cuda.py
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
@@ -147,19 +140,19 @@ class Transformer:
         One of the five products of fused attention's backward pass computes the scores again.
         """
         attention = "sdpa" if self.has_fused_attention else "eager"
-        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, on_gpu(attention))
+        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, True)
         traced = self.traced(options, 1)
         backward = [kernel for (phase, _), kernels in traced.work.items() if phase == "backward" for kernel in kernels]
         again = sum(sizes[0] for kind, _, sizes in backward if kind == "attention")
         return traced.flops - again // 5
 
-    def traced(self, options: TraceOptions, rows: int, as_many: bool = False) -> Pass:
-        """Return what a pass over a microbatch holds and does. `as_many`: one row needs the kernels of several."""
-        return _traced(self, options, rows, as_many)
+    def traced(self, options: TraceOptions, rows: int) -> Pass:
+        """Return what a pass over a microbatch holds and does."""
+        return _traced(self, options, rows)
 
-    def tape(self, options: TraceOptions, rows: int, as_many: bool = False) -> Tape:
+    def tape(self, options: TraceOptions, rows: int) -> Tape:
         """Return all that a pass makes and frees, with all layers."""
-        by_itself = (rows == 1 and not as_many) or options.loss == "chunked"  # one row, or pieces: other kernels
+        by_itself = rows == 1 or options.loss == "chunked"  # one row, or pieces: other kernels
         counts = (rows,) if by_itself else (2, 3)
         tapes, stacks = _followed(self, options, counts)
         return repeat(at_rows(tapes, counts, rows), stacks)
@@ -174,8 +167,8 @@ class Transformer:
 
 
 @functools.cache
-def _traced(model: Transformer, options: TraceOptions, rows: int, as_many: bool) -> Pass:
-    return read(model.tape(options, rows, as_many), model.tensors)
+def _traced(model: Transformer, options: TraceOptions, rows: int) -> Pass:
+    return read(model.tape(options, rows), model.tensors)
 
 
 @functools.lru_cache(maxsize=64)  # tapes are large
