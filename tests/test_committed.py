@@ -25,7 +25,7 @@ def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) ->
     """Assert that a committed trace is the fresh one, byte for byte and kernel by kernel."""
     known = committed.followed(model.dimensions, model.dropout, options, rows)
     assert known is not None, (model.name, options, rows)
-    assert json.loads(json.dumps(model.traced_look)) == json.loads(json.dumps(model.look))
+    assert json.loads(json.dumps(tracing.look(model))) == json.loads(json.dumps(model.look))
     fresh = tracing.followed(model, options, rows)
     assert [repeat(tape, fresh.stacks) for tape in fresh.tapes] == [repeat(tape, known.stacks) for tape in known.tapes]
     both = (read(repeat(at_rows(each.tapes, rows, rows[-1]), each.stacks), model.tensors) for each in (fresh, known))
@@ -44,7 +44,7 @@ def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer
 
 def tokens(model: Transformer, chance: random.Random) -> int:
     """Return the tokens of a row, at most as many as the model has positions."""
-    return chance.randrange(40, min(model.traced_look.limit or 400, 400))
+    return chance.randrange(40, min(model.look.limit or 400, 400))
 
 
 def test_the_file_has_every_member_once_and_no_others():

@@ -31,7 +31,7 @@ from study.predict.trace import committed, on_cuda, tracing
 from study.predict.trace.reading import read
 from study.predict.trace.repeating import repeat
 from study.predict.trace.transformer import SELECTIVE, TraceOptions, Transformer
-from study.predict.trace.watch import PRODUCTS
+from study.predict.trace.watch import PRODUCTS, Watch
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SEQUENCE = 40
@@ -47,7 +47,9 @@ def measured(monkeypatch, setup: Setup) -> tuple[int, int]:
     """Bytes that the real model holds on a CPU: at the end of a forward pass, and at most until the backward ends."""
     config = configs.of_dict(json.loads(setup.model.config), setup.attention)
     dtype = torch.bfloat16 if setup.precision == "bf16_cast" else torch.float32
-    model = build(config, "cpu", dtype, bool(setup.checkpointing))
+    model = build(config, "cpu", dtype)
+    if setup.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     for place, layer in enumerate(model.model.layers if setup.checkpointing > 1 else ()):
         layer.gradient_checkpointing = place % setup.checkpointing == 0
     batch = inputs(config, setup.micro_batch, setup.sequence)
@@ -133,13 +135,13 @@ def test_a_search_over_rows_needs_no_other_look(name, checkpointing):
 
 def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[tuple], list[list[int]]]:
     """A trace of some layers and one of all layers, with the number of layers that each followed."""
-    seen, counts, follow = [], [], tracing.follow
+    seen, counts, follow = [], [], Watch.follow
 
-    def counted(built, watch) -> None:
+    def counted(watch, built) -> None:
         counts[-1].append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
-        follow(built, watch)
+        follow(watch, built)
 
-    monkeypatch.setattr(tracing, "follow", counted)
+    monkeypatch.setattr(Watch, "follow", counted)
     for with_all_layers in (False, True):
         counts.append([])
         tapes, stacks = tracing.followed(model, options, (2,), with_all_layers)

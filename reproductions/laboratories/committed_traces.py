@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import zipfile
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Source:
         if self.family:
             return [self.sample(chance) for _ in range(SAMPLES)]
         model = Transformer.of(self.config, self.name, dropout=self.dropout)
-        most = model.traced_look.limit or 2048
+        most = tracing.look(model).limit or 2048
         return [(model, {"t": min(most, tokens)}) for tokens in (24, 56, 104, 2048)]
 
     def sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
@@ -100,10 +101,10 @@ class Source:
         return {"terms": self.terms, "sums": [*self.sums], "entries": entries, "look": look, "passes": passes}
 
     def _look(self) -> list:
-        looks = [model.traced_look for model, _ in self.samples]
+        looks = [tracing.look(model) for model, _ in self.samples]
         first = looks[0]
         if self.family is None:
-            return [*first]
+            return _as_in_the_file(first)
         tensors = []
         for (name, shape, block, trains), *others in zip(*(look.tensors for look in looks), strict=True):
             if block in ("embeddings", "layer.0", "head"):
@@ -112,7 +113,7 @@ class Source:
         look = first._asdict() | {"tensors": tensors}
         for name in ("buffers_bytes", "limit", "vocabulary"):
             look[name] = self._sum(tuple(getattr(each, name) for each in looks))
-        return [*look.values()]
+        return _as_in_the_file(look.values())
 
     def _pass(self, options: TraceOptions, rows: int) -> dict:
         """Return a pass over some rows: each of its numbers is fitted to all samples."""
@@ -151,6 +152,12 @@ class Source:
         """The terms' values on each sample."""
         rows = [[prod(values[letter] for letter in term) for term in self.terms] for _, values in self.samples]
         return numpy.array(rows)
+
+
+def _as_in_the_file(look: Iterable) -> list:
+    """Return a look with an empty place between the limit and the vocabulary, and without what all members can."""
+    *others, vocabulary, _ = look
+    return [*others, None, vocabulary]
 
 
 def _divided(tape: Tape) -> tuple[list[list], list[list[int]]]:

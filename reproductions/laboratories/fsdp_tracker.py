@@ -57,7 +57,9 @@ def follow(
         policy = MixedPrecisionPolicy(cast, torch.float32 if waits else cast)
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
-            model = build(config, "cpu", dtype, checkpointing)
+            model = build(config, "cpu", dtype)
+            if checkpointing:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
             of_ends = [model.get_input_embeddings(), model.get_output_embeddings()] if ends else []
             for layer in [*_layers(model), *of_ends]:
                 fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)

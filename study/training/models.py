@@ -36,12 +36,11 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
     if vocabulary and vocabulary > config.vocab_size:
         what = f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}"
         raise Stop(what, "give the tokenizer that belongs to the model")
-    limits = [configs.sequence_limit(config)]
-    window = getattr(config, "sliding_window", None)
-    if window and settings.task != "synthetic":  # our masks have no window, which would change the values
-        limits.append((window, "tokens of attention window"))
-    for most, what in filter(None, limits):
-        if settings.sequence > most:
+    limits = {"positions": configs.sequence_limit(config)}
+    if settings.task != "synthetic":  # our masks have no window, which would change the values
+        limits["tokens of attention window"] = getattr(config, "sliding_window", None)
+    for what, most in limits.items():
+        if most and settings.sequence > most:
             raise Stop(f"--sequence {settings.sequence} is more than the model's {most} {what}", f"give at most {most}")
     return config
 

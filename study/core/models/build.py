@@ -6,13 +6,11 @@ import re
 from collections.abc import Callable, Collection
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from study.core.errors import Stop
-from study.core.models.adapters import Adapted
+from study.core.models.adapters import LINEAR, Adapted
 from study.core.models.config import class_for
 
 
@@ -20,7 +18,6 @@ def build(
     config: PretrainedConfig,
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
-    checkpointing: bool = False,
 ) -> PreTrainedModel:
     """Return a model in training mode with new random weights, built on its device.
 
@@ -33,8 +30,6 @@ def build(
             model = class_for(config)(copy.deepcopy(config))
     finally:
         torch.set_default_dtype(before)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 
@@ -60,11 +55,11 @@ def freeze(
     if lora_rank is not None:
         _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
     try:
-        trained = re.compile(train_only) if train_only is not None else None
+        trained = re.compile(train_only or "(?!)")  # without --train-only it matches nothing
     except re.error as error:
         raise Stop(f"--train-only {train_only!r} is no regular expression ({error})", "correct it") from None
     for name, tensor in model.named_parameters():
-        if trained and trained.search(name):
+        if trained.search(name):
             tensor.requires_grad_(True)
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
@@ -78,10 +73,8 @@ def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Cal
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if not isinstance(child, (nn.Linear, Conv1D)) or isinstance(module, Adapted):
-                continue
             wanted = name in targets if targets else child is not head
-            if not child.weight.requires_grad and wanted:
+            if isinstance(child, LINEAR) and not child.weight.requires_grad and wanted:
                 setattr(module, name, adapted(child))
                 adapted_names.add(name)
     if missing := sorted({*targets} - adapted_names):
@@ -89,7 +82,6 @@ def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Cal
 
 
 aten = torch.ops.aten
-ZEROS = {torch.bool: False}
 
 
 class WithoutValues(TorchDispatchMode):
@@ -101,8 +93,7 @@ class WithoutValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         if function is aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return ZEROS.get(dtype, 0.0 if dtype.is_floating_point else 0)
+            return 0.0 if args[0].is_floating_point() else 0
         if function is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
             return _grouped_product(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))

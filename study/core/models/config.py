@@ -25,6 +25,14 @@ TABLES: dict[Kind, tuple[Mapping[str, object], type]] = {
     "decoder": (names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
 }
 
+# The numbers of positions in a config, by kind. T5's are relative.
+POSITIONS = ("max_position_embeddings", "n_positions")
+LIMITS: dict[Kind | None, tuple[str, ...]] = {
+    "decoder": POSITIONS,
+    "encoder": POSITIONS,
+    "speech": ("max_target_positions",),
+}
+
 
 def load(
     model: str,
@@ -41,7 +49,7 @@ def load(
     images or sound beside text, this is the config of the part that reads text.
     """
     if model in SHAPES:
-        return prepared(AutoConfig.for_model(**config_of(model, vocabulary)), attention, dropout)
+        return of_dict(config_of(model, vocabulary), attention, dropout)
     hub.refuse_code(model, trust_remote_code)
     try:
         hub.prepare_to_load(model)
@@ -50,7 +58,7 @@ def load(
         raise hub.not_found(model, error) from error
     if trust_remote_code and _is_of_own_code(config):
         config.code_from = model
-    return prepared(config, attention, dropout)
+    return _for_training(config, attention, dropout)
 
 
 def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
@@ -63,30 +71,17 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
     except Exception as error:  # whatever a wrong value leads to
         what = f"transformers {transformers.__version__} cannot read the config ({' '.join(str(error).split())[:200]})"
         raise Stop(what, "give the config.json of a model that it has, with its model_type") from error
-    return prepared(config, attention, dropout)
+    return _for_training(config, attention, dropout)
 
 
-def prepared(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
+def _for_training(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
     """Return a config as the trainer uses it: the part that reads text, no cache, with this attention and dropout."""
-    config = _text_part(config)
-    config.use_cache = False
-    _set_attention(config, attention)
-    if dropout is not None:
-        _set_dropout(config, dropout)
-    return config
-
-
-def _text_part(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of the part that reads text, for a model that reads images or sound beside text."""
     whole = find_class(config)
-    if whole is not None and "ConditionalGeneration" not in whole.__name__:
-        return config
-    text = config.get_text_config()
-    is_decoder = find_class(text) is not None and kind_of(config) in (None, "decoder")
-    return text if is_decoder else config
-
-
-def _set_attention(config: PretrainedConfig, attention: str | None) -> None:
+    if whole is None or "ConditionalGeneration" in whole.__name__:  # it may read images or sound beside text
+        text = config.get_text_config()
+        if find_class(text) and kind_of(config) in (None, "decoder"):
+            config = text
+    config.use_cache = False
     fused = class_for(config)._supports_sdpa
     attention = attention or ("sdpa" if fused else "eager")
     if attention == "sdpa" and not fused:
@@ -97,13 +92,10 @@ def _set_attention(config: PretrainedConfig, attention: str | None) -> None:
         # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL
-
-
-def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
-    """Replace every dropout probability of a config."""
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+    for name, value in config.to_dict().items() if dropout is not None else ():
+        if "drop" in name and type(value) in (int, float):
             setattr(config, name, dropout)
+    return config
 
 
 def _is_of_own_code(config: PretrainedConfig) -> bool:
@@ -118,7 +110,7 @@ def kind_of(config: PretrainedConfig) -> Kind | None:
     """The kind of model that a config describes. Text models that can mask words, such as BERT, classify rows here."""
     if _is_of_own_code(config):
         return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
-    if (config.model_type in TABLES["seq2seq"][0]) and not getattr(config, "is_encoder_decoder", False):
+    if config.model_type in TABLES["seq2seq"][0] and not getattr(config, "is_encoder_decoder", False):
         return "decoder" if config.model_type in TABLES["decoder"][0] else None
     return next((kind for kind, (types, _) in TABLES.items() if config.model_type in types), None)
 
@@ -143,9 +135,7 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     if not _is_of_own_code(config):
         classes = cast(Mapping[type, Any], vars(auto)["_model_mapping"])
         model_class = classes.get(type(config), None)  # it is lazy, and takes no default by itself
-        if isinstance(model_class, tuple):  # DeiT's is a class, and one with a teacher
-            return model_class[0]
-        return model_class
+        return model_class[0] if isinstance(model_class, tuple) else model_class  # DeiT's second one has a teacher
     try:
         return get_class_from_dynamic_module(config.auto_map[auto.__name__], config.code_from)
     except Exception as error:  # the code may do anything; most often it imports a missing package
@@ -153,18 +143,7 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
         raise Stop(what, "install what it imports, or correct it") from error
 
 
-def sequence_limit(config: PretrainedConfig) -> tuple[int, str] | None:
-    """Return the most tokens of a row, and what limits them. None if the config says nothing."""
-    kind = kind_of(config)
-    if kind in ("vision", "seq2seq"):  # T5's positions are relative
-        return None
-    keys: tuple[str, ...] = ("max_position_embeddings", "n_positions")
-    unit = "positions"
-    if kind == "speech":
-        keys = ("max_target_positions",)
-        unit = "positions of its decoder"
-    for key in keys:
-        most = getattr(config, key, None)
-        if isinstance(most, int) and most > 0:
-            return most, unit
-    return None
+def sequence_limit(config: PretrainedConfig) -> int | None:
+    """Return the most tokens of a row. None if the config says nothing."""
+    limits = (getattr(config, name, None) for name in LIMITS.get(kind_of(config), ()))
+    return next((most for most in limits if isinstance(most, int) and most > 0), None)

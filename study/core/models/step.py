@@ -68,7 +68,7 @@ def logits_and_losses(
     logits = logits.float() if upcast else logits
     if kind in ("encoder", "vision"):
         return logits, cross_entropy(logits, batch["labels"], reduction="none")
-    labels = _next_tokens(batch) if kind == "decoder" else batch["labels"]
+    labels = next_tokens(batch) if kind == "decoder" else batch["labels"]
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
     predicted: float = labels.shape[1]
     if kind == "decoder":  # the last token of a whole row predicts nothing; each part bears its share of that
@@ -76,7 +76,7 @@ def logits_and_losses(
     return logits, losses.view(labels.shape).sum(1) / predicted
 
 
-def _next_tokens(batch: Batch) -> torch.Tensor:
+def next_tokens(batch: Batch) -> torch.Tensor:
     """Return the target of each position of a decoder. Every position except the last predicts the next token.
 
     The target ignores the last position, because cutting the logits would copy them, and they are the largest tensor.

@@ -167,7 +167,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
     question = replace(question, precision=question.precision or usual_precision(arm))
     recomputations = [question.checkpointing]
     if question.checkpointing is None:
-        recomputations = [True, False] if question.model.has_checkpointing else [False]
+        recomputations = [True, False] if question.model.look.has_checkpointing else [False]
     tried: list[Row] = []
     for checkpointing in recomputations:
         tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm))

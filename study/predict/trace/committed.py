@@ -5,18 +5,20 @@ terms: a factor, times a product of the model's dimensions and the tokens of a r
 `reproductions/laboratories/committed_traces.py` writes the file.
 """
 
-import contextlib
 import functools
-import hashlib
 import json
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import groupby
 from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from study.core import cache
 from study.predict.trace.repeating import Followed, Stack
-from study.predict.trace.tape import Tape
+from study.predict.trace.tape import Tape, in_tuples
 
 PATH = Path(__file__).with_name("committed.zip")
 VERSIONS = "versions"  # the member with the versions of the packages that the traces were made with
@@ -32,7 +34,6 @@ DIMENSIONS = {
 }
 LAYERS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
-TIED = {"bert": True, "gpt2": True, "llama": False}  # transformers' default for configs that say nothing
 
 
 class Member(NamedTuple):
@@ -48,25 +49,16 @@ def member(config: dict, dropout: float | None) -> Member:
     config = _plain(config)
     family = str(config.get("model_type"))
     if family not in DIMENSIONS:
-        return Member(f"{family}-{_digest([config, dropout])}", {}, None)
-    config = _with_defaults(config)
+        return Member(f"{family}-{cache.fingerprint([config, dropout])[:12]}", {}, None)
     free = {**DIMENSIONS[family], "layers": LAYERS[family]}
-    given = {letter: config.get(name) for letter, name in free.items()}
-    dimensions = {letter: size for letter, size in given.items() if type(size) is int and size > 0}
-    if len(dimensions) < len(given):
+    dimensions = {letter: config.get(name) for letter, name in free.items()}
+    if not all(type(size) is int and size > 0 for size in dimensions.values()):
         return Member("unknown", {}, None)
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
     layers = dimensions.pop("layers")
     fixed = {name: value for name, value in config.items() if name not in (*free.values(), *IDS)}
     structure = [fixed, dropout, min(layers, MANY_LAYERS), sharing(dimensions)]
-    return Member(f"{family}-{_digest(structure)}", dimensions, layers)
-
-
-def _plain(config: dict) -> dict:
-    """Return the config as a Llama if it is a Mistral whose attention has no window: its passes are the same."""
-    if config.get("model_type") != "mistral" or config.get("sliding_window", 0) is not None:
-        return config
-    return {name: value for name, value in config.items() if name != "sliding_window"} | {"model_type": "llama"}
+    return Member(f"{family}-{cache.fingerprint(structure)[:12]}", dimensions, layers)
 
 
 def sharing(dimensions: dict[str, int]) -> bool | str:
@@ -76,20 +68,24 @@ def sharing(dimensions: dict[str, int]) -> bool | str:
     return "one" if groups == 1 else groups < heads
 
 
-def _with_defaults(config: dict) -> dict:
-    """The config with those of transformers' defaults that a dimension depends on."""
-    family = config["model_type"]
-    config = {"tie_word_embeddings": TIED[family]} | {name: each for name, each in config.items() if each is not None}
+def _plain(config: dict) -> dict:
+    """Return the config with those of transformers' defaults that a dimension depends on.
+
+    A Mistral whose attention has no window is as a Llama: its passes are the same.
+    """
+    if config.get("model_type") == "mistral" and config.get("sliding_window", 0) is None:
+        config = config | {"model_type": "llama"}
+    family = str(config.get("model_type"))
+    if family not in DIMENSIONS:
+        return config
+    said = {name: value for name, value in config.items() if value is not None}
+    config = {"tie_word_embeddings": family != "llama"} | said
     if family == "gpt2" and "n_embd" in config:
         config.setdefault("n_inner", 4 * config["n_embd"])
     if family == "llama" and {"num_attention_heads", "hidden_size"} <= config.keys():
         config.setdefault("num_key_value_heads", config["num_attention_heads"])
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return config
-
-
-def _digest(structure: list) -> str:
-    return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def key(options: tuple, rows: int) -> str:
@@ -103,26 +99,20 @@ def key(options: tuple, rows: int) -> str:
 @functools.cache
 def installed() -> dict[str, str | None]:
     """Return the versions that a trace depends on; None for a package that is not installed."""
-    versions: dict[str, str | None] = dict.fromkeys(("torch", "transformers"))
-    for package in versions:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
+    return {package: version(package) if find_spec(package) else None for package in ("torch", "transformers")}
 
 
 def remarks(config: dict, dropout: float | None) -> list[str]:
     """Return a sentence if a model has traces here, and another transformers is installed than they were made with."""
-    made_with = (_content(VERSIONS) or {}).get("transformers")
+    made_with = _content(VERSIONS)["transformers"]
     current = installed()["transformers"]
-    if current in (None, made_with) or not has_passes(config, dropout):
+    if current in (None, made_with) or not _content(member(config, dropout).name):
         return []
     return [f"Activations are traced with transformers {made_with}; {current} is installed here, and may differ."]
 
 
 @functools.cache
-def _content(name: str) -> dict | None:
-    if not PATH.exists():  # while it is made for the first time
-        return None
+def _content(name: str) -> Any:
     with zipfile.ZipFile(PATH) as archive:
         return json.loads(archive.read(name)) if name in archive.namelist() else None
 
@@ -133,42 +123,36 @@ def look(config: dict, dropout: float | None) -> list | None:
     content = _content(name)
     if content is None:
         return None
-    if layers is None:
-        return content["look"]
-    values = _values(content, dimensions)
-    kind, _, templates, buffers, fused, limit, limited_by, vocabulary = content["look"]
-    named = [[name, [values[each] for each in shape], block, trains] for name, shape, block, trains in templates]
-    tensors = [tensor for tensor in named if tensor[2] == "embeddings"]
-    for i in range(layers):
-        of_layer = (tensor for tensor in named if tensor[2] == "layer.0")
-        tensors += [
-            [name.replace(".0.", f".{i}.", 1), shape, f"layer.{i}", trains] for name, shape, _, trains in of_layer
+    kind, family, tensors, buffers, fused, limit, _, vocabulary = content["look"]
+    if layers:
+        values = _values(content, dimensions)
+        family = config["model_type"]
+        tensors = [
+            [name.replace(".0.", f".{i}.", 1), [values[size] for size in shape], block.replace("0", str(i)), trains]
+            for block, templates in [(block, [*each]) for block, each in groupby(tensors, key=itemgetter(2))]
+            for i in range(layers if block == "layer.0" else 1)
+            for name, shape, _, trains in templates
         ]
-    tensors += [tensor for tensor in named if tensor[2] == "head"]
-    return [kind, config["model_type"], tensors, values[buffers], fused, values[limit], limited_by, values[vocabulary]]
-
-
-def has_passes(config: dict, dropout: float | None) -> bool:
-    """Return whether the file has passes of a model, which include those with activation checkpointing."""
-    return _content(member(config, dropout).name) is not None
+        buffers, limit, vocabulary = values[buffers], values[limit], values[vocabulary]
+    return [kind, family, tensors, buffers, fused, limit, vocabulary, True]
 
 
 def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> Followed | None:
     """Return a pass over each number of rows; None if the file has no such pass."""
     name, dimensions, layers = member(config, dropout)
     content = _content(name)
-    keys = [key(options, count) for count in rows]
-    tokens = options[0]
-    sizes = [size for letter, size in dimensions.items() if letter != "g"]
-    unusual = any(size < 2 for size in (tokens, *sizes))  # a size of 1 leads to other kernels
-    if content is None or unusual or not all(each in content["passes"] for each in keys):
+    dimensions["t"] = options[0]
+    unusual = any(size < 2 for letter, size in dimensions.items() if letter != "g")  # a size of 1: other kernels
+    if content is None or unusual:
         return None
-    values = _values(content, dimensions | {"t": tokens})
-    stored = [content["passes"][each] for each in keys]
-    stacks = []
-    for name, kinds, kept in stored[0]["stacks"]:
-        kinds_of_all = kinds if layers is None else kinds[:1] * layers
-        stacks.append(Stack(name, tuple(kinds_of_all), tuple(kept)))
+    stored = [content["passes"].get(key(options, count)) for count in rows]
+    if None in stored:
+        return None
+    values = _values(content, dimensions)
+    stacks = [
+        Stack(name, kinds if layers is None else kinds[:1] * layers, kept)
+        for name, kinds, kept in in_tuples(stored[0]["stacks"])
+    ]
     return Followed([_tape(content, each, values) for each in stored], stacks)
 
 

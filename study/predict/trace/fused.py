@@ -3,15 +3,17 @@
 For tensors without values: no loss here is one.
 """
 
+from contextlib import AbstractContextManager
+from unittest import mock
+
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
 from study.core.errors import Stop
+from study.core.models import step
 from study.core.models.config import kind_of
-from study.core.models.step import IGNORED, Batch, mask
+from study.core.models.step import Batch, mask, next_tokens
 
 
 class _InPlace(torch.autograd.Function):
@@ -27,13 +29,9 @@ class _InPlace(torch.autograd.Function):
         return torch.empty_like(ctx.saved_tensors[0])  # including the logits that were cut off
 
 
-class InPlace(TorchFunctionMode):
+def in_place() -> AbstractContextManager:
     """Inside it, cross-entropy overwrites the logits."""
-
-    def __torch_function__(self, function, _, args=(), kwargs=None):
-        if function is functional.cross_entropy:
-            return _InPlace.apply(args[0])
-        return function(*args, **(kwargs or {}))
+    return mock.patch.object(step, "cross_entropy", lambda logits, *_, **__: _InPlace.apply(logits))
 
 
 class _Chunked(torch.autograd.Function):
@@ -72,16 +70,12 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     if kind_of(config) != "decoder":
         raise Stop(f"the loss of {config.model_type} cannot be computed in chunks", "leave out --loss chunked")
     head = model.get_output_embeddings()
-    name = next(name for name, module in model.named_modules() if module is head)
-    parent = model.get_submodule(name.rpartition(".")[0])
-    setattr(parent, name.rpartition(".")[2], nn.Identity())
-    if getattr(model.config, "final_logit_softcapping", None) is not None:
-        model.config.final_logit_softcapping = None  # the kernel does this
+    model.set_output_embeddings(nn.Identity())
+    model.config.final_logit_softcapping = None  # the kernel does this
     hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, head.weight.dtype)).logits
-    labels = functional.pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+    labels = next_tokens(batch)
     weight = head.weight
     if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        hidden = hidden.to(dtype)
-        weight = weight.to(dtype)
+        hidden = hidden.bfloat16()
+        weight = weight.bfloat16()
     return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from study.predict.memory.profile import Gradient, Held, Profile, Tensor
 from study.predict.trace.tape import Tape
@@ -22,86 +21,65 @@ class Pass:
     inputs_bytes: int
 
 
-class Moment(NamedTuple):
-    """An event of the pass, and what there was since the event before it."""
-
-    kind: str  # "use", "gradient", or that of the end of the forward pass
-    name: str  # of the tensor
-    gradient: int  # bytes of the gradient that is complete
-    now: Held
-    most: Held | None  # the most while a kernel ran, the last of those; None if none did
-    kernels: list[Kernel]
-
-
 def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
-    moments = [*_moments(tape)]
+    """Kernels before a gradient are of its block, others of the last block that was reached."""
     by_name = {tensor.name: tensor for tensor in tensors}
+    kept = 0
+    until_gradient = Held(0, 0)  # the most until the first gradient is complete, the last of those
+    at_use: dict[str, float] = {}
+    before_use: dict[str, Held] = {}
+    gradients: list[Gradient] = []
+    phase = "forward"
+    block = tensors[0].block
+    taken: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
+    for event, name, gradient_bytes, now, most, kernels in _moments(tape):
+        if most and not gradients:
+            until_gradient = max(most, until_gradient, key=sum)
+        if event == "gradient":
+            phase, block = "backward", by_name[name].block
+            held = [Held(each.kept, each.in_use - gradient_bytes) for each in (most or now, now)]
+            gradients.append(Gradient(by_name[name], *held))
+        taken[phase, block] += kernels
+        if event == "use":
+            block = by_name[name].block
+            at_use[name] = now.kept
+            before_use |= {name: most} if most else {}
+        elif event == "end":
+            kept = int(now.kept)
     return Pass(
-        profile=_profile(moments, by_name),
-        work=_work(moments, by_name),
+        profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
+        work={key: _summed(kernels) for key, kernels in taken.items()},
         flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
         inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
     )
 
 
-def _moments(tape: Tape) -> Iterator[Moment]:
+def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, list[Kernel]]]:
+    """Yield each event: "use", "gradient" or "end"; the name of the tensor; and the bytes of its complete gradient.
+
+    Then what is held now, the most since the event before while a kernel ran, and these kernels. The most is that of
+    the last moment with as much, and None if no kernel ran.
+    """
     held = [0, 0]  # made in the forward pass, and in the backward pass
-    now = 0
     made: list[tuple[int, bool]] = []
-    most = (-1, 0, 0)  # bytes while a kernel ran, and which of them are whose
+    most: Held | None = None
     kernels: list[Kernel] = []
     for kind, what, *rest in tape:
         if kind == "made":
-            held[rest[0]] += what
-            now += what
             made.append((what, rest[0]))
+            held[rest[0]] += what
         elif kind == "freed":
             size, in_backward = made[what]
             held[in_backward] -= size
-            now -= size
         elif kind == "kernel":
-            if now >= most[0]:
-                most = (now, held[0], held[1])
+            if most is None or sum(held) >= sum(most):
+                most = Held(*held)
             if what:
                 kernels.append(what)
         elif kind == "event":
             event, _, name = what.partition(" ")
-            yield Moment(event, name, rest[0], Held(*held), None if most[0] < 0 else Held(*most[1:]), kernels)
-            most, kernels = (-1, 0, 0), []
-
-
-def _profile(moments: list[Moment], tensors: dict[str, Tensor]) -> Profile:
-    kept = 0
-    at_use: dict[str, float] = {}
-    before_use: dict[str, Held] = {}
-    gradients: list[Gradient] = []
-    until_gradient: list[Held] = []
-    for kind, name, size, now, most, _ in moments:
-        if most and not gradients:
-            until_gradient.append(most)
-        if kind == "use":
-            at_use[name] = now.kept
-            before_use |= {name: most} if most else {}
-        elif kind == "gradient":
-            held = [Held(each.kept, each.in_use - size) for each in (most or now, now)]
-            gradients.append(Gradient(tensors[name], *held))
-        else:
-            kept = int(now.kept)
-    return Profile(kept, max(reversed(until_gradient), key=sum), at_use, before_use, tuple(gradients))
-
-
-def _work(moments: list[Moment], tensors: dict[str, Tensor]) -> Work:
-    """Kernels before a gradient are of its block, others of the last block that was reached."""
-    phase = "forward"
-    block = next(iter(tensors.values())).block
-    taken: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
-    for moment in moments:
-        if moment.kind == "gradient":
-            phase, block = "backward", tensors[moment.name].block
-        taken[phase, block] += moment.kernels
-        if moment.kind == "use":
-            block = tensors[moment.name].block
-    return {key: _summed(kernels) for key, kernels in taken.items()}
+            yield event, name, rest[0], Held(*held), most, kernels
+            most, kernels = None, []
 
 
 def _summed(kernels: Iterable[Kernel]) -> list[tuple[str, int, list[int]]]:

@@ -8,9 +8,10 @@ beside it, and of what is around the layers. A section around the layers may fre
 """
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import NamedTuple
+from itertools import groupby, product
+from typing import Any, NamedTuple
 
 from study.predict.trace.tape import Tape, in_order
 
@@ -75,16 +76,12 @@ class Name(NamedTuple):
     distance: int  # in layers
     tail: str
 
-    def at(self, layer: int) -> str:
-        return f"{self.head}{layer + self.distance}{self.tail}"
-
 
 @dataclass
 class Section:
     entries: list[tuple] = field(default_factory=list)
     tensors: list[tuple[int, bool]] = field(default_factory=list)
-    freed: set[int] = field(default_factory=set)  # numbers of its tensors that are freed
-    freed_around: list[tuple] = field(default_factory=list)  # tensors that other parts of the model free, and where
+    freed: dict[int, Place | None] = field(default_factory=dict)  # its tensors, and where: None in a layer of its stack
 
 
 class Sections:
@@ -97,9 +94,13 @@ class Sections:
         for place, section in self.followed.items():
             section.entries = [self._relative(place, entry) for entry in section.entries]
         self.models = self._models()
-        self.copies: dict[Place, list[Place]] = {place: [] for place in self.followed}  # where the tape repeats each
+        self.first: dict[Place, int] = {}  # the number of the first tensor of each section of the whole tape
+        self.copies = defaultdict[Place, list[Place]](list)  # where the tape repeats each, if it does
+        count = 0
         for place, model in self.models.items():
             self.copies[model].append(place)
+            self.first[place] = count
+            count += len(self.followed[model].tensors)
 
     def _models(self) -> dict[Place, Place]:
         """For each section of the whole tape, in order: the followed section that it repeats."""
@@ -127,11 +128,9 @@ class Sections:
     def _tensor(self, place: Place, tensor: int, is_freed: bool) -> Tensor:
         made_in, number = self._origins[tensor]
         section = self.followed[made_in]
-        if is_freed:
-            section.freed.add(number)
         near = made_in.stack is not None and made_in.stack == place.stack
-        if made_in.stack and not near:
-            section.freed_around.append((place, number))
+        if is_freed:
+            section.freed[number] = None if near else place
         where = made_in._replace(layer=self._distance(place, made_in.layer)) if near else made_in
         return Tensor(where, near, number, section.tensors[number])
 
@@ -142,6 +141,24 @@ class Sections:
         if abs(layers) > 1:
             raise Unlike(f"{place} needs layer {layer}")
         return layers
+
+    def at(self, place: Place, what: Any) -> list:
+        """Return what an entry of a section names, as it is at a place of the whole tape.
+
+        A tensor is several, if all layers make it and it is freed once.
+        """
+        if isinstance(what, Name):
+            return [f"{what.head}{place.layer + what.distance}{what.tail}"]
+        if not isinstance(what, Tensor):
+            return [what]
+        if not what.near:
+            return [self.first[copy] + what.nth for copy in self.copies[what.place]]
+        where = what.place._replace(layer=place.layer + what.place.layer)
+        model = self.models.get(where)
+        allocations = self.followed[model].tensors if model else []
+        if allocations[what.nth : what.nth + 1] != [what.allocation]:
+            raise Unlike(f"{place} frees what {where} does not make")
+        return [self.first[where] + what.nth]
 
 
 def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
@@ -171,21 +188,13 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     """The tape of the model with all layers."""
     sections = Sections(tape, stacks)
     _compare(sections)
-    first: dict[Place, int] = {}  # the number of the first tensor of each section
     freed: list[int] = []
-    count = 0
+    longer: Tape = []
     for place, model in sections.models.items():
         section = sections.followed[model]
-        first[place] = count
-        freed += [count + nth for nth in section.freed]
-        count += len(section.tensors)
-    longer = []
-    for place, model in sections.models.items():
-        for entry in sections.followed[model].entries:
-            if isinstance(entry[1], Tensor | Name):
-                longer += _at(place, entry, sections, first)
-            else:
-                longer.append(entry)
+        freed += [sections.first[place] + nth for nth in section.freed]
+        for kind, what, *rest in section.entries:
+            longer += [(kind, each, *rest) for each in sections.at(place, what)]
     if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(freed):
         raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)
@@ -193,28 +202,7 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
 
 def _compare(sections: Sections) -> None:
     for stack, groups in sections.alike.items():
-        for first, *others in groups:
-            for phase in ("forward", "backward"):
-                of_first, *of_others = (sections.followed.get(Place(phase, stack, layer)) for layer in (first, *others))
-                if of_first is None or any(section != of_first for section in of_others):
-                    raise Unlike(f"layers {first} and {others} of {stack} do other things in the {phase} pass")
-
-
-def _at(place: Place, entry: tuple, sections: Sections, first: dict[Place, int]) -> list[tuple]:
-    """Return an entry of a section as it is at a place of the whole tape."""
-    kind, what, *rest = entry
-    if isinstance(what, Name):
-        return [(kind, what.at(place.layer), *rest)]
-    return [(kind, number) for number in _numbers(place, what, sections, first)]
-
-
-def _numbers(place: Place, tensor: Tensor, sections: Sections, first: dict[Place, int]) -> list[int]:
-    """Return the numbers of a tensor that a section names: several, if all layers make it and it is freed once."""
-    if not tensor.near:
-        return [first[copy] + tensor.nth for copy in sections.copies[tensor.place]]
-    where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
-    model = sections.models.get(where)
-    allocations = sections.followed[model].tensors if model else []
-    if allocations[tensor.nth : tensor.nth + 1] != [tensor.allocation]:
-        raise Unlike(f"{place} frees what {where} does not make")
-    return [first[where] + tensor.nth]
+        for phase, group in product(("forward", "backward"), groups):
+            first, *others = [sections.followed.get(Place(phase, stack, layer)) for layer in group]
+            if first is None or any(other != first for other in others):
+                raise Unlike(f"layers {group} of {stack} do different things in the {phase} pass")

@@ -38,18 +38,13 @@ def shorten(model: nn.Module) -> list[Stack]:
 
 def _shorten_config(parent: nn.Module, stack: Stack) -> None:
     """Shorten lists with a value for each layer, such as layer_types: layers index them by their place in the stack."""
-    config: object = getattr(parent, "config", None)
+    config = copy.copy(vars(parent).get("config"))
     if config is None:
         return
-    lists = {
-        key: [value[place] for place in stack.kept]
-        for key, value in vars(config).items()
-        if isinstance(value, list) and len(value) == len(stack.kinds)
-    }
-    if lists:
-        shorter = copy.copy(config)
-        vars(shorter).update(lists)
-        vars(parent)["config"] = shorter
+    vars(parent)["config"] = config
+    for key, value in vars(config).items():
+        if isinstance(value, list) and len(value) == len(stack.kinds):
+            vars(config)[key] = [value[place] for place in stack.kept]
 
 
 def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ An entry of a tape is a tuple:
     ("inputs", bytes)                               the inputs of the model
 """
 
+from itertools import groupby
 from typing import Any
 
 Tape = list[tuple]
@@ -21,25 +22,13 @@ def in_order(tape: Tape) -> Tape:
 
     Autocast drops its copies of weights in an order that differs from run to run.
     """
-    ordered = []
-    freed = []
-    for entry in tape:
-        if entry[0] == "freed":
-            freed.append(entry)
-        else:
-            ordered += sorted(freed)
-            freed = []
-            ordered.append(entry)
-    return ordered + sorted(freed)
+    groups = groupby(tape, key=lambda entry: entry[0] == "freed")
+    return [entry for freed, entries in groups for entry in (sorted(entries) if freed else entries)]
 
 
-def from_json(tape: list[list]) -> Tape:
-    """Return a tape that JSON has kept as lists."""
-    return [_kernel(*entry) if entry[0] == "kernel" else tuple(entry) for entry in tape]
-
-
-def _kernel(kind: str, moves: list | None, operations: int) -> tuple:
-    return kind, moves and (moves[0], tuple(moves[1])), operations
+def in_tuples(kept: Any) -> Any:
+    """Return what JSON has kept as lists."""
+    return tuple(map(in_tuples, kept)) if isinstance(kept, list) else kept
 
 
 def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
@@ -47,9 +36,8 @@ def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
 
     Every size is a constant plus a constant for each row. What is freed at once is in order: see `in_order`.
     """
-    more_rows = rows - counts[0]
     both = zip(tapes[0], tapes[-1], strict=True)
-    return [first if first == second else _on_line(first, second, more_rows) for first, second in both]
+    return [_on_line(*entries, rows - counts[0]) for entries in both]
 
 
 def _on_line(first: Any, second: Any, more_rows: int) -> Any:
@@ -58,6 +46,4 @@ def _on_line(first: Any, second: Any, more_rows: int) -> Any:
         return first
     if isinstance(first, tuple):
         return tuple([_on_line(*both, more_rows) for both in zip(first, second, strict=True)])
-    if type(first) is int:
-        return first + more_rows * (second - first)
-    raise AssertionError(f"passes over other numbers of rows do other operations: {first} and {second}")
+    return first + more_rows * (second - first)  # text raises an error: the passes do other operations

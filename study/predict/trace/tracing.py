@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -27,17 +28,16 @@ from study.core.models.adapters import Adapted, quantize
 from study.core.models.build import WithoutValues, build, freeze
 from study.core.models.step import Batch, inputs, logits_and_losses
 from study.core.settings import AUTOCAST
-from study.predict.trace.fused import InPlace, without_logits
+from study.predict.trace.fused import in_place, without_logits
 from study.predict.trace.on_cuda import AsOnCuda
 from study.predict.trace.repeating import Followed, Stack, Unlike, repeat
 from study.predict.trace.stacks import shorten
 from study.predict.trace.tape import Tape, in_order
 from study.predict.trace.transformer import SELECTIVE, Look, TraceOptions, Transformer
-from study.predict.trace.watch import Watch, follow, mark
+from study.predict.trace.watch import Watch
 from study.predict.trace.zero3_linear import zero3_linear
 
 aten = torch.ops.aten
-KEPT = "keeps_activations"  # an attribute of a layer among others that are computed again
 # Operators whose results torchtitan's selective recomputation keeps, beside every second product.
 SELECTED = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -57,21 +57,16 @@ def look(model: Transformer) -> Look:
         if layer := re.match(r"(?:.*?\.)?\d+(?=\.)", name):
             block = blocks.setdefault(layer[0], f"layer.{len(blocks)}")
         tensors.append((name, list(tensor.shape), block, tensor.requires_grad))
-    limit, limited_by = configs.sequence_limit(config) or (None, None)
     return Look(
         kind=configs.kind_of(config) or "",
         family=config.model_type,
         tensors=tensors,
         buffers_bytes=sum(buffer.numel() * buffer.element_size() for buffer in built.buffers()),
-        has_fused_attention=configs.class_for(config)._supports_sdpa,
-        limit=limit,
-        limited_by=limited_by,
+        has_fused_attention=type(built)._supports_sdpa,
+        limit=configs.sequence_limit(config),
         vocabulary=getattr(config.get_text_config(decoder=True), "vocab_size", None),
+        has_checkpointing=type(built).supports_gradient_checkpointing,
     )
-
-
-def has_checkpointing(model: Transformer) -> bool:
-    return configs.class_for(_config(model)).supports_gradient_checkpointing
 
 
 @contextlib.contextmanager
@@ -83,8 +78,7 @@ def _foreign(model: Transformer, what: str) -> Iterator[None]:
     except (Stop, Unlike):
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        reason = f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+        reason = f"{type(error).__name__}: {textwrap.shorten(str(error), 160)}"
         action = "correct its config.json, or give --params with --layers and --hidden"
         raise Stop(f"{model.name} {what} ({reason})", action) from error
 
@@ -97,7 +91,7 @@ def _config(model: Transformer, attention: str | None = None):
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
 
 
-def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
+def _built(model: Transformer, config, dtype: torch.dtype) -> PreTrainedModel:
     with _foreign(model, "cannot be built from its config"):
         built = build(config, "meta", dtype)
     with _quiet(), torch.device("meta"):
@@ -123,13 +117,6 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         quantize(model, options.quantized_bits)
 
 
-def _keep_between(model: torch.nn.Module, every: int) -> None:
-    """Mark the layers that keep their activations, all but every n-th. The mark makes them another kind of layer."""
-    for layers in model.modules():
-        for place, layer in enumerate(layers.children() if isinstance(layers, torch.nn.ModuleList) else ()):
-            setattr(layer, KEPT, place % every > 0)
-
-
 def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return what a layer runs in, and what it runs in again: torchtitan's selective recomputation (parallelize.py)."""
     odd = {again: itertools.cycle((True, False)) for again in (False, True)}  # PyTorch before 2.13 asks again
@@ -148,62 +135,61 @@ def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContext
     return first, both()
 
 
-def _compute_again(model: PreTrainedModel, place: Callable, selectively: bool) -> None:
-    """Let the backward pass compute the layers again that do not keep their activations."""
+def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
+    """Let the backward pass compute every n-th layer again. The others become another kind of layer."""
     if not model.supports_gradient_checkpointing:
         what = f"transformers has no activation checkpointing for {model.config.model_type}"
         raise Stop(what, "leave --checkpointing out")
     # backward() puts function modes aside, so layers that run again enter theirs themselves
-    contexts = functools.partial(_selective, place) if selectively else lambda: (contextlib.nullcontext(), place())
-    again = {"use_reentrant": False, "context_fn": contexts}
-    model.gradient_checkpointing_enable(again)
-    for layer in model.modules():
-        if getattr(layer, KEPT, False):
-            setattr(layer, "gradient_checkpointing", False)  # noqa: B010
+    contexts: Callable = lambda: (contextlib.nullcontext(), place())  # noqa: E731
+    if every == SELECTIVE:
+        contexts = functools.partial(_selective, place)
+    with _quiet():
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+    for layers in model.modules():
+        for number, layer in enumerate(layers.children() if isinstance(layers, torch.nn.ModuleList) else ()):
+            if number % every:
+                setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
 def _give_device(model: torch.nn.Module) -> None:
     """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
-    copies: dict[int, torch.nn.Parameter] = {}
 
+    @functools.cache  # tied weights stay one tensor
     def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return torch.nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copy
 
-    for module in model.modules():
-        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in copies:
-                copies[id(parameter)] = torch.nn.Parameter(on_cpu(parameter), requires_grad=parameter.requires_grad)
-            module._parameters[key] = copies[id(parameter)]
-        for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            module._buffers[key] = on_cpu(buffer)
+    every: list[dict] = [held for module in model.modules() for held in (module._parameters, module._buffers)]
+    for held in every:
+        held.update({name: on_cpu(tensor) for name, tensor in held.items() if tensor is not None})
 
 
 def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
-    built = cast(PreTrainedModel, _built(model, config, dtype))
+    built = _built(model, config, dtype)
     if options.cuda or options.frozen != "as_weights" or options.quantized_bits:
         _freeze_as_others(built, options)
-    if options.checkpointing > 1:
-        _keep_between(built, options.checkpointing)
+    place = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
+    if options.checkpointing:
+        _compute_again(built, options.checkpointing, place)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     stacks = [] if with_all_layers or model.code_from else shorten(built)
-    place = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
+    linear = zero3_linear() if options.zero3_linear else contextlib.nullcontext()
     with _quiet(), FakeTensorMode(), WithoutValues():
-        if options.checkpointing:
-            _compute_again(built, place, options.checkpointing == SELECTIVE)
         _give_device(built)
         with _foreign(model, "cannot be given rows"):  # such as a vocabulary of 0
             batch = inputs(config, rows, options.sequence)
         watch = Watch([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
-        follow(built, watch)
+        watch.follow(built)
         for stack in stacks:
-            mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name, watch)
-        with _foreign(model, "cannot be followed without values"), place(), zero3_linear(options.zero3_linear), watch:
+            watch.mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name)
+        with _foreign(model, "cannot be followed without values"), place(), linear, watch:
             loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
-            watch.event("end of forward")
+            watch.tape.append(("event", "end of forward", 0))
             loss.backward()
     return watch.tape, stacks
 
@@ -216,7 +202,7 @@ def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, d
         kept: list[torch.Tensor] = []
         if options.keeps_logits:
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
-        with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
+        with in_place() if options.loss == "in_place" else contextlib.nullcontext():
             losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1]
         return losses.mean(), kept
 
@@ -224,17 +210,13 @@ def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, d
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' remarks on configs, and PyTorch's on missing devices and on operators that fail."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "torch._subclasses.fake_tensor")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:

@@ -1,11 +1,8 @@
 """Any transformers model as theory knows it: its config, and what a trace of the model has shown."""
 
 import functools
-import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 from study.core import cache, hub, numbers, progress
@@ -15,9 +12,9 @@ from study.predict.memory.profile import Tensor
 from study.predict.trace import committed
 from study.predict.trace.reading import Pass, read
 from study.predict.trace.repeating import Followed, Stack, repeat
-from study.predict.trace.tape import Tape, at_rows, from_json
+from study.predict.trace.tape import Tape, at_rows, in_tuples
 
-FORMAT = 18  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 19  # of the cached answers: raise it whenever their meaning changes
 # As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
 SELECTIVE = -1
 
@@ -47,8 +44,8 @@ class Look(NamedTuple):
     buffers_bytes: int
     has_fused_attention: bool
     limit: int | None  # tokens of a row
-    limited_by: str | None
     vocabulary: int | None
+    has_checkpointing: bool  # transformers can recompute its activations
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,7 @@ class Transformer:
     @functools.cached_property
     def look(self) -> Look:
         known = committed.look(self.dimensions, self.dropout) if self._is_plain else None
-        return Look(*known) if known else self.traced_look
-
-    @functools.cached_property
-    def traced_look(self) -> Look:
-        return Look(*_kept(self._key, lambda tracing: tracing.look(self)))
+        return Look(*known or _kept(self, "look"))
 
     @property
     def _is_plain(self) -> bool:
@@ -97,9 +90,7 @@ class Transformer:
 
     @property
     def _key(self) -> list:
-        code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
-        adapters = [self.lora_rank, self.lora_targets, self.dora, self.adapter_dropout]
-        return [self.config, adapters, self.train_only, self.dropout, code]
+        return [*astuple(self)[1:], self.code_from and hub.code_digest(self.code_from)]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -126,13 +117,6 @@ class Transformer:
     @property
     def has_fused_attention(self) -> bool:
         return self.look.has_fused_attention
-
-    @functools.cached_property
-    def has_checkpointing(self) -> bool:
-        """Return whether transformers can recompute its activations."""
-        if self._is_plain and committed.has_passes(self.dimensions, self.dropout):
-            return True
-        return _kept([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
 
     def flops_per_row(self, sequence: int) -> int:
         """Return the operations of matrix products in a pass over a row, without recomputation.
@@ -177,31 +161,27 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
     known = committed.followed(model.dimensions, model.dropout, options, counts) if model._is_plain else None
     if known:
         return known
-    tapes, stacks = _kept([*model._key, options, counts], lambda tracing: tracing.followed(model, options, counts))
-    in_tuples = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stacks]
-    return Followed([from_json(tape) for tape in tapes], in_tuples)
+    tapes, stacks = in_tuples(_kept(model, "followed", options, counts))
+    return Followed(tapes, [Stack(*each) for each in stacks])
 
 
-def _kept(key: list, look: Callable[[ModuleType], Any]) -> Any:
-    """Return an answer from the cache folder, or of a new trace. Only this needs torch."""
-    versions = committed.installed().values()
-    name = hashlib.sha256(json.dumps([FORMAT, *versions, *key]).encode()).hexdigest()[:24]
+def _kept(model: Transformer, what: str, *asked) -> Any:
+    """Return what a function of `tracing.py` says of a model, from the cache folder or of a new trace.
+
+    Only a new trace needs torch.
+    """
+    name = cache.fingerprint([FORMAT, *committed.installed().values(), *model._key, what, *asked])
     looks = cache_home().expanduser() / "looks"
     known = cache.answer(looks, name)
-    if known is None:
-        with progress.during("tracing the model; this takes seconds to minutes, once"):
-            known = json.loads(json.dumps(look(_tracing())))
-        cache.keep(looks, name, known)
-    return known
-
-
-def _tracing() -> ModuleType:
-    """Import what traces a model. Raise Stop where torch or transformers is missing."""
+    if known is not None:
+        return known
     try:
         from study.predict.trace import tracing
     except ModuleNotFoundError as error:
-        what = f"this model with these options has to be traced, and {error.name} is not installed"
-        raise Stop(
-            what, "install PyTorch and transformers: pip install './zero-study[train]'", "unavailable"
-        ) from error
-    return tracing
+        problem = f"this model with these options has to be traced, and {error.name} is not installed"
+        remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
+        raise Stop(problem, remedy, "unavailable") from error
+    with progress.during("tracing the model; this takes seconds to minutes, once"):
+        known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))
+    cache.keep(looks, name, known)
+    return known

@@ -1,5 +1,6 @@
 """Writes the tape of a pass: what it makes and frees, its kernels, and where in the model it is."""
 
+import itertools
 import weakref
 
 import torch
@@ -45,24 +46,58 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self._has_types = has_types  # products say the bytes of an element
         self.tape: Tape = []
-        self._numbers: dict[int, int] = {}
-        self._made = 0
+        self._count = itertools.count()
+        self._numbers: dict[int, int] = {}  # of the storages that a pass makes
         # Storages of the model and of its inputs, and references to those that a pass makes.
         self._live: dict[int, object] = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
-    def event(self, name: str, size_bytes: int = 0) -> None:
-        self.tape.append(("event", name, size_bytes))
+    def follow(self, model: torch.nn.Module) -> None:
+        """Note when the forward pass reaches a tensor, and when a gradient is complete; then drop the gradient."""
+        unused: dict[torch.Tensor, str] = {tensor: name for name, tensor in model.named_parameters()}
+        names = dict(unused)
 
-    def complete(self, name: str, gradient: torch.Tensor) -> None:
-        """Note that the gradient of a tensor is complete."""
-        storage = gradient.untyped_storage()
-        self.event(f"gradient {name}", storage.nbytes())
-        self.tape.append(("gradient", self._numbers[id(storage)]))
+        def reaches(module: torch.nn.Module, _) -> None:
+            for tensor in module.parameters(recurse=False):
+                if tensor in unused and not in_backward():
+                    self.tape.append(("event", f"use {unused.pop(tensor)}", 0))
+
+        def complete(tensor) -> None:
+            storage = tensor.grad.untyped_storage()
+            self.tape.append(("event", f"gradient {names[tensor]}", storage.nbytes()))
+            self.tape.append(("gradient", self._numbers[id(storage)]))
+            tensor.grad = None
+
+        for module in model.modules():
+            module.register_forward_pre_hook(reaches)
+        for tensor in names:
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(complete)
+
+    def mark(self, layers: torch.nn.ModuleList, stack: str) -> None:
+        """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
+
+        def forward(*layer) -> None:
+            if not in_backward():
+                self.tape.append(("layer", "forward", *layer))
+
+        def backward(values, *layer) -> None:
+            """The mark comes when the gradient of these values is computed."""
+            for value in () if in_backward() else tree_leaves(values):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    value.register_hook(lambda _: self.tape.append(("layer", "backward", *layer)))
+                    return
+
+        for name, layer in layers.named_children():
+            layer.register_forward_pre_hook(lambda *_, place=int(name): forward(stack, place))
+            layer.register_forward_hook(lambda *values, place=int(name): backward(values[-1], stack, place))
+        first, *_, last = layers
+        last.register_forward_hook(lambda *_: forward(None, 0))
+        first.register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
-        for leaf in out if isinstance(out, list | tuple) else (out,):
+        for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
         packet = function._overloadpacket
@@ -77,8 +112,7 @@ class Watch(TorchDispatchMode):
         key = id(storage)
         if key in self._live:
             return
-        number = self._numbers[key] = self._made
-        self._made += 1
+        number = self._numbers[key] = next(self._count)
         self.tape.append(("made", storage.nbytes(), in_backward()))
 
         def gone(_) -> None:
@@ -100,8 +134,7 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
     """
     if packet in MATRICES:
         left, right = args[MATRICES[packet] :][:2]
-        count = left.shape[0] if left.dim() == 3 else 1
-        sizes = (count, left.shape[-2], right.shape[-1], left.shape[-1])
+        sizes = (left.shape[:-2].numel(), left.shape[-2], right.shape[-1], left.shape[-1])
         return "product", (*sizes, left.element_size()) if has_types else sizes
     if flops and "attention" in packet.__name__:
         return "attention", (flops,)
@@ -110,48 +143,3 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
     tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
     moved = (min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors)
     return "other", (sum(moved),)  # an expanded tensor, such as a bias, has fewer bytes than its shape
-
-
-def follow(model: torch.nn.Module, watch: Watch) -> None:
-    """Note when the forward pass reaches a tensor, and when a gradient is complete; then the gradient is dropped."""
-    names: dict[int, str] = {id(tensor): name for name, tensor in model.named_parameters()}
-    used = set()
-
-    def reaches(module: torch.nn.Module, _) -> None:
-        for tensor in module.parameters(recurse=False):
-            if id(tensor) not in used and not in_backward():
-                used.add(id(tensor))
-                watch.event("use " + names[id(tensor)])
-
-    def complete(tensor: torch.Tensor) -> None:
-        if tensor.grad is not None:
-            watch.complete(names[id(tensor)], tensor.grad)
-            tensor.grad = None
-
-    for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            module.register_forward_pre_hook(reaches)
-    for tensor in model.parameters():
-        if tensor.requires_grad:
-            tensor.register_post_accumulate_grad_hook(complete)
-
-
-def mark(layers: torch.nn.ModuleList, stack: str, watch: Watch) -> None:
-    """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
-
-    def forward(stack: str | None, place: int) -> None:
-        if not in_backward():
-            watch.tape.append(("layer", "forward", stack, place))
-
-    def backward(values, stack: str | None, place: int) -> None:
-        """The mark comes when the gradient of these values is computed."""
-        tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.requires_grad)
-        if not in_backward() and (tensor := next(tensors, None)) is not None:
-            tensor.register_hook(lambda _: watch.tape.append(("layer", "backward", stack, place)))
-
-    for place, layer in layers.named_children():
-        layer.register_forward_pre_hook(lambda *_, place=int(place): forward(stack, place))
-        layer.register_forward_hook(lambda *values, place=int(place): backward(values[-1], stack, place))
-    *_, last = layers
-    last.register_forward_hook(lambda *_: forward(None, 0))
-    next(iter(layers)).register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)

@@ -4,8 +4,7 @@ See runtime/zero/linear.py of 0.19.8; it is on unless `memory_efficient_linear` 
 and the weight itself, so that under autocast no copies of lower precision stay.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import torch
@@ -42,9 +41,6 @@ class _Linear(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
-@contextlib.contextmanager
-def zero3_linear(enabled: bool) -> Iterator[None]:
-    """Inside it, if enabled, linear layers are those of stage 3."""
-    replaced = mock.patch.object(functional, "linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))
-    with replaced if enabled else contextlib.nullcontext():
-        yield
+def zero3_linear() -> AbstractContextManager:
+    """Inside it, linear layers are those of stage 3."""
+    return mock.patch.object(functional, "linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))

@@ -74,7 +74,7 @@ def _cheap(setup: Setup) -> dict[str, dict[str, Any]]:
     cheap: dict[str, dict[str, Any]] = {}
     if setup.loss == "whole" and setup.model.look.kind == "decoder":
         cheap["--loss chunked"] = {"loss": "chunked"}
-    if not setup.checkpointing and setup.model.has_checkpointing:
+    if not setup.checkpointing and setup.model.look.has_checkpointing:
         cheap["--checkpointing"] = {"checkpointing": True}
     return cheap
 
