@@ -23,7 +23,7 @@ SOURCES = committed_traces.sources()
 
 def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> None:
     """Assert that a committed trace is the fresh one, byte for byte and kernel by kernel."""
-    known = committed.followed(model.dimensions, model.dropout, options, rows)
+    known = committed.followed(model.member, options, rows)
     assert known is not None, (model.name, options, rows)
     assert json.loads(json.dumps(tracing.look(model))) == json.loads(json.dumps(model.look))
     fresh = tracing.followed(model, options, rows)

@@ -2,7 +2,7 @@
 
 from study.core import arms
 from study.core.gpus import GPUS
-from study.core.numbers import UNKNOWN, number_of, short, size
+from study.core.numbers import UNKNOWN, count, number_of, short, size
 from study.core.settings import HALF_WEIGHTS
 from study.predict.front import MISS, Advice, Question, Row, Transformer, on_gpus_bytes, reserve_bytes
 
@@ -139,11 +139,12 @@ def _place(row: Row, advice: Advice) -> str:
 
 def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
+    model = question.model
     gpu = GPUS[question.gpu]
     half = "bf16" if gpu.has_bf16 else "fp16"
     several = f"{question.link} between {question.local} GPUs in a node (--link, --gpus-per-node)"
     return [
-        f"the model is {question.model.in_words()}",
+        f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
         f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.half_flops_per_s / 1e12:.0f} TFLOP/s in {half}, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",

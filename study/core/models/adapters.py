@@ -58,11 +58,10 @@ class Adapted(nn.Module):
         norm = torch.linalg.norm(oriented + 2.0 * thin.detach(), dim=1).detach()
         scale = (cast(torch.Tensor, self.magnitude) / norm).view(1, -1)
         lora = self.up(self.down(x))
-        bias = self.base.bias
         if self.drops:
             result = functional.linear(x, oriented)
-        elif bias is not None:
-            result = result - bias
+        elif self.base.bias is not None:
+            result = result - self.base.bias
         return (scale - 1) * result + scale * lora * 2.0
 
 

@@ -40,32 +40,29 @@ class Member(NamedTuple):
     """Which member of the file has the traces of a model, and the dimensions to evaluate them for."""
 
     name: str
+    family: str
     dimensions: dict[str, int]
     layers: int | None  # of a family
 
 
+UNKNOWN = Member("unknown", "", {}, None)
+
+
 def member(config: dict, dropout: float | None) -> Member:
     """Return the member for a config, whether the file has it or not."""
-    config = _plain(config)
-    family = str(config.get("model_type"))
-    if family not in DIMENSIONS:
-        return Member(f"{family}-{cache.fingerprint([config, dropout])[:12]}", {}, None)
-    free = {**DIMENSIONS[family], "layers": LAYERS[family]}
-    dimensions = {letter: config.get(name) for letter, name in free.items()}
+    plain = _plain(config)
+    family, like = (str(each.get("model_type")) for each in (config, plain))
+    if like not in DIMENSIONS:
+        return Member(f"{like}-{cache.fingerprint([plain, dropout])[:12]}", family, {}, None)
+    free = {**DIMENSIONS[like], "layers": LAYERS[like]}
+    dimensions: dict[str, Any] = {letter: plain.get(name) for letter, name in free.items()}
     if not all(type(size) is int and size > 0 for size in dimensions.values()):
-        return Member("unknown", {}, None)
+        return UNKNOWN
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
     layers = dimensions.pop("layers")
-    fixed = {name: value for name, value in config.items() if name not in (*free.values(), *IDS)}
+    fixed = {name: value for name, value in plain.items() if name not in (*free.values(), *IDS)}
     structure = [fixed, dropout, min(layers, MANY_LAYERS), sharing(dimensions)]
-    return Member(f"{family}-{cache.fingerprint(structure)[:12]}", dimensions, layers)
-
-
-def sharing(dimensions: dict[str, int]) -> bool | str:
-    """Return whether heads share keys and values; "one" if all of them do."""
-    heads = dimensions["a"]
-    groups = dimensions.get("g", heads)
-    return "one" if groups == 1 else groups < heads
+    return Member(f"{like}-{cache.fingerprint(structure)[:12]}", family, dimensions, layers)
 
 
 def _plain(config: dict) -> dict:
@@ -88,12 +85,18 @@ def _plain(config: dict) -> dict:
     return config
 
 
-def key(options: tuple, rows: int) -> str:
+def sharing(dimensions: dict[str, int]) -> bool | str:
+    """Return whether heads share keys and values; "one" if all of them do."""
+    heads = dimensions["a"]
+    groups = dimensions.get("g", heads)
+    return "one" if groups == 1 else groups < heads
+
+
+def key(options: Any, rows: int) -> str:
     """Return the name of a pass in a member: all options but the tokens of a row, on which its terms depend."""
-    precision, attention, checkpointing, loss, zero3_linear, cuda, *usual = options[1:]
-    replaced = ["attention", "dropout", "autocast", *(["softmax"] if attention == "eager" else [])]
-    said = [precision, attention, checkpointing, loss, zero3_linear, replaced if cuda else [], *filter(None, usual)]
-    return json.dumps([*said, rows])
+    replaced = ["attention", "dropout", "autocast", *(["softmax"] if options.attention == "eager" else [])]
+    said = options._replace(cuda=replaced if options.cuda else [])
+    return json.dumps([*said[1:9], *filter(None, said[9:]), rows])  # no member has other options
 
 
 @functools.cache
@@ -102,11 +105,11 @@ def installed() -> dict[str, str | None]:
     return {package: version(package) if find_spec(package) else None for package in ("torch", "transformers")}
 
 
-def remarks(config: dict, dropout: float | None) -> list[str]:
-    """Return a sentence if a model has traces here, and another transformers is installed than they were made with."""
+def remarks(member: Member) -> list[str]:
+    """Return a sentence if another transformers is installed than a member was made with."""
     made_with = _content(VERSIONS)["transformers"]
     current = installed()["transformers"]
-    if current in (None, made_with) or not _content(member(config, dropout).name):
+    if current in (None, made_with) or not _content(member.name):
         return []
     return [f"Activations are traced with transformers {made_with}; {current} is installed here, and may differ."]
 
@@ -117,31 +120,28 @@ def _content(name: str) -> Any:
         return json.loads(archive.read(name)) if name in archive.namelist() else None
 
 
-def look(config: dict, dropout: float | None) -> list | None:
+def look(member: Member) -> list | None:
     """Return what a look at the model would show; None if the file has no such model."""
-    name, dimensions, layers = member(config, dropout)
-    content = _content(name)
+    content = _content(member.name)
     if content is None:
         return None
-    kind, family, tensors, buffers, fused, limit, _, vocabulary = content["look"]
-    if layers:
-        values = _values(content, dimensions)
-        family = config["model_type"]
+    kind, _, tensors, buffers, fused, limit, _, vocabulary = content["look"]
+    if member.layers:
+        values = _values(content, member.dimensions)
         tensors = [
             [name.replace(".0.", f".{i}.", 1), [values[size] for size in shape], block.replace("0", str(i)), trains]
             for block, templates in [(block, [*each]) for block, each in groupby(tensors, key=itemgetter(2))]
-            for i in range(layers if block == "layer.0" else 1)
+            for i in range(member.layers if block == "layer.0" else 1)
             for name, shape, _, trains in templates
         ]
         buffers, limit, vocabulary = values[buffers], values[limit], values[vocabulary]
-    return [kind, family, tensors, buffers, fused, limit, vocabulary, True]
+    return [kind, member.family, tensors, buffers, fused, limit, vocabulary, True]
 
 
-def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> Followed | None:
+def followed(member: Member, options: Any, rows: tuple[int, ...]) -> Followed | None:
     """Return a pass over each number of rows; None if the file has no such pass."""
-    name, dimensions, layers = member(config, dropout)
-    content = _content(name)
-    dimensions["t"] = options[0]
+    content = _content(member.name)
+    dimensions = member.dimensions | {"t": options.sequence}
     unusual = any(size < 2 for letter, size in dimensions.items() if letter != "g")  # a size of 1: other kernels
     if content is None or unusual:
         return None
@@ -150,7 +150,7 @@ def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[in
         return None
     values = _values(content, dimensions)
     stacks = [
-        Stack(name, kinds if layers is None else kinds[:1] * layers, kept)
+        Stack(name, kinds[:1] * member.layers if member.layers else kinds, kept)
         for name, kinds, kept in in_tuples(stored[0]["stacks"])
     ]
     return Followed([_tape(content, each, values) for each in stored], stacks)

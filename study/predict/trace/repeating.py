@@ -88,8 +88,7 @@ class Sections:
     """The sections of a tape, with tensors and names relative to the section, and where the whole tape repeats them."""
 
     def __init__(self, tape: Tape, stacks: list[Stack]):
-        self.alike = {stack.name: stack.alike() for stack in stacks}
-        self.kept = {stack.name: stack.kept for stack in stacks}
+        self.stacks = {stack.name: stack for stack in stacks}
         self.followed, self._origins = _cut(tape)
         for place, section in self.followed.items():
             section.entries = [self._relative(place, entry) for entry in section.entries]
@@ -110,9 +109,9 @@ class Sections:
                 models |= {place: place for place in places}
                 continue
             direction = -1 if phase == "backward" else 1
-            if tuple(place.layer for place in places) != self.kept[stack][::direction]:
+            if tuple(place.layer for place in places) != self.stacks[stack].kept[::direction]:
                 raise Unlike(f"the layers of {stack} do not run one after the other")
-            layers = list(enumerate(self.alike[stack]))[::direction]
+            layers = list(enumerate(self.stacks[stack].alike()))[::direction]
             models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}
         return models
 
@@ -136,7 +135,7 @@ class Sections:
 
     def _distance(self, place: Place, layer: int) -> int:
         """Return the number of followed layers from a place to a layer."""
-        order = self.kept[place.stack or ""]
+        order = self.stacks[place.stack or ""].kept
         layers = order.index(layer) - order.index(place.layer)
         if abs(layers) > 1:
             raise Unlike(f"{place} needs layer {layer}")
@@ -201,8 +200,8 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
 
 
 def _compare(sections: Sections) -> None:
-    for stack, groups in sections.alike.items():
-        for phase, group in product(("forward", "backward"), groups):
-            first, *others = [sections.followed.get(Place(phase, stack, layer)) for layer in group]
+    for stack in sections.stacks.values():
+        for phase, group in product(("forward", "backward"), stack.alike()):
+            first, *others = [sections.followed.get(Place(phase, stack.name, layer)) for layer in group]
             if first is None or any(other != first for other in others):
-                raise Unlike(f"layers {group} of {stack} do different things in the {phase} pass")
+                raise Unlike(f"layers {group} of {stack.name} do different things in the {phase} pass")

@@ -178,16 +178,15 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     stacks = [] if with_all_layers or model.code_from else shorten(built)
     linear = zero3_linear() if options.zero3_linear else contextlib.nullcontext()
-    with _quiet(), FakeTensorMode(), WithoutValues():
+    with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
         _give_device(built)
-        with _foreign(model, "cannot be given rows"):  # such as a vocabulary of 0
-            batch = inputs(config, rows, options.sequence)
+        batch = inputs(config, rows, options.sequence)
         watch = Watch([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         watch.follow(built)
         for stack in stacks:
             watch.mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name)
-        with _foreign(model, "cannot be followed without values"), place(), linear, watch:
+        with place(), linear, watch:
             loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
             watch.tape.append(("event", "end of forward", 0))
             loss.backward()

@@ -5,7 +5,7 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
-from study.core import cache, hub, numbers, progress
+from study.core import cache, hub, progress
 from study.core.errors import Stop
 from study.core.settings import cache_home
 from study.predict.memory.profile import Tensor
@@ -71,13 +71,14 @@ class Transformer:
 
     @functools.cached_property
     def look(self) -> Look:
-        known = committed.look(self.dimensions, self.dropout) if self._is_plain else None
-        return Look(*known or _kept(self, "look"))
+        return Look(*committed.look(self.member) or _kept(self, "look"))
 
-    @property
-    def _is_plain(self) -> bool:
-        """Return whether all of it trains, and it is transformers' own. Only such models have committed traces."""
-        return not (self.is_partly_frozen or self.code_from)
+    @functools.cached_property
+    def member(self) -> committed.Member:
+        """Its committed traces. Only a model of transformers' own has any, if all of it trains."""
+        if self.is_partly_frozen or self.code_from:
+            return committed.UNKNOWN
+        return committed.member(self.dimensions, self.dropout)
 
     @functools.cached_property
     def dimensions(self) -> dict:
@@ -143,11 +144,7 @@ class Transformer:
 
     def remarks(self) -> list[str]:
         """Return what a user has to know of the traces of this model."""
-        return committed.remarks(self.dimensions, self.dropout) if self._is_plain else []
-
-    def in_words(self) -> str:
-        sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
-        return f"{self.family} ({self.name}), {sizes}: {numbers.count(self.parameters)} parameters"
+        return committed.remarks(self.member)
 
 
 @functools.cache
@@ -158,8 +155,7 @@ def _traced(model: Transformer, options: TraceOptions, rows: int) -> Pass:
 @functools.lru_cache(maxsize=64)  # tapes are large
 def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
     """Return a pass over each of these numbers of rows, from the package, the cache folder, or a new trace."""
-    known = committed.followed(model.dimensions, model.dropout, options, counts) if model._is_plain else None
-    if known:
+    if known := committed.followed(model.member, options, counts):
         return known
     tapes, stacks = in_tuples(_kept(model, "followed", options, counts))
     return Followed(tapes, [Stack(*each) for each in stacks])
