@@ -1,38 +1,26 @@
 """`study.watch`: somebody else's loop leaves a record of what it really is, and stays as it is."""
 
 import contextlib
-import json
 import os
-import re
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from conftest import ROOT, forked
+from conftest import forked
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import study.watch
 from study.core.errors import Stop
-from study.core.numbers import size
-from study.measure.collectives import CollectiveLog
-from study.records import collectives, evidence, metrics, runs, store
-from study.records.compare import compare
-from study.records.explain import sentences
-from study.records.schema import Error
-from study.report.of_record import predicted
+from study.records import evidence, metrics, runs, store
 from study.watch import WatchCallback, watch
 from study.watch.diagnosis import diagnose
 from study.watch.intended import intended_settings
-from study.watch.results import summary
 
-RUNS = ROOT / "reports/cpu-2core/runs"
-EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
 ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
-LOOKED_AT = [6, 7, 8, 9]
+LOOKED_AT = [6, 7, 8]
 SLOW = pytest.mark.slow
 
 
@@ -54,8 +42,7 @@ def start(tmp_path, monkeypatch):
             monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
         folder = tmp_path / Path(script).stem / Path(arm).stem
         config = str(arm) if isinstance(arm, Path) else f"accelerate_configs/{arm}.yaml"
-        flags = [f"--run_dir={folder}", *flags]
-        launch = forked(folder, config=config, launcher=(), script=script, flags=flags)
+        launch = forked(folder, config=config, launcher=(), script=script, flags=[f"--run_dir={folder}", *flags])
         monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
         assert code is None or launch.code == code, launch.output
         return launch.output, store.load(folder)
@@ -65,15 +52,13 @@ def start(tmp_path, monkeypatch):
 
 def plain_model():
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    model = transformers.BertForSequenceClassification(config)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=100, **sizes))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def train(
-    folder: Path | None, steps: int = 14, accumulation: int = 1, each=lambda step: None, factor=lambda step: 1.0
+    folder: Path | None, steps=14, accumulation=1, each=lambda step: None, factor=lambda step: 1.0
 ) -> list[float]:
     model, optimizer = plain_model()
     losses = []
@@ -91,38 +76,33 @@ def train(
     return losses
 
 
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory):
-    """A watched run: its folder, its losses, and the steps in which instruments were on."""
-    folder, active = tmp_path_factory.mktemp("watched") / "mine", []
+def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
+    active = []
     original = torch.Tensor.backward
 
     def each(step):
+        assert torch.Tensor.backward is not original
         if _get_current_dispatch_mode_stack():
             active.append(step)
-        assert torch.Tensor.backward is not original
 
-    losses = train(folder, accumulation=2, each=each)
+    losses = train(tmp_path / "mine", accumulation=2, each=each)
     assert torch.Tensor.backward is original
-    return folder, losses, active
-
-
-def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(mine):
-    folder, losses, active = mine
     assert losses == train(None, accumulation=2)
-    record = store.load(folder)
-    assert record.status == "done"
-    assert record.arm == "single"
+    record = store.load(tmp_path / "mine")
+    assert (record.status, record.arm) == ("done", "single")
     assert record.loss.train == pytest.approx([sum(losses[i : i + 2]) for i in range(0, 28, 2)], rel=1e-6)
     seen = record.observed
-    assert (seen.accumulation, seen.clipping, seen.rows_per_step, seen.tokens_per_step) == (2, 0.5, 8, 64)
+    assert (seen.accumulation, seen.clipping, seen.rows_per_step) == (2, 0.5, 8)
     assert record.watched.looked_at == active == LOOKED_AT
-    assert len(record.time.step_s) == 4  # 11 to 14
+    assert (len(record.time.step_s), record.watched.timed_rows, record.watched.timed_tokens) == (5, 40, 5 * 64)
     (rank,) = record.memory.components.per_rank
     assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
     assert rank.at_peak["moments"] == 8 * seen.parameters
     assert seen.dtypes == {"weights": "float32", "gradients": "float32", "master": None, "moments": "float32"}
     assert record.traffic.per_rank == [{}]
+    loaded = runs.load(tmp_path / "mine")
+    assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")]
+    assert evidence.gather(loaded).runs == (), "claims do not use it"
 
 
 def test_a_second_run_takes_another_folder(tmp_path):
@@ -131,45 +111,45 @@ def test_a_second_run_takes_another_folder(tmp_path):
     assert store.load(tmp_path / "mine-2").observed.steps == 2
 
 
-def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("study.measure.components.ComponentLook.step_ended", lambda look: 1 / 0)
+MISTAKES = (
+    "study.measure.components.ComponentLook.step_ended",
+    "study.watch.loop._digest",
+    "study.watch.loop._divisor",
+    "study.watch.steps.StepLog.mark",
+    "study.watch.steps.StepLog.add",
+    "study.watch.results.summary",
+    "study.watch.training.Recording.begin",
+)
+
+
+@pytest.mark.parametrize("mistaken", MISTAKES)
+def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(mistaken, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mistaken, lambda *_: 1 / 0)
     assert train(tmp_path / "mine") == train(None)
-    record = store.load(tmp_path / "mine")
-    assert "ZeroDivisionError" in record.observed.instruments_failed
-    assert "your training goes on" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("your training goes on") == 1
     assert not _get_current_dispatch_mode_stack()
+    if mistaken not in MISTAKES[-2:]:  # these leave a complete record, and none
+        assert "ZeroDivisionError" in store.load(tmp_path / "mine").error.message
 
 
 def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path):
     losses = train(tmp_path / "mine", steps=7, factor=lambda step: float("inf") if step == 5 else 1.0)
     record = store.load(tmp_path / "mine")
     assert (record.status, record.observed.steps) == ("diverged", 7)
-    assert record.error.message == "the loss is not finite in step 5"
+    assert record.error.where == "step 5"
     assert record.loss.train == pytest.approx(losses[:4], rel=1e-6)
     assert metrics.final_train_loss(record) is None
-    lines = [json.loads(line) for line in (tmp_path / "mine" / "steps.jsonl").read_text().splitlines()]
-    assert [line["loss"] is None for line in lines] == [False] * 4 + [True] * 3
 
 
-def test_an_optimizer_that_never_steps_is_told(tmp_path, capsys):
-    """It is another one than the loop's, or the loop has none; a smaller `after` would show nothing."""
-    model, optimizer = plain_model()
-    with watch(model=model, optimizer=optimizer, run_dir=tmp_path / "mine"):
-        model(input_ids=torch.ones(2, 4, dtype=torch.long), labels=torch.ones(2, dtype=torch.long)).loss.backward()
-    printed = capsys.readouterr().out
-    assert "No update was seen: pass the optimizer whose step the loop calls" in printed
-    assert "smaller `after`" not in printed
-
-
-def test_what_cannot_be_watched_is_said():
-    with pytest.raises(Stop, match="needs the prepared model") as caught:
+def test_what_cannot_be_watched_is_said(tmp_path, capsys):
+    with pytest.raises(Stop, match="needs the prepared model"):
         watch(None, "bert-base")
-    below_the_traceback = traceback.format_exception_only(caught.value)[-1]
-    assert below_the_traceback.startswith("What to do: call watch(accelerator, model, optimizer), or")
     with pytest.raises(Stop, match="needs the optimizer"):
         watch(model=torch.nn.Linear(1, 1))
-    with pytest.raises(AttributeError, match="has no attribute 'wacth'"):
-        _ = study.wacth
+    model, optimizer = plain_model()
+    with watch(model=model, optimizer=optimizer, run_dir=tmp_path / "mine"):
+        pass
+    assert "No update was seen" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -177,7 +157,6 @@ def test_what_cannot_be_watched_is_said():
     [
         ("error", "failed", "ValueError: the data has a hole"),
         pytest.param("SIGINT", "interrupted", "interrupted", marks=SLOW),
-        ("SIGTERM", "interrupted", "without a message"),
         ("SIGKILL", "interrupted", "without a message"),
         pytest.param("exit", "interrupted", "without a message", marks=SLOW),
     ],
@@ -201,17 +180,6 @@ def _ended(folder: Path):
     raise AssertionError("nobody has written how it ended")
 
 
-def test_ctrl_c_on_a_hang_keeps_the_place(tmp_path):
-    with pytest.raises(KeyboardInterrupt), CollectiveLog(tmp_path, rank=1):
-        stand_still()
-    (log,) = collectives.load(tmp_path)
-    assert re.fullmatch(r"ended with KeyboardInterrupt at test_watch.py:\d+ in stand_still", log.place)
-
-
-def stand_still():
-    raise KeyboardInterrupt
-
-
 def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
     _, record = start("tests/bare_loop.py", "single", "--evaluate_in", "7", "13", "--steps", "16")
     assert record.watched.looked_at == [6, 7, 8, 9, 10]
@@ -232,9 +200,9 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
     assert losses["watched"] == losses["alone"]
     assert (record.status, record.arm, record.observed.ranks) == ("done", kind.removesuffix("_by_accelerate"), 2)
     assert record.loss.train[0] != float.fromhex(losses["alone"].split()[0])  # the mean over both ranks
+    size, counts = 4 * record.observed.parameters, record.traffic.per_rank[0]
     if kind.startswith("zero"):  # only the script asks for DeepSpeed
         assert (record.watched.loop, record.promised.stage) == ("deepspeed", int(kind[-1]))
-    size, counts = 4 * record.observed.parameters, record.traffic.per_rank[0]
     if kind == "ddp":
         assert {name: each.bytes for name, each in counts.items()} == {"all_reduce": size}
     if kind.startswith("fsdp"):
@@ -242,52 +210,48 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
         # A second time in the backward pass; FSDP1's only unit keeps what it gathered until then.
         assert counts["all_gather"].bytes == pytest.approx((1 if kind == "fsdp1" else 2) * size, rel=0.05)
         assert sum(record.observed.held_parameters_per_rank) == pytest.approx(record.observed.parameters, rel=0.01)
-    for rank in record.memory.components.per_rank:
+    check_memory(record, shares=1 if kind == "ddp" else 2, has_master=kind.startswith("zero"))
+
+
+def check_memory(record, shares: int, has_master: bool) -> None:
+    ranks = record.memory.components.per_rank
+    assert len(ranks) == record.observed.ranks
+    for rank in ranks:
         assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
-        share = 1 if kind == "ddp" else 2
-        assert ("master" in rank.at_peak) == kind.startswith("zero")
-        assert rank.at_peak["moments"] == pytest.approx(2 * size / share, rel=0.01)
+        assert rank.at_peak["moments"] == pytest.approx(8 * record.observed.parameters / shares, rel=0.01)
+        assert ("master" in rank.at_peak) == has_master
 
 
-def check(record, arm: str) -> None:
-    """A record is valid, and true to its arm."""
+LOOPS = {  # the class of the loop and of the model
+    "accelerate_loop": ("accelerate", "BertForSequenceClassification"),
+    "trainer_glue": ("Trainer", "BertForSequenceClassification"),
+    "trl_sft": ("SFTTrainer", "LlamaForCausalLM"),
+}
+EXAMPLES = [(script, arm) for script in LOOPS for arm in ARMS]
+FAST = ("accelerate_loop", "zero3")
+
+
+@pytest.mark.parametrize(
+    ("script", "arm"), [FAST, *(pytest.param(*each, marks=SLOW) for each in EXAMPLES if each != FAST)]
+)
+def test_an_example_in_each_arm_has_a_record_that_is_true_to_its_arm(start, script, arm):
+    output, record = start(f"examples/{script}.py", arm)
     stage, seen = ARMS[arm], record.observed
     ranks = 1 if arm == "single" else 2
     assert (record.status, record.arm, seen.stage, seen.ranks) == ("done", arm, stage, ranks)
+    assert (record.watched.loop, record.watched.model) == LOOPS[script]
     assert record.watched.looked_at == LOOKED_AT
     assert len(record.loss.train) == seen.steps == 16
     assert record.time.step_s
+    check_memory(record, shares=2 if stage else 1, has_master=bool(stage))
     size, counts = 4 * seen.parameters, record.traffic.per_rank[0]
-    assert len(record.memory.components.per_rank) == ranks
-    for rank in record.memory.components.per_rank:
-        assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
-        assert rank.at_peak["moments"] == pytest.approx(2 * size / (2 if stage else 1), rel=0.01)
-        assert ("master" in rank.at_peak) == bool(stage)
-    moved = {
-        kind: counts[kind].bytes if kind in counts else 0 for kind in ("all_reduce", "all_gather", "reduce_scatter")
-    }
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
     expected = {"ddp": (1, 0, 0), "single": (0, 0, 0), "zero2": (1, 1, 0), "zero3": (0, 1, 1)}[arm]
-    assert list(moved.values()) == [pytest.approx(part * size, rel=0.02, abs=100) for part in expected]
-
-
-@pytest.mark.parametrize("arm", ["zero3", *(pytest.param(arm, marks=SLOW) for arm in ("single", "ddp", "zero2"))])
-def test_an_accelerate_loop_in_each_arm(start, arm):
-    output, record = start("examples/accelerate_loop.py", arm)
-    check(record, arm)
-    assert record.promised.source == (f"{arm}.json" if ARMS[arm] else f"{arm}.yaml")
+    moved = [counts[kind].bytes if kind in counts else 0 for kind in kinds]
+    assert moved == [pytest.approx(part * size, rel=0.02, abs=100) for part in expected]
+    if script == "accelerate_loop":
+        assert record.promised.source == (f"{arm}.json" if stage else f"{arm}.yaml")
     assert f"study.watch: {arm} on" in output
-
-
-@SLOW
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("script", EXAMPLES[1:])
-def test_a_trainer_in_each_arm(start, script, arm):
-    record = start(f"examples/{script}.py", arm)[1]
-    check(record, arm)
-    expected = (
-        ("Trainer", "BertForSequenceClassification") if script == "trainer_glue" else ("SFTTrainer", "LlamaForCausalLM")
-    )
-    assert (record.watched.loop, record.watched.model) == expected
 
 
 def test_planted_mistakes_are_named(start, tmp_path):
@@ -298,11 +262,12 @@ def test_planted_mistakes_are_named(start, tmp_path):
     )
     output, record = start("examples/accelerate_loop.py", clips, "--steps=10")
     assert (record.promised.clipping, record.observed.clipping) == (0.0, 1.0)
-    assert {finding.id for finding in diagnose(record)} >= {"clipping_zero_dropped", "fp32_copies", "buckets_dominate"}
+    assert "fp32_copies" in {finding.id for finding in diagnose(record)}
     assert "Clipping is 1 although clips.yaml says 0" in output
 
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}
+DEEPSPEED = {"deepspeed": True, "fsdp": False, "precision": "no", "ranks": 2}
 
 
 @pytest.mark.parametrize(
@@ -310,26 +275,21 @@ LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "tru
     [
         ({}, None, {}),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, None, {"deepspeed": False, "fsdp": False, "precision": "bf16"}),
-        (
+        (  # the launcher's default, which the yaml does not have
             LAUNCHED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
-            None,  # the launcher's default, which the yaml does not have
-            {"deepspeed": True, "fsdp": False, "precision": "no", "stage": 3, "ranks": 2},
+            None,
+            DEEPSPEED | {"stage": 3},
         ),
         (
             LAUNCHED | {"ACCELERATE_CONFIG_DS_FIELDS": "gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING": "0.0"},
             None,
-            {"deepspeed": True, "fsdp": False, "precision": "no", "clipping": 0.0, "ranks": 2},
+            DEEPSPEED | {"clipping": 0.0},
         ),
         (
             LAUNCHED,
             {"bf16": {"enabled": True}, "gradient_clipping": "auto", "zero_optimization": {"stage": 2}},
             {"deepspeed": True, "precision": "bf16", "stage": 2, "ranks": 2}
             | {"offload_optimizer": "none", "offload_param": "none"},
-        ),
-        (  # DeepSpeed's older form
-            LAUNCHED,
-            {"zero_optimization": True},
-            {"deepspeed": True, "stage": 1, "ranks": 2, "offload_optimizer": "none", "offload_param": "none"},
         ),
     ],
 )
@@ -338,17 +298,16 @@ def test_what_a_script_asks_for(environment, config, expected, monkeypatch):
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    wanted = intended_settings(config).model_dump(exclude_none=True)
-    assert {name: value for name, value in wanted.items() if name != "source"} == expected
+    wanted = intended_settings(config).model_dump(exclude_none=True, exclude={"source"})
+    assert wanted == expected
 
 
 def trainer(folder: Path, *callbacks, steps: int = 12) -> transformers.Trainer:
-    model, _ = plain_model()
     rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(row % 2)} for row in range(32)]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no"
     )
-    return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=list(callbacks))
+    return transformers.Trainer(plain_model()[0], arguments, train_dataset=rows, callbacks=list(callbacks))
 
 
 def test_the_callback_changes_no_weight(tmp_path):
@@ -366,8 +325,7 @@ def test_the_callback_changes_no_weight(tmp_path):
 def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     class Fails(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                raise ValueError("the disk is full")
+            raise ValueError("the disk is full")
 
     callback = WatchCallback(tmp_path / "mine")
     with pytest.raises(ValueError, match="the disk is full") as caught:
@@ -379,19 +337,6 @@ def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     assert record.promised.source == "TrainingArguments"
 
 
-def test_the_commands_take_watched_records_and_claims_do_not(mine):
-    loaded = runs.load(mine[0])
-    assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")]
-    (row,) = compare(loaded).rows
-    assert row["runs"] == 1
-    (run,) = loaded
-    assert sentences(run.record, run.record) == [f"At the peak both hold {size(run.tracked_bytes)}."]
-    assert predicted(run.record) is None
-    gathered = evidence.gather(loaded)
-    assert gathered.runs == ()
-    assert gathered.notes[0] == "1 record of other people's scripts: no evidence"
-
-
 @pytest.mark.parametrize(("compiled", "kept"), [(True, True), (False, False)])
 def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(study.watch, "CHOSEN_HERE", True)
@@ -399,17 +344,3 @@ def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, mon
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert study.watch.watch is watch
     assert ("TORCH_EXTENSIONS_DIR" in os.environ) == kept
-
-
-def test_the_summary_has_whole_messages():
-    """The whole message of an error is shown, not its first 80 characters."""
-    message = "the device ran out of memory (CUDA out of memory. Tried to allocate 20 MiB. GPU 0 has a total capacity"
-    error = {
-        "kind": "OutOfMemoryError",
-        "message": f"{message} of 79.11 GiB)",
-        "what_to_do": "take fewer rows per pass",
-    }
-    done = store.load(RUNS / "smoke/arms-zero2-5228df76-r1.1")
-    failed = store.new("mine", []).model_copy(update={"status": "oom", "error": Error(**error)})
-    lines = [line for record in (done, failed) for line in summary(record, Path("runs/mine"))]
-    assert message in " ".join(" ".join(lines).split())

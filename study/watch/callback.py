@@ -7,8 +7,7 @@ from pathlib import Path
 
 import transformers
 
-from study.watch.recording import Training
-from study.watch.training import AFTER, Watch
+from study.watch.training import AFTER, Training, Watch
 
 
 class WatchCallback(transformers.TrainerCallback):
@@ -53,8 +52,7 @@ class WatchCallback(transformers.TrainerCallback):
 
     def _end_at_exit(self) -> None:
         """Python exits before the training has ended. `sys` still has an exception that nobody caught."""
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        self._end(error or RuntimeError("the script ended before its training did"))
+        self._end(getattr(sys, "last_value", None) or RuntimeError("the script ended before its training did"))
 
 
 def _calling_trainer() -> transformers.Trainer | None:
@@ -62,8 +60,5 @@ def _calling_trainer() -> transformers.Trainer | None:
 
     A callback gets neither the Accelerator nor the prepared model (transformers 5.23.0), only the plain model.
     """
-    for frame, _ in traceback.walk_stack(None):
-        trainer = frame.f_locals.get("self")
-        if isinstance(trainer, transformers.Trainer):
-            return trainer
-    return None
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
+    return next((caller for caller in callers if isinstance(caller, transformers.Trainer)), None)

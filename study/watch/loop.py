@@ -7,25 +7,47 @@ A script repeats its mistakes in each step, so what costs time to look at is loo
 import contextlib
 import functools
 import hashlib
-import itertools
 import math
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Work
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
+from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from study.core.settings import AUTOCAST
 from study.measure import roles
 from study.measure.readback import device_of
+from study.records.schema import Record
 from study.watch.steps import Step, StepLog
+
+if TYPE_CHECKING:
+    from study.watch.training import Training
 
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
 READ_ELEMENTS = 4096  # of each input
-CHECKED_STEPS = 20  # in which cleared gradients are looked for
+NAMES = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
+
+
+def guarded(hook: Callable) -> Callable:
+    """A mistake of this hook ends the watch, and not the training."""
+
+    @functools.wraps(hook)
+    def call(loop: "Loop", *args, **kwargs) -> None:
+        if loop.active:
+            try:
+                hook(loop, *args, **kwargs)
+            except Exception as error:
+                loop.on_error(error)
+
+    return call
 
 
 class Loop:
@@ -33,62 +55,50 @@ class Loop:
 
     def __init__(
         self,
-        accelerator,
-        model,
-        optimizer,
+        training: "Training",
+        record: Record,
         log: StepLog,
         on_step: Callable[[Step], None],
         on_error: Callable[[Exception], None],
     ):
-        self.accelerator = accelerator
-        self.model = model
+        self.accelerator = training.accelerator
+        self.model = training.model
+        self.inner = roles.inner_optimizer(training.optimizer)
+        self.observed = record.observed
+        self.watched = record.watched
         self.log = log
         self.on_step = on_step
         self.on_error = on_error
-        self.inner = roles.inner_optimizer(optimizer)
+        self.active = True
         self.step = Step()
-        self.clipped_at: float | None = None  # by torch's own function, which DeepSpeed does not call
-        self.wants_clipping: float | None = None  # the value that the script gave Accelerate, whether that clips or not
-        self.autocast: torch.dtype | None = None
-        self.loss_parts: int | None = None  # the library divides the loss of each pass by it
-        self.loss_divisor: float | None = None  # the script's own division of the loss
         self.inputs: list[str] = []  # shapes and digests, of the first passes
-        self.rows_per_pass = math.nan  # of the first one
-        self.cleared: list[int] = []  # passes with cleared gradients, in each of the first steps
-        is_plain = not hasattr(model, "zero_optimization_stage") and roles.fsdp_version(model) is None
-        self._trained = list(model.parameters()) if is_plain else []  # others keep gradients elsewhere
+        self._is_engine = hasattr(self.model, "zero_optimization_stage")
+        is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
+        self._trained = [each for each in self.model.parameters() if each.requires_grad and is_plain]
         self._with_gradient: torch.nn.Parameter | None = None
-        self._mark = self._guarded(log.mark)
-        self._begin_backward = self._guarded(self._add_loss)
-        self._end_backward = self._guarded(self._end_pass)
-        self._device = device_of(model).type
+        self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
+        self._device = device_of(self.model).type
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
         if getattr(self.model, "_compiled_call_impl", None) is None:  # a hook would become part of what is compiled
-            forward = self._guarded(self._forward)
-            self._undo.callback(self.model.register_forward_pre_hook(forward, with_kwargs=True).remove)
-        if hasattr(self.model, "zero_optimization_stage"):
+            self._undo.callback(self.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
+        if self._is_engine:
             self._replace(self.model, "step", self._engine_step)
-            self._replace(self.model, "backward", self._engine_backward)
+            self._replace(self.model, "backward", self._backward)
         else:
-            end = self._guarded(lambda *_: self._end_step(self._rate()))
-            self._undo.callback(self.inner.register_step_post_hook(end).remove)
-            if self.accelerator is not None:
-                self._replace(self.accelerator, "backward", self._accelerator_backward)
-            else:
-                self._replace(torch.Tensor, "backward", self._tensor_backward)
+            end = self.inner.register_step_post_hook(lambda *_: self._end_step(self._rate()))
+            self._undo.callback(end.remove)
+            self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         if self.accelerator is not None:
             self._replace(self.accelerator, "clip_grad_norm_", self._accelerator_clip)
-        if hasattr(clip_grad, "_clip_grads_with_norm_"):
-            self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
+        self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
         if self._device == "cpu":  # on a GPU a collective is waited for on the device
             self._replace(Work, "wait", self._wait)
         if isinstance(self.model, DistributedDataParallel):  # waits for its collectives outside Python
-            first = next(each for each in self.model.parameters() if each.requires_grad)  # its gradient comes last
-            hook = first.register_post_accumulate_grad_hook(lambda _: self._mark("backward"))
-            self._undo.callback(hook.remove)
+            first = self._trained[0]  # its gradient comes last
+            self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
 
     def detach(self) -> None:
         self._undo.close()
@@ -105,17 +115,7 @@ class Loop:
         setattr(owner, name, replacement)
         self._undo.callback(lambda: setattr(owner, name, original) if is_own else delattr(owner, name))
 
-    def _guarded(self, hook: Callable) -> Callable:
-        """Return a hook whose mistakes end the watch, and not the training."""
-
-        @functools.wraps(hook)
-        def guarded(*args, **kwargs) -> None:
-            try:
-                hook(*args, **kwargs)
-            except Exception as error:
-                self.on_error(error)
-
-        return guarded
+    # --- what happens in a step
 
     def _next_batch(self, original, *args):
         if threading.current_thread() is not threading.main_thread():  # something fetches ahead
@@ -133,96 +133,92 @@ class Loop:
         finally:
             self.log.waited_s += time.perf_counter() - begun_s
 
-    def _end_step(self, rate: float) -> None:
-        self.log.mark("update")
-        self._look_for_cleared()
-        self._with_gradient = None
-        step = self.step
-        self.step = Step()
-        step.rate = rate
-        if len(self.cleared) < CHECKED_STEPS:
-            self.cleared.append(step.cleared)
-        else:
-            self._trained = []
-        self.on_step(step)
+    def _backward(self, original, *args, **kwargs):
+        self._begin_backward(*args, **kwargs)
+        result = original(*args, **kwargs)
+        self._end_backward()
+        return result
 
-    def _rate(self) -> float:
-        rate = self.inner.param_groups[0].get("lr")
-        return rate if isinstance(rate, float) else math.nan  # a tensor may be on a GPU
+    def _engine_step(self, original, *args, **kwargs):
+        before = self.model.global_steps
+        rate = self._rate()  # the engine's scheduler changes it
+        result = original(*args, **kwargs)
+        if self.model.global_steps != before:  # unchanged after a pass within a step
+            self._end_step(rate)
+        return result
 
+    def _accelerator_clip(self, original, parameters, max_norm, *args, **kwargs):
+        self.watched.clip_grad_norm = _clipping(max_norm)  # whether that clips or not
+        return original(parameters, max_norm, *args, **kwargs)
+
+    def _clip(self, original, parameters, max_norm, *args, **kwargs):
+        self.observed.clipping = _clipping(max_norm)  # DeepSpeed does not call this function
+        return original(parameters, max_norm, *args, **kwargs)
+
+    @guarded
+    def _mark(self, phase: str) -> None:
+        self.log.mark(phase)
+
+    @guarded
     def _forward(self, module, args, kwargs) -> None:
         if not (module.training and torch.is_grad_enabled()):
             self.step.evaluated = True
             return
         self.log.mark("outside")
-        inputs = _tensors([*args, *kwargs.values()])
-        rows, tokens = _size_of(inputs)
+        inputs = [each for each in tree_leaves([args, kwargs]) if isinstance(each, torch.Tensor) and each.ndim]
+        tokens = [each for each in inputs if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        self.step.rows += rows
-        self.step.tokens += tokens
+        self.step.rows += len([*tokens, *inputs, ()][0])  # 0 is unknown
+        self.step.tokens += tokens[0].numel() if tokens else math.nan
         if len(self.inputs) < READ_PASSES:
-            self._read(inputs, rows)
+            self.watched.rows_per_pass = int(self.step.rows / self.step.forwards) or None
+            self.inputs.append(_digest(inputs))
+            if torch.is_autocast_enabled(self._device):
+                self.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
 
-    def _read(self, inputs: list[torch.Tensor], rows: float) -> None:
-        if not self.inputs:
-            self.rows_per_pass = rows
-        self.inputs.append(_digest(inputs))
-        if torch.is_autocast_enabled(self._device):
-            self.autocast = torch.get_autocast_dtype(self._device)
-
-    def _backward(self, loss, parts: int, original, *args, **kwargs):
-        """Mark a backward pass, and keep its loss as a part of the step's."""
-        self._begin_backward(loss, parts)
-        result = original(*args, **kwargs)
-        self._end_backward()
-        return result
-
-    def _add_loss(self, loss, parts: int) -> None:
+    @guarded
+    def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
+        """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
         self._look_for_cleared()
         self.step.backwards += 1
+        parts = 1  # the library divides the loss of each pass by it
+        if self._is_engine:
+            parts = self.model.gradient_accumulation_steps() if scale_wrt_gas else 1
+        elif self.accelerator is not None:
+            parts = self.accelerator.gradient_accumulation_steps
+        elif self.observed.autocast == "fp16":
+            return  # a GradScaler scales the loss, with an unknown scale
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            if self.loss_parts is None:
-                self.loss_parts = parts
-                self.loss_divisor = _divisor(loss)
-            loss = loss.detach()
-            self.step.losses.append(loss if parts == 1 else loss / parts)
+            if self.watched.loss_parts is None:
+                self.watched.loss_parts = parts
+                self.watched.loss_divisor = _divisor(loss)
+            self.step.losses.append(loss.detach() / parts)
 
-    def _end_pass(self) -> None:
-        self.log.mark("waiting" if self.log.phase == "backward" else "backward")  # the hook of DDP marked the end
+    @guarded
+    def _end_backward(self) -> None:
+        waited = self.log.marks[-1][0] == "backward"  # the hook of DDP marked the end
+        self.log.mark("waiting" if waited else "backward")
         self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
+
+    @guarded
+    def _end_step(self, rate: float) -> None:
+        self._look_for_cleared()
+        self._with_gradient = None
+        step = self.step
+        step.rate = rate
+        self.step = Step()
+        self._cleared.append(step.cleared)
+        self.watched.passes_cleared = statistics.mode(self._cleared)
+        self.on_step(step)
 
     def _look_for_cleared(self) -> None:
         if self._with_gradient is not None and self._with_gradient.grad is None:
             self.step.cleared = self.step.backwards
 
-    def _accelerator_backward(self, original, loss, *args, **kwargs):
-        return self._backward(loss, self.accelerator.gradient_accumulation_steps, original, loss, *args, **kwargs)
-
-    def _engine_backward(self, original, *args, **kwargs):
-        given = dict(zip(("loss", "retain_graph", "scale_wrt_gas"), args, strict=False)) | kwargs
-        parts = self.model.gradient_accumulation_steps() if given.get("scale_wrt_gas", True) else 1
-        return self._backward(given.get("loss"), parts, original, *args, **kwargs)
-
-    def _tensor_backward(self, original, loss, *args, **kwargs):
-        scaled = self.autocast is torch.float16  # by a GradScaler, with an unknown scale
-        return self._backward(None if scaled else loss, 1, original, loss, *args, **kwargs)
-
-    def _engine_step(self, original, *args, **kwargs):
-        before = self.model.global_steps
-        rate = self._rate()
-        result = original(*args, **kwargs)
-        if self.model.global_steps != before:  # unchanged after a pass within a step
-            self._guarded(self._end_step)(rate)
-        return result
-
-    def _accelerator_clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.wants_clipping = _clipping(max_norm)
-        return original(parameters, max_norm, *args, **kwargs)
-
-    def _clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.clipped_at = _clipping(max_norm)
-        return original(parameters, max_norm, *args, **kwargs)
+    def _rate(self) -> float:
+        rate = self.inner.param_groups[0].get("lr")
+        return rate if isinstance(rate, float) else math.nan  # a tensor may be on a GPU
 
 
 def _clipping(max_norm) -> float | None:
@@ -237,36 +233,17 @@ def _clipping(max_norm) -> float | None:
 
 def _divisor(loss: torch.Tensor) -> float | None:
     """Return the number by which a script has divided its loss; None if that was not its last operation."""
-    if loss.grad_fn is None or loss.grad_fn.name() != "DivBackward0":
+    divided: Any = loss.grad_fn
+    if type(divided).__name__ != "DivBackward0":
         return None
-    other = getattr(loss.grad_fn, "_saved_other", None)
-    if not isinstance(other, torch.Tensor) or other.ndim or other.device.type != "cpu" or other.requires_grad:
-        return None
-    return float(other)
-
-
-def _tensors(inputs: list) -> list[torch.Tensor]:
-    nested = [list(value.values()) if isinstance(value, dict) else [value] for value in inputs]
-    return [each for each in itertools.chain(*nested) if isinstance(each, torch.Tensor) and each.ndim]
+    divisor = divided._saved_other
+    return None if divisor.ndim or divisor.device.type != "cpu" else float(divisor)
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:
     """Return the shapes of inputs, and a digest of their first elements."""
-    digest = hashlib.sha256()
-    with contextlib.suppress(RuntimeError, TypeError):  # a sparse tensor, or one without memory
-        for tensor in tensors:
-            first = tensor.detach().reshape(-1)[:READ_ELEMENTS].cpu()
-            digest.update(first.contiguous().view(torch.uint8).numpy().tobytes())
     shapes = " ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-    return f"{shapes} {digest.hexdigest()[:12]}"
-
-
-def _size_of(tensors: list[torch.Tensor]) -> tuple[float, float]:
-    """Return the rows and tokens of a pass, by the shapes of its inputs; NaN if unknown.
-
-    Tokens are two-dimensional and integers.
-    """
-    for tensor in tensors:
-        if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32):
-            return tensor.shape[0], tensor.numel()
-    return (tensors[0].shape[0] if tensors else math.nan), math.nan
+    with contextlib.suppress(RuntimeError, TypeError):  # a sparse tensor, or one without memory
+        first = [tensor.detach().reshape(-1)[:READ_ELEMENTS].tolist() for tensor in tensors]
+        return f"{shapes} {hashlib.sha256(repr(first).encode()).hexdigest()[:12]}"
+    return shapes

@@ -14,21 +14,16 @@ from pathlib import Path
 ALL_WELL = b"."
 
 
-def start(folder: Path, rank: int) -> subprocess.Popen | None:
-    """Start the process beside this rank. None if that fails."""
+def start(folder: Path, rank: int) -> subprocess.Popen:
+    """Start the process beside this rank."""
     command = [sys.executable, __file__, str(folder), str(rank), str(os.getpid())]
-    with contextlib.suppress(OSError):
-        # A session of its own: Ctrl-C and a launcher that ends its group do not reach it.
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-    return None
+    null = subprocess.DEVNULL
+    # A session of its own: Ctrl-C and a launcher that ends its group do not reach it.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
 
-def dismiss(witness: subprocess.Popen | None) -> None:
+def dismiss(witness: subprocess.Popen) -> None:
     """End the process, because the record is complete."""
-    if witness is None:
-        return
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         witness.communicate(ALL_WELL, timeout=5)
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _get_default_store
 
 from study.records import store
 
@@ -19,29 +19,28 @@ _count = itertools.count()  # numbers the watches of this process, in the same w
 
 
 class Ranks:
-    """This rank and the others of its process group."""
+    """This rank and the others of its process group. Ranks without a group cannot reach each other."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", 0))
         self.count = 1
+        self._store: dist.Store | None = None
         if dist.is_initialized():
             self.rank = dist.get_rank()
             self.count = dist.get_world_size()
-        self._store = distributed_c10d._get_default_store() if self.count > 1 else None
-        self._prefix = f"study.watch/{next(_count)}"
+            self._store = dist.PrefixStore(f"study.watch/{next(_count)}", _get_default_store())
 
     def send(self, name: str, text: str) -> None:
         if self._store is not None:
-            self._store.set(f"{self._prefix}/{name}", text)
+            self._store.set(name, text)
 
     def receive(self, name: str, timeout_s: float) -> str | None:
         """Return the text that another rank sent under this name; None if it does not arrive in time."""
         if self._store is None:
             return None
-        key = f"{self._prefix}/{name}"
         try:
-            self._store.wait([key], datetime.timedelta(seconds=timeout_s))
-            return self._store.get(key).decode()
+            self._store.wait([name], datetime.timedelta(seconds=timeout_s))
+            return self._store.get(name).decode()
         except RuntimeError:  # it is late, or gone
             return None
 
@@ -52,9 +51,13 @@ class Ranks:
             return Path(name) if name else None
         folder = run_dir.resolve()
         number = 1
-        while (folder / store.RECORD).exists() or (folder.exists() and not folder.is_dir()):
+        while (folder / store.RECORD).exists():
             number += 1
             folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            self.send("folder", "")  # so that the others do not wait for it
+            raise
         self.send("folder", str(folder))
         return folder

@@ -1,21 +1,17 @@
 """The results of a watched loop: the measurements of its ranks, the sections of the record, and the printed summary."""
 
-import itertools
-import math
 import statistics
-import textwrap
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.numbers import short, size
+from study.core.numbers import number_of, size
+from study.core.tables import wrapped
+from study.measure import roles
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
-from study.records import metrics
-from study.records.hangs import Finding
 from study.records.schema import (
     Collective,
     Components,
@@ -31,98 +27,102 @@ from study.records.schema import (
 )
 from study.watch.diagnosis import diagnose
 from study.watch.findings import ordered
-from study.watch.trends import Column, Table, seconds
+from study.watch.steps import in_words
+from study.watch.trends import Column, Table, findings, seconds
+
+if TYPE_CHECKING:
+    from study.watch.training import Training
 
 SHOWN = 4  # components, the largest first
 STATES = ("weights", "gradients", "master", "moments")
 STEADY = 0.75  # of the steps
-COLUMNS = 98
 
 
 class RankMeasurements(Section):
-    """The measurements of one rank. Steps count from 1."""
+    """What one rank measured, besides its file of steps."""
 
-    steps: int
-    step_s: dict[int, float]  # of the timed steps
-    losses: list[float]  # of all steps up to the first that is not finite; empty if one is unknown
-    diverged_in: int | None = None  # the first step whose loss is not finite
-    rows_per_step: int | None = None
-    tokens_per_step: int | None = None
-    timed_rows: int | None = None
-    timed_tokens: int | None = None
-    memory: RankMemory = RankMemory()
-    held_parameters: int | None = None
-    components: RankComponents | None = None
-    traffic: dict[str, Collective] | None = None
-    written_bytes: int | None = None
-    host_freed_bytes: int | None = None
-    rows_of_most_steps: int | None = None
-    inputs: list[str] | None = None
+    memory: RankMemory
+    held_parameters: int | None
+    components: RankComponents | None
+    traffic: dict[str, Collective] | None
+    host_freed_bytes: int | None
+    inputs: list[str] | None
+    knows_losses: bool  # of all steps
 
 
-def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, Any]:
-    """Return the fields of RankMeasurements that the steps of a rank give."""
-    losses = table["loss"].tolist() if knows_losses else []
-    finite = list(itertools.takewhile(math.isfinite, losses))
-    chosen = table[np.isin(table["step"], timed)]
-    step_s = seconds(chosen).tolist()
-    tokens = typical(table["tokens"])
-    rows = typical(table["rows"])
-    return {
-        "steps": len(table),
-        "step_s": dict(zip(timed, step_s, strict=True)),
-        "losses": finite,
-        "diverged_in": len(finite) + 1 if len(finite) < len(losses) else None,
-        "rows_per_step": rows,
-        "rows_of_most_steps": rows if np.sum(table["rows"] == rows) >= STEADY * len(table) else None,
-        "tokens_per_step": tokens if np.all(table["tokens"] == tokens) else None,  # not with padded rows
-        "timed_rows": _total(chosen["rows"]),
-        "timed_tokens": _total(chosen["tokens"]),
-    }
+def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], after: int) -> int | None:
+    """Fill in the measured sections of a record, from the ranks that sent theirs, in order.
 
-
-def typical(values: Column) -> int | None:
-    """Return the most frequent value, as the last batch of an epoch may be smaller. None if a value is unknown."""
-    return None if np.isnan(values).any() or not len(values) else int(statistics.mode(values.tolist()))
-
-
-def _total(values: Column) -> int | None:
-    return None if np.isnan(values).any() else int(values.sum())
-
-
-def fill(record: Record, ranks: list[RankMeasurements]) -> None:
-    """Fill in the measured sections of a record, from the measurements of the ranks that sent theirs, in order."""
+    Return the first step without a finite loss.
+    """
     seen = record.observed
-    watched = record.watched
-    seen.steps = ranks[0].steps
     seen.held_parameters_per_rank = _each(ranks, "held_parameters")
-    watched.host_freed_bytes = _each(ranks, "host_freed_bytes")
-    watched.rows_per_rank = _each(ranks, "rows_of_most_steps")
-    watched.inputs_per_rank = _each(ranks, "inputs")
-    record.time = _time(ranks)
-    if len(ranks) == seen.ranks:  # otherwise sums over ranks would be too small
-        seen.rows_per_step = sum(_each(ranks, "rows_per_step")) or None
-        seen.tokens_per_step = sum(_each(ranks, "tokens_per_step")) or None
-        watched.timed_rows = sum(_each(ranks, "timed_rows")) or None
-        watched.timed_tokens = sum(_each(ranks, "timed_tokens")) or None
-        # Only up to the first step in which a rank has no finite loss.
-        losses = zip(*(rank.losses for rank in ranks), strict=False)
-        record.loss = Loss(train=[statistics.fmean(losses_of_ranks) for losses_of_ranks in losses])
+    record.watched.host_freed_bytes = _each(ranks, "host_freed_bytes")
+    record.watched.inputs_per_rank = _each(ranks, "inputs")
     components = Components(
         per_rank=_each(ranks, "components"), optimizer_home=seen.offload_optimizer, weights_home=seen.offload_param
     )
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
-    if counts := _each(ranks, "traffic"):
-        record.traffic = Traffic(per_rank=counts, kernel_bytes_written=[rank.written_bytes for rank in ranks])
+    record.traffic = Traffic(per_rank=_each(ranks, "traffic"))
+    seen.steps = 0
+    if len(tables) < len(ranks):
+        return None
+    steps = np.stack([table[: min(map(len, tables))] for table in tables])  # a row for each rank
+    timed = _fill_times(record, steps, after)
+    if len(ranks) < (seen.ranks or 1):
+        return None  # sums over ranks would be too small
+    _fill_sizes(record, steps, timed)
+    if not all(rank.knows_losses for rank in ranks):
+        return None
+    finite = np.logical_and.accumulate(np.isfinite(steps["loss"]).all(axis=0))  # up to the first that is not
+    record.loss = Loss(train=steps["loss"].mean(axis=0)[finite].tolist())
+    return None if finite.all() else int(steps["step"][0][~finite][0])
 
 
-def _time(ranks: list[RankMeasurements]) -> Time:
-    """Return the times of the steps that all ranks timed, by the slowest rank; nothing without such steps."""
-    timed = sorted(set.intersection(*(set(rank.step_s) for rank in ranks)))
-    if not timed:
-        return Time()
-    step_s = [max(rank.step_s[step] for rank in ranks) for step in timed]
-    return Time(step_s=step_s, window_s=max(sum(rank.step_s[step] for step in timed) for rank in ranks))
+def _fill_times(record: Record, steps: Table, after: int) -> np.ndarray:
+    """Fill in what every rank's steps show. Return which steps are timed.
+
+    Those are the ones after the instruments, or in a short loop those before them but the first.
+    """
+    seen = record.observed
+    number = steps["step"][0]
+    seen.steps = len(number)
+    seen.accumulation = _usual(steps["passes"][0])
+    rates = steps["rate"][0]
+    seen.learning_rates = [] if np.isnan(rates).any() else rates.tolist()
+    clean = np.all(steps["clean"] > 0, axis=0)
+    timed = clean & (number > after)
+    if not timed.any():
+        timed = clean & (number > 1)
+    known = timed | np.isin(number, record.watched.looked_at)
+    record.watched.not_timed = number[~known].astype(int).tolist()
+    step_s = seconds(steps)[:, timed]
+    if timed.any():  # a step takes as long as its slowest rank
+        record.time = Time(step_s=step_s.max(axis=0).tolist(), window_s=step_s.sum(axis=1).max())
+    return timed
+
+
+def _fill_sizes(record: Record, steps: Table, timed: np.ndarray) -> None:
+    """Fill in the rows and tokens of a step, and those of the timed steps, of which some may be smaller."""
+    rows = steps["rows"]
+    tokens = steps["tokens"].sum(axis=0)
+    record.observed.rows_per_step = _usual(rows.sum(axis=0))
+    if np.all(tokens == tokens[0]):  # not with padded rows
+        record.observed.tokens_per_step = int(tokens[0])
+    record.watched.timed_rows = _whole(rows[:, timed].sum())
+    record.watched.timed_tokens = _whole(tokens[timed].sum())
+    usual = [_usual(each) for each in rows]
+    if all(np.mean(each == number) >= STEADY for each, number in zip(rows, usual, strict=True)):
+        record.watched.rows_per_rank = [number for number in usual if number is not None]
+
+
+def _usual(values: Column) -> int | None:
+    """Return the most frequent value, as the last batch of an epoch may be smaller. None if a value is unknown."""
+    return None if np.isnan(values).any() else int(statistics.mode(values.tolist()))
+
+
+def _whole(number: float) -> int | None:
+    return int(number) if number > 0 else None  # NaN is not
 
 
 def _each(ranks: list[RankMeasurements], name: str) -> list:
@@ -148,31 +148,25 @@ def arm_of(seen: Observed, fsdp_version: int | None) -> str | None:
 
 def _zero_arm(seen: Observed) -> str:
     """Return the study's arm with this stage and these homes and groups, or a name made of stage and homes."""
+    homes = seen.stage, seen.offload_optimizer, seen.offload_param
     groups = [seen.second_partition_ranks, seen.sequence_ranks, seen.tensor_ranks]
-    observed = (seen.stage, seen.offload_optimizer, seen.offload_param, *(group is not None for group in groups))
     for name in arms.NAMES:
-        arm = arms.read(arms.all_paths()[name])
-        homes = (arm.stage, arm.offload_optimizer, arm.offload_param)
-        if (*homes, arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1) == observed:
+        arm = arms.load_arm(name)
+        theirs = arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1
+        if homes == (arm.stage, arm.offload_optimizer, arm.offload_param) and theirs == tuple(map(bool, groups)):
             return name
-    named = {"optimizer": seen.offload_optimizer, "param": seen.offload_param}
-    return "_".join([f"zero{seen.stage}", *(f"{part}_{home}" for part, home in named.items() if home != "none")])
+    return "zero{}_{}_{}".format(*homes)
 
 
-# --- why a run failed ----------------------------------------------------------------------------------------------
-
-
-def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
-    """Return why a user's training ended, as one sentence with a remedy. `states` are the bytes that it held."""
+def reason(error: BaseException, where: str, training: "Training") -> Stop:
+    """Return why a user's training ended, as one sentence with a remedy."""
     text = str(error).partition("\n")[0]
-    states_words = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in states.items() if nbytes)
-    states_words = f"; this rank then held {states_words}, and activations and buffers besides" if states_words else ""
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
-        return Stop(f"the device ran out of memory ({text}){states_words}", remedy, "oom", where)
+        return Stop(f"the device ran out of memory ({text}){_states(training)}", remedy, "oom", where)
     if host_is_full(error):
         remedy = "take fewer rows per pass or fewer ranks"
-        return Stop(f"the host refused more memory ({text}){states_words}", remedy, "host_oom", where)
+        return Stop(f"the host refused more memory ({text}){_states(training)}", remedy, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
@@ -180,60 +174,33 @@ def reason(error: BaseException, where: str, states: dict[str, int]) -> Stop:
     return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", "failed", where)
 
 
-def divergence(ranks: list[RankMeasurements]) -> Stop | None:
-    """Return the Stop for a run whose loss is no longer finite; None for any other run."""
-    steps = [(each.diverged_in, rank) for rank, each in enumerate(ranks) if each.diverged_in]
-    if not steps:
-        return None
-    step, rank = min(steps)
-    remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
-    return Stop(f"the loss is not finite in step {step}", remedy, "diverged", f"rank {rank}, step {step}")
+def _states(training: "Training") -> str:
+    tensors = roles.tensors_by_role(training.model, training.optimizer)
+    held = ", ".join(f"{role} {size(sum(each.nbytes for each in tensors[role]))}" for role in STATES if tensors[role])
+    return f"; this rank then held {held}, and activations and buffers besides"
 
 
-# --- the summary ---------------------------------------------------------------------------------------------------
-
-
-def summary(record: Record, folder: Path, steps: str | None = None, findings: Sequence[Finding] = ()) -> list[str]:
-    """Return a summary of a record, of its steps and of what was found in them, in lines of at most 100 columns."""
+def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]:
+    """Return a summary of a record, of its steps and of what was found in them."""
     seen = record.observed
-    ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
-    lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
+    about = f"{number_of(seen.ranks or 1, 'ranks')} ({seen.device}), {number_of(seen.steps or 0, 'steps')}"
+    lines = [f"study.watch: {seen.arm or seen.wrapper} on {about}"]
     if record.error:
-        lines += _wrapped(f"{record.status}: {record.error.message}", "  ")
-    lines += [*_measured(record), *([f"  {steps}"] if steps else []), *_hints(record)]
-    for finding in ordered((*findings, *diagnose(record))):
-        lines += _wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "  - ")
-    return [*lines, f"  {folder / 'record.json'}"]
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, COLUMNS, initial_indent=indent, subsequent_indent="    ", break_long_words=False)
-
-
-def _measured(record: Record) -> list[str]:
-    lines = []
-    if step_s := metrics.median_step_s(record):
-        speed = metrics.tokens_per_s(record)
-        lines.append(f"  {short(step_s)} s per step (median){f', {short(speed)} tokens/s' if speed else ''}")
+        lines += wrapped(f"{record.status}: {record.error.message}", "    ", "  ")
+    elif not seen.steps:
+        lines.append("  No update was seen: pass the optimizer whose step the loop calls, and watch the whole loop.")
+    elif not record.watched.looked_at:
+        lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
+    clean = [table[table["clean"] > 0] for table in tables.values()]
+    if clean and len(clean[0]):
+        lines.append(f"  {in_words(clean[0])}")
     if per_rank := record.memory.components.per_rank:
         fullest = max(per_rank, key=lambda rank: rank.tracked_peak_bytes)
         largest = sorted((fullest.at_peak or {}).items(), key=lambda item: -item[1])[:SHOWN]
         detail = ", ".join(f"{name.replace('_', ' ')} {size(role_bytes)}" for name, role_bytes in largest)
-        lines.append(f"  {size(fullest.tracked_peak_bytes)} of tensors at the peak of a rank{detail and f': {detail}'}")
-    if record.traffic.per_rank:
-        kinds = [f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in record.traffic.per_rank[0].items()]
-        lines.append(f"  collectives of a step: {', '.join(kinds) or 'none'}")
-    return lines
-
-
-def _hints(record: Record) -> list[str]:
-    """Return what to change in the call of watch if something could not be measured."""
-    steps = record.observed.steps
-    hints = []
-    if not steps and not record.error:
-        hints.append("  No update was seen: pass the optimizer whose step the loop calls, and watch the whole loop.")
-    elif not record.time.step_s and set(record.watched.not_timed) - {1}:
-        hints.append("  No step is timed: in each the model also ran outside training, as for an evaluation.")
-    if steps and not record.watched.looked_at:
-        hints.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
-    return hints
+        lines.append(f"  {size(fullest.tracked_peak_bytes)} of tensors at the peak of a rank: {detail}")
+    for kind, each in next(iter(record.traffic.per_rank), {}).items():
+        lines.append(f"  {kind}: {size(each.bytes)} in {number_of(each.calls, 'calls')} of a step")
+    for finding in ordered((*findings(tables), *diagnose(record))):
+        lines += wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "    ", "  - ")
+    return [*lines, f"  {folder / 'record.json'}"]

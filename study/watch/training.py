@@ -5,17 +5,43 @@ A failure in here must not end the user's training. It ends the watch, and the r
 
 import contextlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from study.core.errors import Stop
+from study.core.tables import say
+from study.measure import hardware, readback, roles
+from study.measure.collectives import CollectiveLog
+from study.measure.memory import freed_bytes, peaks
+from study.records import store
+from study.records.schema import Record, Watched
+from study.watch import monitor, results, trends
+from study.watch.instruments import Instruments
+from study.watch.intended import intended_settings
+from study.watch.loop import Loop
 from study.watch.ranks import Ranks
-from study.watch.recording import Recording, Training
-from study.watch.steps import Step
+from study.watch.results import RankMeasurements
+from study.watch.steps import Step, StepLog
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
+MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
+
+
+@dataclass(frozen=True)
+class Training:
+    """The objects of a user's training. `arguments` are those of a Trainer, and `loop` is its class."""
+
+    accelerator: Any
+    model: torch.nn.Module
+    optimizer: Any
+    arguments: Any = None
+    loop: str | None = None
+    live: bool = True  # show a line in a terminal
 
 
 def watch(
@@ -28,7 +54,7 @@ def watch(
         model: The model that the loop calls: a prepared model, a DDP or FSDP model, or a DeepSpeed engine.
         optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
         run_dir: The folder for the record. If it holds a run already, a number is added to its name.
-        after: The instruments look at the four steps after so many steps. They do not slow down any other step.
+        after: The instruments look at the three steps after so many steps. They do not slow down any other step.
         live: Show a line on the steps, if the standard error is a terminal.
     """
     if not isinstance(model, torch.nn.Module):
@@ -47,30 +73,19 @@ class Watch:
     """The context manager around a loop. It catches every error of its recording."""
 
     def __init__(self, training: Training, run_dir: Path, after: int):
-        self.run_dir = run_dir
-        self.after = after
-        self.active = False
-        self._training: Training | None = training
-        self._recording: Recording | None = None
+        self.recording: Recording | None = None
+        self._given = training, run_dir, after
 
     def __enter__(self) -> "Watch":
-        training = self._training
-        self._training = None  # the model may be large, and a watch outlives its loop
-        if training is None:
-            return self
-        ranks = None
+        training, run_dir, after = self._given
+        del self._given  # the model may be large, and a watch outlives its loop
         try:
             ranks = Ranks()
-            folder = ranks.agree_on_folder(self.run_dir)
-            if folder is not None:  # otherwise this rank is in no group with the first
-                self._recording = Recording(training, ranks, folder, self.after, self._on_step, self._give_up)
-                self._recording.begin()
-                self.active = True
+            if folder := ranks.agree_on_folder(run_dir):  # None: this rank is in no group with the first
+                self.recording = Recording(training, ranks, folder, after, self._give_up)
+                self.recording.begin()
         except Exception as error:
             self._give_up(error)
-            if ranks is not None:
-                with contextlib.suppress(Exception):
-                    ranks.send("folder", "")  # so that the others do not wait for it
         return self
 
     def __exit__(self, kind, error, trace) -> None:
@@ -78,49 +93,159 @@ class Watch:
 
     def leave_out(self) -> None:
         """Do not time the step in progress, because it contains more than training."""
-        if self.active and self._recording:
-            self._recording.loop.step.evaluated = True
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Remove the hooks for a while. Steps in it are not recorded."""
-        recording = self._recording if self.active else None
-        if recording is None:
-            yield
-            return
-        recording.loop.detach()
-        yield
-        recording.loop.attach()
-        recording.steps.begin()
+        if self.recording is not None:
+            self.recording.loop.step.evaluated = True
 
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
-        recording = self._recording
-        if recording is None:
+        if self.recording is None:
             return
-        recording.loop.detach()
-        if self.active:
-            self.active = False
-            if isinstance(error, SystemExit) and not error.code:
-                error = None
+        self.recording.loop.detach()
+        if isinstance(error, SystemExit) and not error.code:
+            error = None
+        if self.recording.loop.active:
             try:
-                recording.end(error)
+                self.recording.end(error)
             except Exception as mistake:
-                self._give_up(mistake)
-            recording.dismiss_monitor()
-        self._recording = None
-
-    def _on_step(self, step: Step) -> None:
-        if not (self.active and self._recording):
-            return
-        try:
-            self._recording.add(step)
-        except Exception as error:
-            self._give_up(error)
+                if error is None:  # otherwise a device that has failed may not answer
+                    self._give_up(mistake)
+        self.recording.witness.close()
+        self.recording = None
 
     def _give_up(self, error: Exception) -> None:
         """Let the training go on without the watch, and record why. The hooks stay for now, as one may be running."""
-        self.active = False
-        if self._recording is not None:
-            self._recording.abandon(error)
         sys.stderr.write(f"study.watch has stopped, your training goes on: {type(error).__name__}: {error}\n")
+        if self.recording is not None:
+            self.recording.abandon(error)
+
+
+class Recording:
+    """The record of a loop: begun after `prepare`, completed at the end. Every method but `abandon` may raise."""
+
+    def __init__(
+        self, training: Training, ranks: Ranks, folder: Path, after: int, give_up: Callable[[Exception], None]
+    ):
+        self.training = training
+        self.ranks = ranks
+        self.folder = folder
+        self.after = after
+        self.record = _new_record(training, folder)
+        device = self.record.observed.device or "cpu"
+        self.instruments = Instruments(training.model, training.optimizer, device, after)
+        self.steps = StepLog(folder, ranks.rank, training.live and ranks.rank == 0)
+        self.loop = Loop(training, self.record, self.steps, self.add, give_up)
+        self.witness = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()
+        self._freed_bytes = freed_bytes()  # before the loop
+
+    def begin(self) -> None:
+        if self.ranks.rank == 0:
+            store.write(self.folder, self.record)
+        self.witness.callback(monitor.dismiss, monitor.start(self.folder, self.ranks.rank))
+        if self.ranks.count > 1:
+            self._open.enter_context(CollectiveLog(self.folder, self.ranks.rank))
+        self._open.callback(self.instruments.stop)
+        self.loop.attach()
+        self.steps.begin()
+
+    def add(self, step: Step) -> None:
+        number = self.steps.count + 1
+        are_over = self.instruments.step_ended(number, step.evaluated)
+        looked_at = self.instruments.looked_at  # the step after a look is slower, too
+        step.clean = not (step.evaluated or number in looked_at or number - 1 in looked_at)
+        self.steps.add(step)
+        if are_over and self.ranks.rank == 0:  # in case its process is killed later
+            self.steps.flush()
+            self._fill([self._measurements()])
+            store.keep(self.folder, self.record)
+
+    def end(self, error: BaseException | None) -> None:
+        """Complete the record. `error` ended the loop."""
+        rank = self.ranks.rank
+        if error is not None:  # first, in case the rest fails as well
+            where = f"rank {rank}, step {self.steps.count + 1}"
+            store.end_badly(self.folder, results.reason(error, where, self.training), type(error).__name__)
+        self._open.__exit__(error and type(error), error, None)
+        self.steps.close()
+        mine = self._measurements()
+        if rank != 0:
+            self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
+            return
+        if error is not None:
+            self._fill([mine])
+        else:
+            diverged_in = self._fill([mine, *self._received()])
+            self.record.status = "done"
+            self.record.finished_utc = store.now_utc()
+            if diverged_in is not None:
+                remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
+                stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
+                self.record = store.ended(self.record, stop, "Stop")
+        store.keep(self.folder, self.record)
+        say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
+
+    def abandon(self, error: Exception) -> None:
+        """Switch everything off, and record why the watch has ended before the training."""
+        what = f"study.watch raised {type(error).__name__}: {error}; your training was not affected"
+        self.loop.active = False
+        for close in (self._open.close, self.steps.close, self.witness.close):
+            with contextlib.suppress(Exception):
+                close()
+        store.end_badly(self.folder, Stop(what, "report it"), type(error).__name__)
+
+    def _received(self) -> Iterator[RankMeasurements]:
+        """Return what the other ranks measured, up to the first that does not send it in time."""
+        until_s = time.monotonic() + MEASUREMENTS_WITHIN_S
+        for rank in range(1, self.ranks.count):
+            text = self.ranks.receive(f"measurements/{rank}", max(0.1, until_s - time.monotonic()))
+            if text is None:
+                return
+            yield RankMeasurements.model_validate_json(text)
+
+    def _measurements(self) -> RankMeasurements:
+        divided = getattr(self.training.accelerator, "parallelism_config", None)
+        has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
+        return RankMeasurements(
+            memory=peaks(),
+            held_parameters=self.record.observed.held_parameters,
+            components=self.instruments.components,
+            traffic=self.instruments.counts,
+            host_freed_bytes=self._freed_bytes,
+            inputs=self.loop.inputs if has_own_rows else None,
+            knows_losses=self.steps.knows_losses,
+        )
+
+    def _fill(self, ranks: list[RankMeasurements]) -> int | None:
+        """Fill in what ranks measured, and what only the loop shows. Return the first step without a finite loss."""
+        seen = self.record.observed
+        self.record.watched.looked_at = self.instruments.looked_at
+        with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
+            seen.dtypes = roles.dtypes(self.training.model, self.training.optimizer)
+        seen.dtypes |= self.instruments.dtypes
+        tables = trends.load(self.folder)
+        return results.fill(
+            self.record, ranks, [tables[rank] for rank in range(len(ranks)) if rank in tables], self.after
+        )
+
+
+def _new_record(training: Training, folder: Path) -> Record:
+    """Return a record of the machine, of what was asked for, and of what was prepared."""
+    record = store.new(folder.name, sys.argv)
+    config = None
+    kind = "torch" if training.accelerator is None else "accelerate"
+    if training.accelerator is None and hasattr(training.model, "zero_optimization_stage"):
+        kind = "deepspeed"
+        config = training.model.config
+    record.promised = intended_settings(config, training.arguments)
+    version = roles.fsdp_version(training.model)
+    name = type(roles.plain_model(training.model)).__name__
+    if version == 2:  # fully_shard makes a class of its own
+        name = name.removeprefix("FSDP")
+    record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=training.loop or kind, model=name)
+    record.observed = readback.distribution(training.accelerator, training.model, training.optimizer)
+    record.observed.arm = results.arm_of(record.observed, version)
+    if version == 1:
+        record.observed.clipping = None  # unknown: FSDP1 has a function of its own
+    record.hardware = hardware.describe(folder)
+    record.software = hardware.versions()
+    return record

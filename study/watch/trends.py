@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from study.core import chrome, files
+from study.core import files
 from study.core.errors import Stop
 from study.records.hangs import Finding
 from study.watch.findings import finding
@@ -39,7 +39,6 @@ CREEP_BYTES = 2**24
 STEADY = 0.9  # of the variance is the line's
 JUMP = 8  # times the usual difference between two losses
 JUMP_SHARE = 0.2  # of the loss
-TRACED = 200  # steps in a trace
 WORDS = {"data": "waiting for data", "outside": "between steps", "waiting": "waiting for other ranks"}
 WHERE = {
     "data": "waiting for its data", "outside": "between its steps", "forward": "in the forward pass",
@@ -214,26 +213,3 @@ def _losses(steps: Steps) -> Results:
             number = int(steps.table["step"][0, place])
             yield "loss_jumps", {"before": usual, "loss": float(loss[place]), "step": number, "back": back}
             return
-
-
-def in_words(tables: dict[int, Table]) -> str | None:
-    """Return what the time of the first rank's steps goes to."""
-    steps = judged(tables)
-    if not steps or not len(steps[min(steps)]):
-        return None
-    parts = sorted(shares(steps[min(steps)]).items(), key=lambda part: -part[1])
-    shown = [f"{share:.0%} {WORDS.get(phase, phase)}" for phase, share in parts if share >= 0.01]
-    return f"of a step: {', '.join(shown)}"
-
-
-def write_trace(path: Path, tables: dict[int, Table]) -> None:
-    """Write the last steps as a trace for Perfetto. Phases that a step has several times are drawn as one."""
-    spans, counters = [], []
-    for rank, table in tables.items():
-        for row in table[-TRACED:]:
-            at_s = row["end_unix_s"] - sum(row[phase] for phase in PHASES)
-            counters.append((f"rank {rank}", "memory_bytes", row["end_unix_s"], row["memory_bytes"]))
-            for phase in PHASES:
-                spans.append((f"rank {rank}", phase, f"{phase} of step {row['step']:.0f}", at_s, at_s + row[phase]))
-                at_s += row[phase]
-    chrome.write(path, spans, counters)
