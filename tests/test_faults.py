@@ -75,7 +75,7 @@ def test_a_rank_that_is_refused_memory_is_not_a_failure_of_the_trainer(struck):
 def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck):
     record = struck("hang", timeout_s=60)
     assert record.status == "timeout"
-    assert "Rank 1 has not begun all_reduce" in record.error.message
+    assert "rank 1 at dying.py:" in record.error.message
 
 
 def test_on_a_full_disk_there_is_room_for_the_record(struck, tmp_path):

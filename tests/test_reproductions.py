@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from study.conform.trials import REPRODUCTIONS
 from study.ledger import texts as ledger
-from study.watch.findings import OF_RECORDS, texts
+from study.watch.findings import texts
 
 # One is a training: the published script of document 002, which a protocol launches.
 SCRIPTS = sorted(path for path in REPRODUCTIONS.glob("*.py") if path.stem != "as_printed")
@@ -40,7 +41,7 @@ def test_every_reproduction_decides_something():
     """A fault, a claim, a finding of `study diagnose`, or a question that releases are asked."""
     named = {fault.script for fault in ledger.faults()}
     named |= {each.script for claim in ledger.claims() for each in claim.evidence if each.kind == "reproduction"}
-    named |= {text.get("evidence") for text in texts(OF_RECORDS).values()}
+    named |= {Path(text.get("evidence", "")).stem for text in texts().values()}
     root = REPRODUCTIONS.parent
     asked = root.joinpath("reports/conform/releases/changes.json").read_text()
     asked += root.joinpath("study/conform/matrix.toml").read_text()

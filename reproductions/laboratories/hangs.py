@@ -37,7 +37,7 @@ from study.measure import collectives as instrument
 from study.measure import hardware
 from study.records import collectives
 from study.records.collectives import RankLog
-from study.records.hangs import hangs
+from study.watch.hangs import hangs
 
 ARMS = ("ddp", "zero2", "zero3", "fsdp2")
 TIMEOUT_S = 10  # of the process group

@@ -14,7 +14,7 @@ from study.core.tables import say, say_wrapped, show
 from study.core.validation import nearest
 from study.sweeps import launches
 from study.watch import sources
-from study.watch.differences import contradictions
+from study.watch.differences import mistakes
 
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
@@ -104,6 +104,5 @@ def _mistakes(config: Path | None) -> list[examination.Finding]:
     if config is None:
         return []
     source = sources.read(config)
-    parts = [text.rpartition(": ") for text in contradictions(source)]
-    findings = [examination.Finding(config.name, problem, remedy) for problem, _, remedy in parts]
+    findings = [examination.Finding(config.name, each.sentence, each.remedy) for each in mistakes(source)]
     return findings or [examination.Finding(config.name, source.words)]

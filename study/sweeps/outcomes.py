@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from study.core.errors import Stop
 from study.core.linux import MORE_MEMORY, OomKills, is_stopped
 from study.records import collectives, store
-from study.records.hangs import hangs
 from study.records.schema import Record
 
 if TYPE_CHECKING:
@@ -175,15 +174,10 @@ def reported(output: str) -> list[RankKilled]:
 
 
 def hang(folder: Path) -> str:
-    """Return a sentence on where the ranks of a launch wait for each other; empty if unknown."""
+    """Return where the ranks of a launch are; empty if unknown. `study diagnose` says who waits for whom."""
     logs = heartbeats(folder)
-    stopped = [f"rank {log.rank}" for log in logs if log.pid and is_stopped(log.pid)]
-    sentences = [finding.sentence for finding in hangs(logs)]
-    if stopped:
-        verb = "is" if len(stopped) == 1 else "are"
-        sentences.insert(0, f"{' and '.join(stopped)} {verb} stopped (SIGSTOP)")
-    places = [f"rank {log.rank} at {log.place}" for log in logs if log.place]
-    return "; ".join(sentences or places)
+    stopped = [f"rank {log.rank} stopped (SIGSTOP)" for log in logs if log.pid and is_stopped(log.pid)]
+    return "; ".join([*stopped, *(f"rank {log.rank} at {log.place}" for log in logs if log.place)])
 
 
 def heartbeats(folder: Path) -> list[collectives.RankLog]:

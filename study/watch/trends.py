@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from study.core import files
 from study.core.errors import Stop
-from study.records.hangs import Finding
-from study.watch.findings import finding
+from study.watch.findings import Finding, finding
 
 FILE = "steps-rank{rank}.csv"
 PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step, in their order

@@ -7,11 +7,10 @@ import pandas as pd
 
 from study.core.arms import ROOT
 from study.predict.front import Load, named, peaks
-from study.records import hangs as waits
 from study.records.collectives import RankLog
 from study.records.runs import Runs
-from study.watch import hang_causes
-from study.watch.findings import OF_HANGS, texts
+from study.watch import hangs as waits
+from study.watch.findings import texts
 
 HANGS = ROOT / "reports" / "cpu-2core" / "hangs.jsonl"
 LOADING = ROOT / "reports" / "cpu-2core" / "loading.jsonl"
@@ -43,8 +42,8 @@ def hangs(path: Path = HANGS) -> pd.DataFrame:
 
 def _diagnosed(row: dict) -> dict:
     logs = [RankLog.model_validate(log) for log in row["logs"]]
-    causes = hang_causes.causes(logs)
-    explained = [texts(OF_HANGS)[cause.id or ""]["ways"] for cause in causes]
+    causes = waits.causes(logs)
+    explained = [texts("hangs.toml")[cause.id or ""]["ways"] for cause in causes]
     findings = [finding.sentence for finding in waits.hangs(logs)]
     return {"findings": findings, "causes": causes, "named": any(row["way"] in names for names in explained)}
 
