@@ -9,6 +9,7 @@ from study.core.errors import Stop
 from study.core.numbers import number_of
 from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, wrapped
+from study.predict.front import Wanted
 from study.records import collectives, store
 from study.records.schema import Record
 from study.watch import evidence, hangs, recorder, sources, trends
@@ -16,8 +17,7 @@ from study.watch.diagnosis import diagnose as rules
 from study.watch.diagnosis import unknown_rules
 from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding, ordered
-from study.watch.oom.explain import explain
-from study.watch.oom.training import Described, Shaped
+from study.watch.oom.explain import Described, explain
 
 
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
@@ -79,7 +79,7 @@ def _out_of_memory(record: Record, file: Path) -> list[Finding]:
     words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
     remedy = f"`study oom {file} --model MODEL {words}` names the tensor, and predicts which arms fit"
     try:
-        cause = explain(record.error.message, Shaped(), Described(ranks=seen.ranks)).causes[0]
+        cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
     except (Stop, IndexError):  # the message has no sizes
         return [Finding("The memory was full", remedy, id="memory_full")]
     return [Finding(f"The memory was full, probably by {cause.what}", f"{cause.remedy}; {remedy}", id="memory_full")]

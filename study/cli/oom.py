@@ -6,23 +6,20 @@ from typing import Annotated
 import tyro
 
 from study.core.gpus import GPUS
-from study.core.numbers import number_of, short, size
+from study.core.numbers import short, size
 from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, show, wrapped
-from study.predict.front import reserve_bytes
+from study.predict.front import Wanted, reserve_bytes
 from study.watch.oom import reading
-from study.watch.oom.causes import Cause
-from study.watch.oom.explain import Explanation, explain
-from study.watch.oom.proposals import Proposal, proposals
-from study.watch.oom.reading import OomError
-from study.watch.oom.training import Described, Shaped
+from study.watch.oom.explain import Described, Explanation, Proposal, explain, proposals
 
 
 def oom(
     error: tyro.conf.Positional[str | None] = None,
     /,
     *,
-    wanted: Annotated[Shaped, tyro.conf.arg(name="")],
+    wanted: Annotated[Wanted, tyro.conf.arg(name="")],
+    vocabulary: int | None = None,
     given: Annotated[Described, tyro.conf.arg(name="")],
     as_json: AsJson = False,
 ) -> dict | None:
@@ -33,85 +30,54 @@ def oom(
 
     Args:
         error: The error in quotes, or the log that holds it. Default: the standard input.
-        wanted: The model. Also without --params: --vocabulary, --hidden, --ffn, --heads, as far as they are known.
+        wanted: The model.
+        vocabulary: Size of the vocabulary, for a model that is not named.
         given: The training.
         as_json: Print the answer as JSON.
     """
-    seen = explain(reading.content(error), wanted, given)
+    seen = explain(reading.content(error), wanted, given, **({"vocabulary": vocabulary} if vocabulary else {}))
     changes: list[Proposal] = []
-    if seen.training and seen.gpu and seen.error.where == "GPU":
-        changes = proposals(seen.training, seen.gpu)
+    if seen.setup and seen.gpu and seen.error.where == "GPU":
+        changes = proposals(seen.setup, seen.arm, seen.gpu)
     if as_json:
-        return _as_dict(seen, changes)
-    _show_causes(seen.causes, has_sizes=seen.error.asked is not None)
-    say_wrapped("", _message(seen.error))
+        message = {name: value for name, value in dataclasses.asdict(seen.error).items() if name != "context"}
+        lists = {"causes": seen.causes, "proposals": changes}
+        return {"error": message, "gpu": seen.gpu} | {
+            name: list(map(dataclasses.asdict, each)) for name, each in lists.items()
+        }
+    if not seen.causes[0].is_likely:
+        say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
+    for number, cause in enumerate(seen.causes, 1):
+        sure = "likely" if cause.is_likely else "possible"
+        why = f" ({sure}: {'; '.join(cause.reasons)})"
+        say(*wrapped(f"{number:>2}. {cause.what[0].upper()}{cause.what[1:]}{why}.", "    "))
+        say_wrapped(f"What to do: {cause.remedy}.", indent="    ", first="    ")
+        say_wrapped(f"Tells it apart: {cause.apart}.", indent="    ", first="    ")
+    say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
     if seen.read:
         say_wrapped(f"Read in the log: {', '.join(seen.read)}.")
-    _show_changes(changes, seen)
-    if seen.training is None and seen.error.where == "GPU":
+    if changes:
+        _show_changes(changes, seen)
+    elif seen.error.where == "GPU":
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     return None
 
 
-def _message(seen: OomError) -> str:
-    """Return what the message says, in one sentence."""
-    says = {"asked for": seen.asked and seen.asked.text}
-    names = {"allocated": "in tensors", "unallocated": "reserved and not in use", "free": "free", "total": "in all"}
-    numbers = {words: getattr(seen, name) for name, words in names.items()}
-    says |= {words: None if value is None else size(value) for words, value in numbers.items()}
-    summary = ", ".join(f"{value} {words}" for words, value in says.items() if value)
-    more = f" The text has {seen.count} such messages; this is the first." if seen.count > 1 else ""
-    return f"Out of memory ({seen.where}): {summary or seen.line}.{more}"
-
-
-def _show_causes(ranked: list[Cause], *, has_sizes: bool) -> None:
-    if not ranked or not ranked[0].is_likely:
-        fit = f": {number_of(len(ranked), 'causes')} possible, the likeliest first" if len(ranked) > 1 else ""
-        sizes = "" if has_sizes else " It has no sizes: nvidia-smi shows whose memory it is."
-        say_wrapped(f"No cause is sure{fit}; a memory snapshot of PyTorch tells.{sizes}", "")
-    for number, cause in enumerate(ranked, 1):
-        sure = "likely" if cause.is_likely else "possible"
-        what = cause.what[0].upper() + cause.what[1:]
-        say(*wrapped(f"{number:>2}. {what} ({sure}: {'; '.join(cause.reasons) or 'no number says more'}).", "    "))
-        if number == 1 or cause.is_likely:
-            say(*wrapped(f"What to do: {cause.remedy}.", "    ", "    "))
-        if len(ranked) > 1:
-            say(*wrapped(f"Tells it apart: {cause.apart}.", "    ", "    "))
-
-
 def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
-    gpu = seen.gpu
-    run = seen.training
-    if not changes or gpu is None or run is None:
-        return
     now, *fitting = changes
-    fits = "should fit" if now.fits else "does not fit"
+    gpu = GPUS[seen.gpu or ""]
+    does = "does not fit" if now.step_s is None else "should fit, so the training is not as described"
     say_wrapped(
         "",
-        f"Predicted for {gpu} ({size(GPUS[gpu].memory_bytes)}) under {run.arm}: a peak of {size(now.peak_bytes)}, "
-        f"which {fits} beside {size(int(reserve_bytes(GPUS[gpu])))} for the CUDA context, NCCL and fragmentation.",
+        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.arm}: a peak of {size(now.peak_bytes)}, which "
+        f"{does} beside {size(int(reserve_bytes(gpu)))} for the CUDA context, NCCL and fragmentation.",
     )
-    if now.fits:
-        say_wrapped("So the training is not as described, or rows are longer.")
-    if run.assumed:
-        say_wrapped(f"Assumed: {', '.join(run.assumed)}.")
-    if fitting:
-        say("", "What fits, predicted:")
-        show([{"change": each.change, "peak": size(each.peak_bytes), "step": _seconds(each)} for each in fitting])
-    elif not now.fits:
-        say_wrapped("None of the usual changes fits: `study advise` tries all arms and names what would be enough.")
-
-
-def _seconds(each: Proposal) -> str:
-    return "-" if each.step_s is None else f"{short(round(each.step_s, 3))} s"
-
-
-def _as_dict(seen: Explanation, changes: list[Proposal]) -> dict:
-    error = {name: value for name, value in dataclasses.asdict(seen.error).items() if name != "context"}
     rows = [
-        {"change": each.change, "peak_bytes": each.peak_bytes, "fits": each.fits, "step_s": each.step_s}
-        for each in changes
+        {"change": each.change, "peak": size(each.peak_bytes), "step": f"{short(round(each.step_s or 0, 3))} s"}
+        for each in fitting
     ]
-    assumed = list(seen.training.assumed) if seen.training else []
-    named = [dataclasses.asdict(cause) for cause in seen.causes]
-    return {"error": error, "causes": named, "gpu": seen.gpu, "proposals": rows, "assumed": assumed}
+    if rows:
+        say("", "What fits, predicted:")
+        show(rows)
+    elif now.step_s is None:
+        say_wrapped("None of the usual changes fits: `study advise` tries all arms and names what would be enough.")
