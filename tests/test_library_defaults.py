@@ -20,8 +20,6 @@ from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from study.core import library_defaults
-from study.watch.effective import Setting, effective_settings
-from study.watch.sources import read
 
 STRICT = {  # sections in which DeepSpeed refuses unknown keys
     "zero_optimization": DeepSpeedZeroConfig,
@@ -122,19 +120,3 @@ def test_absent_keys_have_their_defaults():
 def test_deepspeed_refuses_an_unknown_key_in_these_sections(path):
     with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
         STRICT[path](no_such_key=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "rate"), [("SFTConfig", "packing", 2e-5), ("GRPOConfig", "num_generations", 1e-6)]
-)
-def test_arguments_of_trl_have_its_own_defaults(name, key, rate, tmp_path):
-    """Compared with the Trainer's, they explain why losses and memory differ."""
-    trl = pytest.importorskip("trl")
-    fields = {each.name: each.default for each in dataclasses.fields(getattr(trl, name))}
-    assert (fields["learning_rate"], fields["gradient_checkpointing"]) == (rate, True)
-    file = tmp_path / "arguments.json"
-    file.write_text(json.dumps({"output_dir": "out", "per_device_train_batch_size": 8, key: 4}))
-    settings = effective_settings(read(file))
-    assert settings["learning rate"] == Setting(rate, f"{name}'s default")
-    assert settings["checkpointing"].value is True
-    assert settings["precision"].value == "autocast to bfloat16"
