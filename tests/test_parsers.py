@@ -108,7 +108,6 @@ def steps_file(row: dict) -> str:
 def read_steps(path: Path) -> None:
     tables = trends.load(path.parent)
     trends.findings(tables)
-    trends.in_words(tables)
 
 
 def read_cells(path: Path) -> None:
@@ -193,8 +192,8 @@ CALL |= {
 }
 DUMP = {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 PARSERS = {
-    "dumps/rank_1.json": Parser(evidence.look, DUMP),
-    "dumps/rank_1.pickle": Parser(evidence.look, DUMP, pickle.dumps),
+    "dumps/rank_1.json": Parser(evidence.dumps, DUMP),
+    "dumps/rank_1.pickle": Parser(evidence.dumps, DUMP, pickle.dumps),
     "oom.log": Parser(
         lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
     ),

@@ -81,7 +81,7 @@ def test_what_is_planted_is_found_with_its_numbers(planted):
     assert found.keys() == {"loader_waits", "outside_steps", "straggler", "memory_creeps", "decay", "loss_jumps"}
     assert "Rank 1 is " in found["straggler"].sentence
     assert "`forward`" in found["straggler"].sentence
-    assert "by 2.1 MB a step" in found["memory_creeps"].sentence
+    assert found["memory_creeps"].memory_bytes == pytest.approx(50 * 2.1e6, rel=0.1)
     assert "in step 70" in found["loss_jumps"].sentence
     assert "`outside`" in found["decay"].sentence
     shares = trends.shares(tables[0])
