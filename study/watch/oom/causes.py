@@ -17,20 +17,14 @@ from study.watch.oom.sizes import Match
 
 PROOF = 5  # points of numbers that leave no other cause
 CLUE = 4  # of a line above the message
-PHASE = 3  # of what a log says last about what runs
 LIKELY = 4
 HINT = 2  # of numbers that other causes could have, too
 MOST = 4  # causes that are shown
 CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without another process
-SMALL_SHARE = 0.3  # and of a GPU on which no NCCL is
-UNUSED_BYTES = 2**30
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (memory_kinds.FRAGMENTATION is what is usual)
-LARGE_SHARE = 0.1  # of the GPU in one tensor
 EMPTY = 0.05  # of the GPU: no model is there
 STATES_SHARE = 0.9  # of the GPU: no room for a pass
-OF_A_SHAPE = ("optimizer", "gather", "saving", "loading")  # each may make a tensor of a weight's shape
-TRAINING = r"\*+ Running training|(?i:start(?:ing)? training)"
 STEPS = r"(?i:\bstep|\biter(?:ation)?|\bit)s?[ \]:=/]{1,3}(\d{1,9})|\b(\d{1,9})/\d{1,9} \["
 MANY_STEPS = 10
 KINDS = {"host": "host", "killed": "host", "pinned": "pinned", "shared memory": "shared_memory", "disk": "disk"}
@@ -66,12 +60,9 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
     """
     if error.where in KINDS:
         return _ranked([(KINDS[error.where], PROOF, "the message says so")], [], error)
-    signs = [*_clues(error), *_steps(error), *_numbers(error), *_states(error, states_bytes)]
+    signs = [*_clues(error), *_numbers(error), *_states(error, states_bytes)]
     signs += [(match.cause, match.points, "the size fits") for match in matches]
     for match in matches:
-        if match.cause == "weights":
-            named = {id for id, _, _ in signs} & {*OF_A_SHAPE}
-            signs += [(id, match.points, "the size is that of a weight") for id in named]
         if match.cause == "weights" and shards_weights:
             signs.append(("gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"))
     if all(points < HINT for _, points, _ in signs):
@@ -99,41 +90,16 @@ def _ranked(signs: list[Sign], matches: list[Match], error: OomError) -> list[Ca
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 
-def _last(pattern: str, text: str) -> dict[str, re.Match[str]]:
-    """Return where each cause's pattern matches last."""
-    found = {}
-    for id, description in descriptions().items():
-        for match in re.finditer(description.get(pattern, "(?!)"), text):
-            found[id] = match
-    return found
-
-
 def _clues(error: OomError) -> Iterator[Sign]:
-    """Yield what the lines above the error name, and the phase that the log names last. Training is no cause."""
-    clues = _last("clue", error.context)
-    nearest = max((match.start() for match in clues.values()), default=0)
-    for id, match in clues.items():
-        points = int(descriptions()[id].get("points", CLUE))
-        if points == CLUE and match.start() < nearest:
-            points -= 1
-        yield id, points, f"the text names {match[0].strip(' (=')}"
-    phases = _last("phrase", error.context)
-    begin = max((match.start() for match in re.finditer(TRAINING, error.context)), default=0)
-    last = max(phases, key=lambda id: phases[id].start(), default="")
-    if last and phases[last].start() > begin:
-        yield last, PHASE, f"the log says {phases[last][0]!r} last"
-
-
-def _steps(error: OomError) -> Iterator[Sign]:
-    """Yield what it means that many steps had passed."""
+    """Yield what the lines above the error name, and what it means that many steps had passed."""
+    for id, description in descriptions().items():
+        if named := re.findall(description.get("clue", "(?!)"), error.context):
+            yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
     numbers = [int(match[1] or match[2]) for match in re.finditer(STEPS, error.context)]
-    if not numbers or numbers[-1] < MANY_STEPS:
-        return
-    reason = f"{numbers[-1]:,} steps had passed"
-    if error.asked and error.asked.is_small:
-        yield "leak", HINT, f"{reason}, and a small tensor did not fit any more"
-    else:
-        yield "activations", HINT, f"{reason}, so these rows are longer, or more is kept"
+    if numbers and numbers[-1] >= MANY_STEPS:
+        is_small = error.asked is not None and error.asked.is_small
+        reason = f"{numbers[-1]:,} steps had passed: these rows are longer, or something is kept"
+        yield "leak" if is_small else "activations", HINT, reason
 
 
 def _numbers(error: OomError) -> Iterator[Sign]:
@@ -147,15 +113,12 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
     elif asked > error.total:
         yield "attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
-    elif asked > LARGE_SHARE * error.total:
-        yield "activations", HINT, "one tensor has a large share of the GPU, and mostly tokens make such"
     outside = error.outside or 0
     unused = error.unallocated or 0
     free = error.free or 0
-    usual = max(OUTSIDE_SHARE * error.total, min(CONTEXT_BYTES, SMALL_SHARE * error.total))
-    if outside > usual and free + outside >= asked:
+    if outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and free + outside >= asked:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
-    if unused >= max(asked, UNUSED_BYTES, UNUSED_SHARE * error.total):
+    if unused >= max(asked, UNUSED_SHARE * error.total):
         yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
     elif free > error.asked.high and unused < asked:
         yield "refused", HINT, "more is free than was asked for"

@@ -122,8 +122,8 @@ def explain(text: str, wanted: Wanted, given: Described, **numbers: int | None) 
         at_peak = estimate(setup).at_peak
         states_bytes = sum(at_peak.get(role, 0) for role in STATES)
     matches = []
-    if error.asked and error.where == "GPU" and not error.asked.is_small:
-        matches = sizes.matches(error.asked, known) if model or numbers else sizes.in_common_models(error.asked)
+    if (model or numbers) and error.asked and error.where == "GPU" and not error.asked.is_small:
+        matches = sizes.matches(error.asked, known)
     ranked = causes(error, matches, states_bytes, arm.startswith(SHARD_WEIGHTS))
     flags = tuple(f"{flag(name)} {value}".removesuffix(" True") for name, value in read.items())
     return Explanation(error, ranked, setup, filled.arm, _gpu(filled.gpu, error.total), flags)

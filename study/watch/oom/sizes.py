@@ -6,13 +6,10 @@ tokens counts only if their number is known, or a multiple of 256.
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from study.core.shapes import SHAPES
 from study.watch.oom.reading import Asked
 
 ROUND = 256  # tokens: lengths and their products with rows are mostly multiples of it
@@ -32,7 +29,6 @@ NAMES = {
 }
 WIDTH_OF_A_LAYER = 128  # Llama and Qwen have a layer for about so much width; GPT-2 and OPT have more
 EMBEDDING = "the embedding or the head"
-ROUNDEST_ODD = 7  # without a model, a count of tokens may have this odd factor at most: 4,096 has 1
 
 
 @dataclass(frozen=True)
@@ -83,19 +79,6 @@ def matches(asked: Asked, known: Known) -> list[Match]:
         best.setdefault(match.cause, match)
     least = EXACT if any(match.points == OF_THE_MODEL for match in best.values()) else POSSIBLE
     return [match for match in best.values() if match.points >= least]
-
-
-def in_common_models(asked: Asked) -> list[Match]:
-    """Return the round numbers of tokens whose logits have the asked size in common models."""
-    models = {name: config for name, config in SHAPES.items() if not name.endswith(("-micro", "-tiny"))}
-    models |= tomllib.loads(Path(__file__).with_name("common.toml").read_text())["models"]
-    for (name, config), element_bytes in itertools.product(models.items(), (4, 2)):
-        unit = (numbers_of(config)["vocabulary"] or 1) * element_bytes
-        count, points = _count(asked.low / unit, asked.high / unit, None)
-        if points == IS_ROUND and count // (count & -count) <= ROUNDEST_ODD:
-            factors = f"{count:,} tokens x {unit // element_bytes:,} x {element_bytes} bytes (as in {name})"
-            return [Match("logits", factors, IS_ROUND)]
-    return []
 
 
 def _of_the_model(asked: Asked, known: Known) -> Iterator[Match]:
