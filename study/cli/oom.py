@@ -8,6 +8,7 @@ import tyro
 from study.core.gpus import GPUS
 from study.core.numbers import short, size
 from study.core.options import AsJson
+from study.core.settings import flag
 from study.core.tables import say, say_wrapped, show, wrapped
 from study.predict.front import Wanted, reserve_bytes
 from study.watch.oom import reading
@@ -36,9 +37,7 @@ def oom(
         as_json: Print the answer as JSON.
     """
     seen = explain(reading.content(error), wanted, given, **({"vocabulary": vocabulary} if vocabulary else {}))
-    changes: list[Proposal] = []
-    if seen.setup and seen.gpu and seen.error.where == "GPU":
-        changes = proposals(seen.setup, seen.arm, seen.gpu)
+    changes = proposals(seen) if seen.error.where == "GPU" else []
     if as_json:
         message = {name: value for name, value in dataclasses.asdict(seen.error).items() if name != "context"}
         lists = {"causes": seen.causes, "proposals": changes}
@@ -54,8 +53,9 @@ def oom(
         say_wrapped(f"What to do: {cause.remedy}.", indent="    ", first="    ")
         say_wrapped(f"Tells it apart: {cause.apart}.", indent="    ", first="    ")
     say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
-    if seen.read:
-        say_wrapped(f"Read in the log: {', '.join(seen.read)}.")
+    known = {name: value for name, value in vars(seen.given).items() if value is not None}
+    if known:
+        say_wrapped(f"Taken as: {', '.join(f'{flag(name)} {value}' for name, value in known.items())}.")
     if changes:
         _show_changes(changes, seen)
     elif seen.error.where == "GPU":
@@ -69,7 +69,7 @@ def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
     does = "does not fit" if now.step_s is None else "should fit, so the training is not as described"
     say_wrapped(
         "",
-        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.arm}: a peak of {size(now.peak_bytes)}, which "
+        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.given.arm}: a peak of {size(now.peak_bytes)}, which "
         f"{does} beside {size(int(reserve_bytes(gpu)))} for the CUDA context, NCCL and fragmentation.",
     )
     rows = [

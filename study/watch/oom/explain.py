@@ -36,10 +36,8 @@ from study.watch.oom.reading import OomError
 
 NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
-SHARD_STATES = (*SHARD_WEIGHTS, "zero")
 STATES = ("weights", "gradients", "master", "moments")
 LADDER = ("zero2", "zero3", "fsdp2", "zero2_cpu", "zero3_cpu")  # arms that hold less and less
-ALONE = ("zero2_cpu", "zero3_cpu")  # of them, those that help a single GPU
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 MOST = 6
 OF_SETTINGS = {"rows per pass and rank": "micro_batch", "ranks": "ranks", "checkpointing": "checkpointing"}
@@ -80,21 +78,17 @@ class Explanation:
 
     error: OomError
     causes: list[Cause]
+    given: Described  # with what the config and the log say
+    zero: dict[str, Any]  # sizes of buckets in the config
     setup: Setup | None
-    arm: str | None
     gpu: str | None
-    read: tuple[str, ...]
-    """Flags for what the log says of the training."""
 
 
-def explain(text: str, wanted: Wanted, given: Described, **numbers: int | None) -> Explanation:
+def explain(text: str, wanted: Wanted, given: Described, **numbers: int) -> Explanation:
     """Return the causes of the first error in a text. `numbers` are those of a model: vocabulary, hidden, ffn, heads.
 
     Raise Stop if the text has no such error, or if a flag is wrong.
     """
-    for name in ("ranks", "micro_batch", "sequence"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise Stop(f"{flag(name)} must be at least 1", "give 1 or more")
     error = reading.find(text)
     log = reading.settings(text, error)
     zero: dict[str, Any] = {}
@@ -104,29 +98,25 @@ def explain(text: str, wanted: Wanted, given: Described, **numbers: int | None) 
         zero = {name: values[name] for name in BUCKETS if isinstance(values.get(name), int | float)}
         given = _filled(given, {ours: values.get(name) for name, ours in OF_SETTINGS.items()} | {"arm": _arm(values)})
     described = {name: int(log[name]) for name in ("ranks", "micro_batch", "sequence") if name in log}
-    described |= {"arm": _arm_in(log), "checkpointing": "checkpointing" in log or None}
-    filled = _filled(given, described)
-    read = {name: value for name, value in described.items() if value and getattr(given, name) is None}
-    model = None
+    in_log = {"engine": "FSDP" if "fsdp" in log else None, "stage": log.get("stage")}
+    in_log |= {"offload_optimizer": "cpu"} if "offload" in log else {}
+    arm = {"arm": _arm(in_log)} if any(in_log.values()) else {}
+    given = _filled(given, described | arm | {"checkpointing": "checkpointing" in log or None})
     if wanted == Wanted() and shape_of(log.get("model", "")) in SHAPES:
-        read["model"] = shape_of(log["model"])
-        wanted = Wanted(model=read["model"])
-    if wanted.model or wanted.params:
-        model = asked_for(wanted, filled.sequence or 1)
-    setup = _setup(model, filled, zero) if model and filled.arm else None
+        wanted = Wanted(model=shape_of(log["model"]))
+    model = asked_for(wanted, given.sequence or 1) if wanted.model or wanted.params else None
+    setup = _setup(model, given, zero) if model and given.arm else None
     numbers = {name: int(log[name]) for name in sizes.NAMES if name in log} | numbers
-    known = _known(model, filled, setup, numbers, zero)
-    arm = filled.arm or ""
-    states_bytes = None if arm.endswith(("_cpu", "_nvme")) else known.states_bytes
+    known = _known(model, given, numbers, zero)
+    states_bytes = known.states_bytes
     if setup:
         at_peak = estimate(setup).at_peak
         states_bytes = sum(at_peak.get(role, 0) for role in STATES)
     matches = []
     if (model or numbers) and error.asked and error.where == "GPU" and not error.asked.is_small:
         matches = sizes.matches(error.asked, known)
-    ranked = causes(error, matches, states_bytes, arm.startswith(SHARD_WEIGHTS))
-    flags = tuple(f"{flag(name)} {value}".removesuffix(" True") for name, value in read.items())
-    return Explanation(error, ranked, setup, filled.arm, _gpu(filled.gpu, error.total), flags)
+    ranked = causes(error, matches, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
+    return Explanation(error, ranked, given, zero, setup, _gpu(given.gpu, error.total))
 
 
 def _filled(given: Described, known: dict[str, Any]) -> Described:
@@ -135,32 +125,21 @@ def _filled(given: Described, known: dict[str, Any]) -> Described:
 
 
 def _arm(values: dict[str, Any]) -> str:
-    """Return the arm that is nearest to a config."""
-    homes = {values.get(part) for part in OFFLOADS}
+    """Return the arm that is nearest to the settings of a config."""
+    homes = {values.get(part) for part in OFFLOADS} - {None, "none"}
     if values.get("engine") == "FSDP":
         return "fsdp2"
     if not values.get("stage"):
         return "single" if values.get("ranks") == 1 else "ddp"
-    home = "_nvme" if "nvme" in homes else "_cpu" if "cpu" in homes else ""
-    return f"zero{values['stage']}{home}"
+    return f"zero{values['stage']}{'_cpu' if homes else ''}"
 
 
-def _arm_in(log: dict[str, str]) -> str | None:
-    if "stage" in log:
-        return f"zero{log['stage']}_cpu" if "offload" in log and log["stage"] != "1" else f"zero{log['stage']}"
-    return "fsdp2" if "fsdp" in log else None
-
-
-def _known(
-    model: Transformer | None, given: Described, setup: Setup | None, numbers: dict[str, Any], zero: dict[str, Any]
-) -> sizes.Known:
+def _known(model: Transformer | None, given: Described, numbers: dict[str, Any], zero: dict[str, Any]) -> sizes.Known:
     """Return what is known of the sizes of tensors, with a model or without one."""
-    arm = given.arm or ""
+    arm = given.arm or "zero"
     passes: dict[str, Any] = {"sequence": given.sequence, "rows": given.micro_batch}
-    if arm.startswith("zero"):
-        passes["buckets"] = USUAL_BUCKETS | zero
-    if not arm or arm.startswith(SHARD_STATES):
-        passes["ranks"] = setup.ranks if setup else given.ranks or 1
+    passes["ranks"] = given.ranks or 1 if arm.startswith(("zero", *SHARD_WEIGHTS)) else 1
+    passes["buckets"] = USUAL_BUCKETS | zero if arm.startswith("zero") else {}
     if model is None:
         return sizes.Known(**numbers, **passes)
     passes["shapes"] = {tensor.name: tensor.shape for tensor in model.tensors}
@@ -196,37 +175,24 @@ def _gpu(given: str | None, total_bytes: int | None) -> str | None:
     return near[0] if near else None
 
 
-def proposals(setup: Setup, arm: str | None, gpu: str) -> list[Proposal]:
-    """Return the training as it is, and then the changes that fit, the fastest first."""
-    changes: dict[str, dict[str, Any]] = {}
-    if setup.loss == "whole" and setup.model.look.kind == "decoder":
-        changes["--loss chunked"] = {"loss": "chunked"}
-    if not setup.checkpointing and setup.model.has_checkpointing:
-        changes["--checkpointing"] = {"checkpointing": True}
-    cheap = {name: value for values in changes.values() for name, value in values.items()}
-    if len(changes) > 1:
-        changes[" ".join(changes)] = cheap
-    if setup.micro_batch > 1:
-        rows, passes = setup.micro_batch // 2, setup.accumulation * 2
-        changes[f"--micro-batch {rows} --accumulation {passes}"] = {"micro_batch": rows, "accumulation": passes}
-    for other in LADDER if setup.ranks > 1 else ALONE:
-        if other != arm:
-            plain = {"deepspeed": None, "fsdp": None, "fsdp_offload": False, "group": None, "sequence_ranks": 1}
-            distributed = plain | {"tensor_ranks": 1} | distribution(arms.load_arm(other), setup.ranks)
-            changes[f"--arm {other}"] = distributed
-            changes[f"--arm {other} with all that costs little"] = distributed | cheap
-    now = _proposal("as it is", setup, gpu)
-    better = []
-    for change, values in changes.items():
+def proposals(seen: Explanation) -> list[Proposal]:
+    """Return the training as it is, and then the changes that fit, the fastest first. Empty if too little is known."""
+    if seen.setup is None or seen.gpu is None:
+        return []
+    changes: list[dict[str, Any]] = [{}, {"micro_batch": max(1, seen.setup.micro_batch // 2)}, {"checkpointing": True}]
+    for arm in LADDER:
+        changes += [{"arm": arm}, {"arm": arm, "checkpointing": True}]
+    gpu = GPUS[seen.gpu]
+    tried = []
+    for values in changes:
+        described = replace(seen.given, ranks=seen.setup.ranks, **values)
         with contextlib.suppress(Stop):  # the arm cannot train this, or it has to be traced without torch
-            better.append(_proposal(change, replace(setup, **values), gpu))
-    fitting = [each for each in better if each.step_s is not None and each.peak_bytes < now.peak_bytes]
-    return [now, *sorted(fitting, key=lambda each: (each.step_s or 0, each.peak_bytes))[:MOST]]
-
-
-def _proposal(change: str, setup: Setup, gpu: str) -> Proposal:
-    peak = estimate(setup).peak_bytes
-    if peak + reserve_bytes(GPUS[gpu]) > GPUS[gpu].memory_bytes:  # as an advice has it
-        return Proposal(change, peak, None)
-    machine = Machine(gpu=gpu, gpus_per_node=min(setup.ranks, GPUS[gpu].per_node))
-    return Proposal(change, peak, step_time(setup, machine).seconds)
+            setup = _setup(seen.setup.model, described, seen.zero)
+            peak = estimate(setup).peak_bytes
+            fits = peak + reserve_bytes(gpu) <= gpu.memory_bytes  # as an advice has it
+            machine = Machine(gpu=seen.gpu, gpus_per_node=min(setup.ranks, gpu.per_node))
+            change = " ".join(f"{flag(name)} {value}" for name, value in values.items()).replace(" True", "")
+            tried.append(Proposal(change, peak, step_time(setup, machine).seconds if fits else None))
+    now, *others = tried
+    fitting = [each for each in others if each.step_s is not None and each.peak_bytes < now.peak_bytes]
+    return [now, *sorted(fitting, key=lambda each: each.step_s or 0)[:MOST]]
