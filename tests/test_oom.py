@@ -145,3 +145,5 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     assert "tail -c" in stop.value.remedy
     hostile = "CUDA out of memory. Tried to allocate 999999999999999 TiB. GPU total capacity of 1 OOM " * 2000
     assert reading.find(hostile).total is None
+    with pytest.raises(Stop, match="below 1"):
+        Described(ranks=0)

@@ -8,8 +8,6 @@ value that it needs.
 from collections.abc import Iterator
 from typing import Any
 
-from study.core.arms import OFFLOADS
-from study.core.disk import LEAST_SWAPPED_BYTES
 from study.core.settings import AUTOCAST
 from study.records.schema import Record
 from study.watch.facts import Facts, Unknown, required
@@ -115,15 +113,11 @@ def precision(facts: Facts) -> Results:
         yield "cast_instead_of_autocast", {"dtype": dtype}
     if weights == "float32" and dtype and seen.autocast != requested:
         yield "no_autocast", {}
-    if weights == "float32" and facts.promised.weights in HALVES:
-        yield "weights_upcast", {"wide_bytes": facts.weights_bytes, "narrow_bytes": facts.weights_bytes // 2}
     if weights in HALVES and seen.dtypes.get("moments") == weights and not seen.dtypes.get("master"):
         yield "no_fp32_copy", {"weights": weights}
     lowered = "lower_loss_scale_on_overflow" in seen.patches
     if seen.autocast == "fp16" and seen.stage and seen.loss_scale == FIRST_SCALE and not lowered:
         yield "loss_scale_stuck", {}
-    if "bfloat16" in weights.split() and seen.stage == 0:
-        yield "empty_first_step", {}
 
 
 def offloading(facts: Facts) -> Results:
@@ -138,19 +132,11 @@ def offloading(facts: Facts) -> Results:
     home = facts.requested_home("offload_param")
     if home != "none" and seen.offload_param in (None, "none"):
         yield "weights_not_offloaded", {"home": home}
-    on_disk = [part for part in OFFLOADS if stage == 3 and getattr(seen, part) == "nvme"]
-    if any(facts.zero(part).get("nvme_path") in (None, "none") for part in on_disk):
-        yield "no_nvme_path", {}
-    written = [rank.nvme_written_bytes for rank in facts.record.memory.per_rank]
-    if on_disk and written and None not in written and max(written) < LEAST_SWAPPED_BYTES:
-        yield "nothing_swapped", {}
 
 
 def optimizer(facts: Facts) -> Results:
     if required(facts.observed.optimizer) == "DeepSpeedCPUAdam" and facts.promised.optimizer not in ADAMS:
         yield "optimizer_replaced", {}
-    if facts.observed.stage in (1, 2) and facts.zero("zenflow"):
-        yield "zenflow_overwrites", {}
 
 
 def checkpointing(facts: Facts) -> Results:
@@ -203,15 +189,8 @@ def partitions(facts: Facts) -> Results:
     fair = facts.parameters / facts.ranks
     largest = max(facts.observed.held_parameters_per_rank, default=0)
     if largest > 1.5 * fair:
-        id = "quantized_whole" if {"uint8", "int8"} & set(facts.weights.split()) else "not_all_partitioned"
         shares = {"share": largest / facts.parameters, "fair_share": 1 / facts.ranks}
-        yield id, shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
-    # Weights that stage 3 does not release are not gathered in the backward pass, and then hpZ's copy is not used.
-    if (facts.observed.second_partition_ranks or facts.ranks) < facts.ranks:
-        gathers = facts.traffic.get("all_gather")
-        copied = required(facts.observed.second_partition_parameters)
-        if not (gathers and gathers.bytes_by_group):
-            yield "second_copy_unused", {"memory_bytes": copied * facts.element_bytes}
+        yield "not_all_partitioned", shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
 
 
 def activations(facts: Facts) -> Results:

@@ -1,4 +1,4 @@
-"""Findings in the steps of a watched run: waiting for data, slow ranks, memory that creeps, decay, losses that jump.
+"""Findings in the steps of a watched run: waiting for data, slow ranks, memory that creeps.
 
 The watch writes a line for each step into a file for each rank, so this works while a run goes on and after it was
 killed. A step's seconds are divided into phases. Time in which a rank waits for others is not its own.
@@ -30,11 +30,8 @@ WAITING = 0.1
 OUTSIDE = 0.15
 SLOWER = 0.1
 OFTEN = 0.6  # of the steps
-DECAY = 0.15
 CREEP = 0.01  # of the memory
 CREEP_BYTES = 2**24
-JUMP = 8  # times the usual difference between two losses
-JUMP_SHARE = 0.2  # of the loss
 WORDS = {"data": "waiting for data", "outside": "between steps", "waiting": "waiting for other ranks"}
 
 Table = NDArray[np.void]  # a row for each step, with COLUMNS as its fields
@@ -79,9 +76,8 @@ def findings(tables: dict[int, Table]) -> list[Finding]:
     if len(common) < FEWEST:
         return []
     steps = np.stack([table[np.isin(table["step"], common)] for table in tables.values()])
-    rules = (_long_phases, _slow_rank, _memory, _decay, _losses)
-    with np.errstate(all="ignore"):  # a loss may be infinite
-        return [finding(id, **values) for rule in rules for id, values in rule([*tables], steps)]
+    rules = (_long_phases, _slow_rank, _memory)
+    return [finding(id, **values) for rule in rules for id, values in rule([*tables], steps)]
 
 
 # Each rule gets the ranks, and a table with a row for each rank and a column for each step.
@@ -126,27 +122,3 @@ def _memory(ranks: list[int], steps: Table) -> Results:
 def _quarters(values: Column) -> Column:
     """Return the medians of each quarter of the steps."""
     return np.array([np.median(part, axis=-1) for part in np.array_split(values, 4, axis=-1)])
-
-
-def _decay(ranks: list[int], steps: Table) -> Results:
-    """Yield steps that take longer with each quarter of a run; of a token, if lengths differ."""
-    table = steps[int(np.argmax(seconds(steps).sum(axis=1)))]
-    tokens = table["tokens"]
-    per = tokens / np.median(tokens) if np.all(tokens > 0) else 1.0
-    step_s = _quarters(seconds(table) / per)
-    if step_s[3] >= (1 + DECAY) * step_s[0] and np.diff(step_s).min() > 0:
-        slower_s = [np.subtract(*_quarters(table[phase])[[3, 0]]) for phase in PHASES]
-        times = {"first_s": float(step_s[0]), "last_s": float(step_s[3]), "lost_s": float(step_s[3] - step_s[0])}
-        yield "decay", times | {"phase": PHASES[int(np.argmax(slower_s))]}
-
-
-def _losses(ranks: list[int], steps: Table) -> Results:
-    """Yield the first loss that is far above those before it."""
-    loss = steps["loss"].mean(axis=0)
-    for place in range(FEWEST // 2, len(loss)):
-        before = loss[max(0, place - FEWEST) : place]
-        usual = float(np.median(before))
-        noise = float(np.median(np.abs(np.diff(before))))
-        if loss[place] - usual > max(JUMP * noise, JUMP_SHARE * abs(usual)):
-            yield "loss_jumps", {"before": usual, "loss": float(loss[place]), "step": int(steps["step"][0, place])}
-            return

@@ -62,6 +62,10 @@ class Described:
     gpu: str | None = None
     """Kind of GPU. Default: one with as much memory as the message says."""
 
+    def __post_init__(self):
+        if any(isinstance(value, int) and value < 1 for value in (self.ranks, self.micro_batch, self.sequence)):
+            raise Stop("a number of ranks, rows or tokens is below 1", "give 1 or more")
+
 
 @dataclass(frozen=True)
 class Proposal:
