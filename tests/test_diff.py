@@ -142,7 +142,9 @@ MISTAKES = [  # a config, the DeepSpeed json that it names, and what is wrong
 
 
 @pytest.mark.parametrize(("content", "deepspeed", "found"), MISTAKES)
-def test_what_a_library_refuses_or_ignores_in_a_config_is_found_although_nothing_differs(file, content, deepspeed, found):
+def test_what_a_library_refuses_or_ignores_in_a_config_is_found_although_nothing_differs(
+    file, content, deepspeed, found
+):
     if deepspeed is not None:
         file("ds.json", deepspeed)
         named = {"deepspeed": "ds.json"} if "output_dir" in content else {}

@@ -120,10 +120,10 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     sides = [sources.read(store.newest_try(path)) for path in (a, b)]
     compared = compare(*sides)
     known = [each for each in compared if each.description]
-    other = [each for each in compared if not each.description]
-    found = [[*mistakes(side), *only] for side, only in zip(sides, found_in_one(*sides), strict=True)]
+    others = [each for each in compared if not each.description]
+    found = [[*mistakes(side), *found_in_one(side, other)] for side, other in (sides, sides[::-1])]
     if as_json:
-        rows = {"known": list(map(_row, known)), "other": list(map(_row, other))}
+        rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
         return rows | dict(zip(("found_in_a", "found_in_b"), found, strict=True))
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
@@ -136,9 +136,9 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         if each.description:
             why = f"Changes {each.description.changes}: {each.description.why}."
             say_wrapped(why, indent="    ", first="    ")
-    if other:
+    if others:
         say("", "Other keys that differ:")
-    for each in other:
+    for each in others:
         say_wrapped(_values(each), indent="    ", first="  ")
     return None
 

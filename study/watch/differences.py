@@ -5,7 +5,6 @@ Also the mistakes of one config: what a library would refuse or ignore.
 
 import difflib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,22 +88,19 @@ def same(a: Any, b: Any) -> bool:
 
 def _raw(source: Source) -> EffectiveSettings:
     """Return the keys as written that our names do not cover, without what differs between any two runs."""
+    values = flat(source.content)
     if source.record is not None:
-        observed = {name: value for name, value in source.content["observed"].items() if name != "deepspeed"}
-        values = flat({"requested": source.content["requested"], "observed": observed})
-        values["cpu"] = source.record.hardware.cpu
-    else:
-        values = flat(source.content)
-        if source.named and source.named.path != source.path:
-            values |= flat(source.named.content, f"{source.named.path.suffix.lstrip('.')}: ")
+        values = flat({name: source.content[name] for name in ("requested", "observed")})
+    if source.named:
+        values |= flat(source.named.content)
     covered: set[str] = set()
     for name, each in descriptions().items():
-        paths = (each.deepspeed, each.accelerate, each.trainer, each.record)
-        covered |= {name, *each.keys, *(path.rpartition(".")[2] for path in paths if path)}
+        paths = (name, each.deepspeed, each.accelerate, each.trainer, each.record, *each.keys)
+        covered |= {path.rpartition(".")[2] for path in paths if path}
     return {
         name: Setting(value)
         for name, value in values.items()
-        if value is not None and type(value) is not list and re.split(r"[.]|: ", name)[-1] not in covered
+        if value is not None and type(value) is not list and name.rpartition(".")[2] not in covered
     }
 
 
@@ -128,25 +124,19 @@ def printable(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def found_in_one(a: Source, b: Source) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings of each of two records that the other does not have. Configs have none."""
-    if a.record is None or b.record is None:
-        return [], []
-    first = {each.id: each for each in diagnose(a.record)}
-    second = {each.id: each for each in diagnose(b.record)}
-    only_a = [each for id, each in first.items() if id not in second]
-    return only_a, [each for id, each in second.items() if id not in first]
+def found_in_one(source: Source, other: Source) -> list[Finding]:
+    """Return the findings of a record that the other record does not have. Configs have none."""
+    if source.record is None or other.record is None:
+        return []
+    theirs = {each.id for each in diagnose(other.record)}
+    return [each for each in diagnose(source.record) if each.id not in theirs]
 
 
 # --- mistakes within one config ------------------------------------------------------------------------------------
 
 
-def mistakes(source: Source) -> list[Finding]:
-    """Return what a library refuses or ignores in a config; of a record, the keys that DeepSpeed ignored."""
-    return list(_mistakes(source))
-
-
-def _mistakes(source: Source) -> Iterator[Finding]:
+def mistakes(source: Source) -> Iterator[Finding]:
+    """Yield what a library refuses or ignores in a config; of a record, the keys that DeepSpeed ignored."""
     content = source.content
     deepspeed = source.named.content if source.named else None
     if source.record is not None:

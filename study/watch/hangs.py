@@ -12,7 +12,6 @@ from study.records.collectives import Collective, RankLog
 from study.watch.findings import Finding, finding, texts
 
 MOST = 8  # ranks in a sentence
-EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")  # all ranks must give the same size
 DEFAULT = "0"  # the name of the group of all ranks
 ENDED = re.compile("ended with (?!KeyboardInterrupt)")  # Ctrl-C ends what already hangs
 Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by rank and index
@@ -79,25 +78,26 @@ def _behind(log: RankLog, begun: dict[int, int], calls: Calls) -> Finding:
     missing = begun[log.rank] + 1
     others = [rank for rank, index in begun.items() if index >= missing]
     known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
-    place = [f"it is at {log.place}" if log.place else "it is at work"]
+    waits = [_name(entry) for entry in log.recent if not entry.ended]
+    place = f"it is at {log.place or 'work'}"
     if (log.place or "").startswith("ended"):
-        place = [f"it {log.place}"]
-    else:
-        place = [f"it waits in {_name(entry)}" for entry in log.recent if not entry.ended] or place
+        place = f"it {log.place}"
+    elif waits:
+        place = f"it waits in {waits[0]}"
     are = "is" if len(others) == 1 else "are"
     sentence = f"Rank {log.rank} has not begun {[*known, f'collective {missing}'][0]}, where {_ranks(others)} {are}"
     remedy = f"look at what rank {log.rank} does there: all ranks of a group must make the same calls"
-    return Finding(f"{sentence}: {place[0]}", remedy)
+    return Finding(f"{sentence}: {place}", remedy)
 
 
 def _different_branches(calls: Calls) -> Finding | None:
-    """Find the first index at which ranks called different kinds, or gave different sizes where they must be equal."""
+    """Find the first index at which ranks called different kinds, or reduced different sizes."""
     for index in sorted({index for entries in calls.values() for index in entries}):
         sides: defaultdict[str, list[int]] = defaultdict(list)
         for rank, entries in calls.items():
             if entry := entries.get(index):
-                has_size = entry.kind in EQUAL_SIZES and entry.elements
-                sides[_name(entry) + (f" of {entry.elements} elements" if has_size else "")].append(rank)
+                size = f" of {entry.elements} elements" if entry.kind == "all_reduce" and entry.elements else ""
+                sides[_name(entry) + size].append(rank)
         if len(sides) > 1:
             words = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in sides.items())
             remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"

@@ -102,10 +102,9 @@ def _slow_rank(ranks: list[int], steps: Table) -> Results:
         often = float(np.mean(own_s[row] > (1 + SLOWER) * usual_s))
         if often < OFTEN:
             continue
-        lost_s = [np.median(steps[phase][row]) - np.median(others[phase]) for phase in OWN]
-        own = {"slow_s": float(np.median(own_s[row])), "usual_s": float(np.median(usual_s)), "often": often}
-        own["lost_s"] = own["slow_s"] - own["usual_s"]
-        yield "straggler", own | {"rank": rank, "phase": OWN[int(np.argmax(lost_s))]}
+        lost_s = {phase: float(np.median(steps[phase][row]) - np.median(others[phase])) for phase in OWN}
+        phase = max(lost_s, key=lambda phase: lost_s[phase])
+        yield "straggler", {"rank": rank, "often": often, "lost_s": sum(lost_s.values()), "phase": phase}
 
 
 def _memory(ranks: list[int], steps: Table) -> Results:

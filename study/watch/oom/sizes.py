@@ -122,13 +122,13 @@ def _of_tokens(asked: Asked, known: Known) -> Iterator[Match]:
             if cause == "activations":  # weights have this width, too
                 points -= 1
             yield Match(cause, f"{count:,} tokens x {width:,} x {element_bytes} bytes", points)
-    rows = {known.rows or 1, 1, 2, 4, 8}
-    for heads, count, element_bytes in itertools.product({known.heads or 1, 1}, rows, (4, 2, 1)):
-        unit = heads * count * element_bytes
+    rows = known.rows or 1
+    for heads, element_bytes in itertools.product({known.heads or 1, 1}, (4, 2, 1)):  # a mask has no heads
+        unit = heads * rows * element_bytes
         length, points = _count(math.sqrt(asked.low / unit), math.sqrt(asked.high / unit), known.sequence)
         if points >= IS_ROUND:
-            factors = f"{count} rows x {heads} heads x {length:,} x {length:,} tokens x {element_bytes} bytes"
-            yield Match("attention", factors, points if count == (known.rows or 1) else points - 1)
+            factors = f"{rows} rows x {heads} heads x {length:,} x {length:,} tokens x {element_bytes} bytes"
+            yield Match("attention", factors, points)
 
 
 def _count(low: float, high: float, known: int | None) -> tuple[int, int]:
