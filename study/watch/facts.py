@@ -1,6 +1,5 @@
 """The values of a record that the rules of `diagnosis.py` use, and the settings that were requested."""
 
-import functools
 from typing import Any, TypeVar
 
 from study.core import arms
@@ -56,8 +55,7 @@ class Facts:
     @property
     def stage(self) -> int:
         """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
-        if self.observed.stage is None:
-            required(self.observed.wrapper)
+        required(self.observed.wrapper)
         return self.observed.stage or 0
 
     @property
@@ -86,17 +84,13 @@ class Facts:
     def weights_bytes(self) -> int:
         return self.parameters * self.element_bytes
 
-    @functools.cached_property
-    def components(self) -> dict[str, int] | None:
-        """Bytes by component at the peak of the rank that holds most. None if they were not measured."""
-        try:
-            return explain.peak(self.record).components
-        except Stop:
-            return None
-
     @property
     def peak(self) -> dict[str, int]:
-        return required(self.components)
+        """Bytes by component at the peak of the rank that holds most."""
+        try:
+            return required(explain.peak(self.record).components)
+        except Stop:
+            raise Unknown from None
 
     @property
     def peak_bytes(self) -> int:
@@ -105,11 +99,10 @@ class Facts:
     @property
     def traffic(self) -> dict[str, Collective]:
         """The collectives of the first rank in a step."""
-        counted = self.record.traffic.per_rank
-        return required(counted[0] if counted else None)
+        return required(next(iter(self.record.traffic.per_rank), None))
 
     def moved_bytes(self, *kinds: str) -> int:
-        return sum(self.traffic[kind].bytes for kind in kinds if kind in self.traffic)
+        return sum(each.bytes for kind, each in self.traffic.items() if kind in kinds)
 
     def requested_home(self, part: str) -> str:
         """Return where the optimizer states or the weights should be offloaded to."""

@@ -25,11 +25,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from study.core.settings import AUTOCAST
 from study.measure import roles
 from study.measure.readback import device_of
-from study.records.schema import Record
-from study.watch.steps import Step, StepLog
+from study.watch.steps import Step
 
 if TYPE_CHECKING:
-    from study.watch.training import Training
+    from study.watch.training import Watch
 
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
 READ_ELEMENTS = 4096  # of each input
@@ -41,35 +40,26 @@ def guarded(hook: Callable) -> Callable:
 
     @functools.wraps(hook)
     def call(loop: "Loop", *args, **kwargs) -> None:
-        if loop.active:
+        if loop.watch.active:
             try:
                 hook(loop, *args, **kwargs)
             except Exception as error:
-                loop.on_error(error)
+                loop.watch.give_up(error)
 
     return call
 
 
 class Loop:
-    """The hooks on a loop. `on_step` is called after each update with the step, `on_error` with a mistake of a hook."""
+    """The hooks on a watched loop. After each update the watch gets the step."""
 
-    def __init__(
-        self,
-        training: "Training",
-        record: Record,
-        log: StepLog,
-        on_step: Callable[[Step], None],
-        on_error: Callable[[Exception], None],
-    ):
-        self.accelerator = training.accelerator
-        self.model = training.model
-        self.inner = roles.inner_optimizer(training.optimizer)
-        self.observed = record.observed
-        self.watched = record.watched
-        self.log = log
-        self.on_step = on_step
-        self.on_error = on_error
-        self.active = True
+    def __init__(self, watch: "Watch"):
+        self.watch = watch
+        self.log = watch.steps
+        self.observed = watch.record.observed
+        self.watched = watch.record.watched
+        self.accelerator = watch.training.accelerator
+        self.model: Any = watch.training.model
+        self.inner = roles.inner_optimizer(watch.training.optimizer)
         self.step = Step()
         self.inputs: list[str] = []  # shapes and digests, of the first passes
         self._is_engine = hasattr(self.model, "zero_optimization_stage")
@@ -168,10 +158,13 @@ class Loop:
         inputs = [each for each in tree_leaves([args, kwargs]) if isinstance(each, torch.Tensor) and each.ndim]
         tokens = [each for each in inputs if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        self.step.rows += len([*tokens, *inputs, ()][0])  # 0 is unknown
-        self.step.tokens += tokens[0].numel() if tokens else math.nan
+        if inputs:
+            rows = [*tokens, *inputs][0].shape[0]
+            self.step.rows += rows
+            self.watched.rows_per_pass = self.watched.rows_per_pass or rows
+        if tokens:
+            self.step.tokens += tokens[0].numel()
         if len(self.inputs) < READ_PASSES:
-            self.watched.rows_per_pass = int(self.step.rows / self.step.forwards) or None
             self.inputs.append(_digest(inputs))
             if torch.is_autocast_enabled(self._device):
                 self.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
@@ -210,7 +203,7 @@ class Loop:
         self.step = Step()
         self._cleared.append(step.cleared)
         self.watched.passes_cleared = statistics.mode(self._cleared)
-        self.on_step(step)
+        self.watch.add(step)
 
     def _look_for_cleared(self) -> None:
         if self._with_gradient is not None and self._with_gradient.grad is None:

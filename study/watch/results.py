@@ -8,10 +8,11 @@ import numpy as np
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.numbers import number_of, size
+from study.core.numbers import size
 from study.core.tables import wrapped
 from study.measure import roles
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
+from study.records import store
 from study.records.schema import (
     Collective,
     Components,
@@ -33,8 +34,6 @@ from study.watch.trends import Column, Table, findings, seconds
 if TYPE_CHECKING:
     from study.watch.training import Training
 
-SHOWN = 4  # components, the largest first
-STATES = ("weights", "gradients", "master", "moments")
 STEADY = 0.75  # of the steps
 
 
@@ -62,58 +61,44 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
     components = Components(
         per_rank=_each(ranks, "components"), optimizer_home=seen.offload_optimizer, weights_home=seen.offload_param
     )
-    record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
+    record.memory = Memory(per_rank=_each(ranks, "memory"), components=components)
     record.traffic = Traffic(per_rank=_each(ranks, "traffic"))
     seen.steps = 0
     if len(tables) < len(ranks):
         return None
     steps = np.stack([table[: min(map(len, tables))] for table in tables])  # a row for each rank
-    timed = _fill_times(record, steps, after)
-    if len(ranks) < (seen.ranks or 1):
-        return None  # sums over ranks would be too small
-    _fill_sizes(record, steps, timed)
-    if not all(rank.knows_losses for rank in ranks):
+    _fill_steps(record, steps, after)
+    if len(ranks) < (seen.ranks or 1) or not all(rank.knows_losses for rank in ranks):
         return None
     finite = np.logical_and.accumulate(np.isfinite(steps["loss"]).all(axis=0))  # up to the first that is not
     record.loss = Loss(train=steps["loss"].mean(axis=0)[finite].tolist())
-    return None if finite.all() else int(steps["step"][0][~finite][0])
+    return next(iter(steps["step"][0, ~finite].astype(int).tolist()), None)
 
 
-def _fill_times(record: Record, steps: Table, after: int) -> np.ndarray:
-    """Fill in what every rank's steps show. Return which steps are timed.
-
-    Those are the ones after the instruments, or in a short loop those before them but the first.
-    """
+def _fill_steps(record: Record, steps: Table, after: int) -> None:
+    """Fill in what the files of steps show: times, and sizes if all ranks have sent theirs."""
     seen = record.observed
+    watched = record.watched
     number = steps["step"][0]
     seen.steps = len(number)
     seen.accumulation = _usual(steps["passes"][0])
-    rates = steps["rate"][0]
-    seen.learning_rates = [] if np.isnan(rates).any() else rates.tolist()
+    seen.learning_rates = steps["rate"][0][~np.isnan(steps["rate"][0])].tolist()
     clean = np.all(steps["clean"] > 0, axis=0)
     timed = clean & (number > after)
-    if not timed.any():
+    if not timed.any():  # a short loop: the steps before the instruments, but the first
         timed = clean & (number > 1)
-    known = timed | np.isin(number, record.watched.looked_at)
-    record.watched.not_timed = number[~known].astype(int).tolist()
-    step_s = seconds(steps)[:, timed]
-    if timed.any():  # a step takes as long as its slowest rank
-        record.time = Time(step_s=step_s.max(axis=0).tolist(), window_s=step_s.sum(axis=1).max())
-    return timed
-
-
-def _fill_sizes(record: Record, steps: Table, timed: np.ndarray) -> None:
-    """Fill in the rows and tokens of a step, and those of the timed steps, of which some may be smaller."""
-    rows = steps["rows"]
-    tokens = steps["tokens"].sum(axis=0)
-    record.observed.rows_per_step = _usual(rows.sum(axis=0))
-    if np.all(tokens == tokens[0]):  # not with padded rows
-        record.observed.tokens_per_step = int(tokens[0])
-    record.watched.timed_rows = _whole(rows[:, timed].sum())
-    record.watched.timed_tokens = _whole(tokens[timed].sum())
-    usual = [_usual(each) for each in rows]
-    if all(np.mean(each == number) >= STEADY for each, number in zip(rows, usual, strict=True)):
-        record.watched.rows_per_rank = [number for number in usual if number is not None]
+    watched.not_timed = number[~timed & ~np.isin(number, watched.looked_at)].astype(int).tolist()
+    if not timed.any():
+        return
+    step_s = seconds(steps)[:, timed]  # a step takes as long as its slowest rank
+    record.time = Time(step_s=step_s.max(axis=0).tolist(), window_s=step_s.sum(axis=1).max())
+    if len(steps) == seen.ranks:  # otherwise sums over ranks would be too small
+        seen.rows_per_step = _usual(steps["rows"].sum(axis=0))
+        watched.timed_rows = _whole(steps["rows"][:, timed].sum())
+        watched.timed_tokens = _whole(steps["tokens"][:, timed].sum())
+        usual = [_usual(rows) or 0 for rows in steps["rows"]]
+        if np.mean(steps["rows"] == np.array(usual)[:, None]) >= STEADY:
+            watched.rows_per_rank = usual
 
 
 def _usual(values: Column) -> int | None:
@@ -122,7 +107,7 @@ def _usual(values: Column) -> int | None:
 
 
 def _whole(number: float) -> int | None:
-    return int(number) if number > 0 else None  # NaN is not
+    return None if np.isnan(number) else int(number)
 
 
 def _each(ranks: list[RankMeasurements], name: str) -> list:
@@ -131,42 +116,37 @@ def _each(ranks: list[RankMeasurements], name: str) -> list:
     return [] if None in values else values
 
 
-def arm_of(seen: Observed, fsdp_version: int | None) -> str | None:
-    """Return the name of the arm that the prepared objects are. None for ranks that do not train together."""
-    if seen.stage is not None:
-        return _zero_arm(seen)
-    if seen.fsdp is not None:
-        sharding = "hsdp" if any(len(mesh) == 2 for mesh in seen.fsdp["mesh"]) else "fsdp2"
-        kept = "" if seen.fsdp["units_resharded_after_forward"] else "_grad_op"
-        return sharding + kept + ("_cpu" if seen.fsdp["offloads"] else "")
-    if fsdp_version is not None:
-        return f"fsdp{fsdp_version}"
-    if seen.bucket_bytes is not None:
-        return "ddp"
-    return "single" if seen.ranks == 1 else None
-
-
-def _zero_arm(seen: Observed) -> str:
-    """Return the study's arm with this stage and these homes and groups, or a name made of stage and homes."""
-    homes = seen.stage, seen.offload_optimizer, seen.offload_param
-    groups = [seen.second_partition_ranks, seen.sequence_ranks, seen.tensor_ranks]
+def arm_of(seen: Observed) -> str | None:
+    """Return the name of the arm that the prepared objects are. None if no arm has their homes and groups."""
+    kinds = {"DEEPSPEED": seen.stage is not None, "FSDP": seen.fsdp, "MULTI_GPU": seen.bucket_bytes}
+    kinds["NO"] = seen.ranks == 1
+    kind = next((kind for kind, is_one in kinds.items() if is_one), None)
+    fsdp = seen.fsdp or {"mesh": [], "units_resharded_after_forward": 0}
+    divides = seen.second_partition_ranks is not None or any(len(mesh) == 2 for mesh in fsdp["mesh"])
+    groups = divides, seen.sequence_ranks is not None, seen.tensor_ranks is not None
+    observed = kind, seen.stage, seen.offload_optimizer, seen.offload_param
     for name in arms.NAMES:
         arm = arms.load_arm(name)
-        theirs = arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1
-        if homes == (arm.stage, arm.offload_optimizer, arm.offload_param) and theirs == tuple(map(bool, groups)):
+        reshards = (arm.fsdp or {}).get("fsdp_reshard_after_forward", False)
+        is_alike = observed == (arm.distributed_type, arm.stage, arm.offload_optimizer, arm.offload_param)
+        is_divided_alike = groups == (arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1)
+        if is_alike and is_divided_alike and reshards == bool(fsdp["units_resharded_after_forward"]):
             return name
-    return "zero{}_{}_{}".format(*homes)
+    return None
+
+
+FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing; `study advise` predicts what fits"
 
 
 def reason(error: BaseException, where: str, training: "Training") -> Stop:
     """Return why a user's training ended, as one sentence with a remedy."""
     text = str(error).partition("\n")[0]
     if device_is_full(error):
-        remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
-        return Stop(f"the device ran out of memory ({text}){_states(training)}", remedy, "oom", where)
+        what = f"the device ran out of memory ({text}); this rank then held {_held(training)}"
+        return Stop(what, FEWER_ROWS, "oom", where)
     if host_is_full(error):
-        remedy = "take fewer rows per pass or fewer ranks"
-        return Stop(f"the host refused more memory ({text}){_states(training)}", remedy, "host_oom", where)
+        what = f"the host refused more memory ({text}); this rank then held {_held(training)}"
+        return Stop(what, FEWER_ROWS, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
@@ -174,17 +154,17 @@ def reason(error: BaseException, where: str, training: "Training") -> Stop:
     return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", "failed", where)
 
 
-def _states(training: "Training") -> str:
-    tensors = roles.tensors_by_role(training.model, training.optimizer)
-    held = ", ".join(f"{role} {size(sum(each.nbytes for each in tensors[role]))}" for role in STATES if tensors[role])
-    return f"; this rank then held {held}, and activations and buffers besides"
+def _held(training: "Training") -> str:
+    """Return what a rank holds of the training state, by role."""
+    tensors = roles.tensors_by_role(training.model, training.optimizer).items()
+    held = [f"{role} {size(sum(tensor.nbytes for tensor in each))}" for role, each in tensors if each]
+    return f"{', '.join(held)}, and activations besides"
 
 
 def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]:
     """Return a summary of a record, of its steps and of what was found in them."""
     seen = record.observed
-    about = f"{number_of(seen.ranks or 1, 'ranks')} ({seen.device}), {number_of(seen.steps or 0, 'steps')}"
-    lines = [f"study.watch: {seen.arm or seen.wrapper} on {about}"]
+    lines = [f"study.watch: {seen.arm or seen.wrapper} on {seen.ranks} x {seen.device}, steps: {seen.steps or 0}"]
     if record.error:
         lines += wrapped(f"{record.status}: {record.error.message}", "    ", "  ")
     elif not seen.steps:
@@ -194,13 +174,12 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]
     clean = [table[table["clean"] > 0] for table in tables.values()]
     if clean and len(clean[0]):
         lines.append(f"  {in_words(clean[0])}")
-    if per_rank := record.memory.components.per_rank:
-        fullest = max(per_rank, key=lambda rank: rank.tracked_peak_bytes)
-        largest = sorted((fullest.at_peak or {}).items(), key=lambda item: -item[1])[:SHOWN]
-        detail = ", ".join(f"{name.replace('_', ' ')} {size(role_bytes)}" for name, role_bytes in largest)
-        lines.append(f"  {size(fullest.tracked_peak_bytes)} of tensors at the peak of a rank: {detail}")
-    for kind, each in next(iter(record.traffic.per_rank), {}).items():
-        lines.append(f"  {kind}: {size(each.bytes)} in {number_of(each.calls, 'calls')} of a step")
-    for finding in ordered((*findings(tables), *diagnose(record))):
+    for rank in record.memory.components.per_rank[:1]:
+        held = sorted((rank.at_peak or {}).items(), key=lambda part: -part[1])
+        lines += wrapped(f"at the peak: {', '.join(f'{role} {size(nbytes)}' for role, nbytes in held)}", "    ", "  ")
+    for counts in record.traffic.per_rank[:1]:
+        moved = ", ".join(f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in counts.items())
+        lines.append(f"  collectives of a step: {moved or 'none'}")
+    for finding in ordered([*findings(tables), *diagnose(record)]):
         lines += wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "    ", "  - ")
-    return [*lines, f"  {folder / 'record.json'}"]
+    return [*lines, f"  {folder / store.RECORD}"]

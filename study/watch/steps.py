@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from rich.console import Console
-from rich.live import Live
+from tqdm import tqdm
 
 from study.core.numbers import short
 from study.measure.clock import now, seconds_between
@@ -37,8 +36,8 @@ class Step:
     backwards: int = 0
     cleared: int = 0  # backward passes whose gradients were cleared before the update
     forwards: int = 0
-    rows: float = 0.0
-    tokens: float = 0.0
+    rows: int = 0  # or unknown
+    tokens: int = 0  # or unknown
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     clean: bool = True  # no instrument and no evaluation was in it
     rate: float = math.nan
@@ -61,11 +60,7 @@ class StepLog:
         self._process = psutil.Process()
         self._pending: deque[Step] = deque()
         self._recent: deque[tuple] = deque(maxlen=SHOWN)
-        self._line: Live | None = None
-        if live and sys.stderr.isatty():  # what the script prints appears above the line; a file still gets it
-            console = Console(stderr=True)
-            redirects = sys.stdout.isatty()
-            self._line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=redirects)
+        self._line = tqdm(bar_format="{desc}", leave=False, disable=not (live and sys.stderr.isatty()))
         self.begin()
 
     def begin(self) -> None:
@@ -109,15 +104,13 @@ class StepLog:
         with self.path.open("a") as file:
             np.savetxt(file, rows, "%.16g", ",")
         self._recent.extend(rows)
-        if self._line is not None and self._recent:
-            self._line.start()  # does nothing the second time
-            self._line.update(f"step {self._written}: {in_words(np.array(self._recent, FIELDS))}", refresh=True)
+        if not self._line.disable and self._recent:
+            self._line.set_description_str(f"step {self._written}: {in_words(np.array(self._recent, FIELDS))}")
 
     def close(self) -> None:
         """Write the last steps, and remove the line. On a GPU this waits for the steps."""
         self.flush(wait=True)
-        if self._line is not None:
-            self._line.stop()
+        self._line.close()
 
     def _row(self, step: Step) -> tuple:
         spent = dict.fromkeys(PHASES, 0.0)

@@ -6,7 +6,7 @@ A failure in here must not end the user's training. It ends the watch, and the r
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,22 +70,21 @@ def watch(
 
 
 class Watch:
-    """The context manager around a loop. It catches every error of its recording."""
+    """The context manager around a loop. It catches every error of its own."""
 
     def __init__(self, training: Training, run_dir: Path, after: int):
-        self.recording: Recording | None = None
-        self._given = training, run_dir, after
+        self.training = training
+        self.run_dir = run_dir
+        self.after = after
+        self.active = False
+        self._open = contextlib.ExitStack()  # what works until the record is completed
+        self._last = contextlib.ExitStack()  # what ends after that
 
     def __enter__(self) -> "Watch":
-        training, run_dir, after = self._given
-        del self._given  # the model may be large, and a watch outlives its loop
         try:
-            ranks = Ranks()
-            if folder := ranks.agree_on_folder(run_dir):  # None: this rank is in no group with the first
-                self.recording = Recording(training, ranks, folder, after, self._give_up)
-                self.recording.begin()
+            self._begin()
         except Exception as error:
-            self._give_up(error)
+            self.give_up(error)
         return self
 
     def __exit__(self, kind, error, trace) -> None:
@@ -93,62 +92,63 @@ class Watch:
 
     def leave_out(self) -> None:
         """Do not time the step in progress, because it contains more than training."""
-        if self.recording is not None:
-            self.recording.loop.step.evaluated = True
+        if self.active:
+            self.loop.step.evaluated = True
 
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
-        if self.recording is None:
-            return
-        self.recording.loop.detach()
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        if self.recording.loop.active:
-            try:
-                self.recording.end(error)
-            except Exception as mistake:
-                if error is None:  # otherwise a device that has failed may not answer
-                    self._give_up(mistake)
-        self.recording.witness.close()
-        self.recording = None
+        try:
+            if self.active:
+                self._complete(error)
+        except Exception as mistake:
+            if error is None:  # otherwise a device that has failed may not answer
+                self.give_up(mistake)
+        self.active = False
+        self._last.close()
+        for name in ("training", "loop", "instruments"):  # the model may be large, and a watch outlives its loop
+            self.__dict__.pop(name, None)
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         """Let the training go on without the watch, and record why. The hooks stay for now, as one may be running."""
-        sys.stderr.write(f"study.watch has stopped, your training goes on: {type(error).__name__}: {error}\n")
-        if self.recording is not None:
-            self.recording.abandon(error)
+        what = f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"study.watch has stopped, your training goes on: {what}\n")
+        self.active = False
+        stop = Stop(f"study.watch raised {what}; your training was not affected", "report it")
+        with contextlib.suppress(Exception):
+            self._open.close()
+        with contextlib.suppress(Exception):
+            store.end_badly(self.folder, stop, type(error).__name__)
 
-
-class Recording:
-    """The record of a loop: begun after `prepare`, completed at the end. Every method but `abandon` may raise."""
-
-    def __init__(
-        self, training: Training, ranks: Ranks, folder: Path, after: int, give_up: Callable[[Exception], None]
-    ):
-        self.training = training
-        self.ranks = ranks
+    def _begin(self) -> None:
+        self.ranks = Ranks()
+        folder = self.ranks.agree_on_folder(self.run_dir)
+        if folder is None:
+            return  # this rank is in no group with the first
+        training = self.training
+        is_first = self.ranks.rank == 0
         self.folder = folder
-        self.after = after
         self.record = _new_record(training, folder)
-        device = self.record.observed.device or "cpu"
-        self.instruments = Instruments(training.model, training.optimizer, device, after)
-        self.steps = StepLog(folder, ranks.rank, training.live and ranks.rank == 0)
-        self.loop = Loop(training, self.record, self.steps, self.add, give_up)
-        self.witness = contextlib.ExitStack()
-        self._open = contextlib.ExitStack()
+        if is_first:
+            store.write(folder, self.record)
+        self._last.callback(monitor.dismiss, monitor.start(folder, self.ranks.rank))
         self._freed_bytes = freed_bytes()  # before the loop
-
-    def begin(self) -> None:
-        if self.ranks.rank == 0:
-            store.write(self.folder, self.record)
-        self.witness.callback(monitor.dismiss, monitor.start(self.folder, self.ranks.rank))
+        self.steps = StepLog(folder, self.ranks.rank, training.live and is_first)
+        self._open.callback(self.steps.close)
         if self.ranks.count > 1:
-            self._open.enter_context(CollectiveLog(self.folder, self.ranks.rank))
+            self._open.enter_context(CollectiveLog(folder, self.ranks.rank))
+        device = self.record.observed.device or "cpu"
+        self.instruments = Instruments(training.model, training.optimizer, device, self.after)
         self._open.callback(self.instruments.stop)
+        self.loop = Loop(self)
+        self._last.callback(self.loop.detach)
         self.loop.attach()
+        self.active = True
         self.steps.begin()
 
     def add(self, step: Step) -> None:
+        """Add a step that has ended. The loop calls this."""
         number = self.steps.count + 1
         are_over = self.instruments.step_ended(number, step.evaluated)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
@@ -159,14 +159,15 @@ class Recording:
             self._fill([self._measurements()])
             store.keep(self.folder, self.record)
 
-    def end(self, error: BaseException | None) -> None:
+    def _complete(self, error: BaseException | None) -> None:
         """Complete the record. `error` ended the loop."""
         rank = self.ranks.rank
-        if error is not None:  # first, in case the rest fails as well
+        if error is None:
+            self._open.close()
+        else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.steps.count + 1}"
             store.end_badly(self.folder, results.reason(error, where, self.training), type(error).__name__)
-        self._open.__exit__(error and type(error), error, None)
-        self.steps.close()
+            self._open.__exit__(type(error), error, None)
         mine = self._measurements()
         if rank != 0:
             self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
@@ -183,15 +184,6 @@ class Recording:
                 self.record = store.ended(self.record, stop, "Stop")
         store.keep(self.folder, self.record)
         say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
-
-    def abandon(self, error: Exception) -> None:
-        """Switch everything off, and record why the watch has ended before the training."""
-        what = f"study.watch raised {type(error).__name__}: {error}; your training was not affected"
-        self.loop.active = False
-        for close in (self._open.close, self.steps.close, self.witness.close):
-            with contextlib.suppress(Exception):
-                close()
-        store.end_badly(self.folder, Stop(what, "report it"), type(error).__name__)
 
     def _received(self) -> Iterator[RankMeasurements]:
         """Return what the other ranks measured, up to the first that does not send it in time."""
@@ -216,24 +208,21 @@ class Recording:
         )
 
     def _fill(self, ranks: list[RankMeasurements]) -> int | None:
-        """Fill in what ranks measured, and what only the loop shows. Return the first step without a finite loss."""
-        seen = self.record.observed
+        """Fill in what was measured. Return the first step without a finite loss."""
         self.record.watched.looked_at = self.instruments.looked_at
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
-            seen.dtypes = roles.dtypes(self.training.model, self.training.optimizer)
-        seen.dtypes |= self.instruments.dtypes
-        tables = trends.load(self.folder)
-        return results.fill(
-            self.record, ranks, [tables[rank] for rank in range(len(ranks)) if rank in tables], self.after
-        )
+            self.record.observed.dtypes = roles.dtypes(self.training.model, self.training.optimizer)
+        self.record.observed.dtypes |= self.instruments.dtypes
+        tables = [table for rank, table in trends.load(self.folder).items() if rank < len(ranks)]
+        return results.fill(self.record, ranks, tables, self.after)
 
 
 def _new_record(training: Training, folder: Path) -> Record:
     """Return a record of the machine, of what was asked for, and of what was prepared."""
     record = store.new(folder.name, sys.argv)
-    config = None
+    config: Any = None
     kind = "torch" if training.accelerator is None else "accelerate"
-    if training.accelerator is None and hasattr(training.model, "zero_optimization_stage"):
+    if kind == "torch" and hasattr(training.model, "zero_optimization_stage"):
         kind = "deepspeed"
         config = training.model.config
     record.promised = intended_settings(config, training.arguments)
@@ -243,7 +232,7 @@ def _new_record(training: Training, folder: Path) -> Record:
         name = name.removeprefix("FSDP")
     record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=training.loop or kind, model=name)
     record.observed = readback.distribution(training.accelerator, training.model, training.optimizer)
-    record.observed.arm = results.arm_of(record.observed, version)
+    record.observed.arm = results.arm_of(record.observed)
     if version == 1:
         record.observed.clipping = None  # unknown: FSDP1 has a function of its own
     record.hardware = hardware.describe(folder)
