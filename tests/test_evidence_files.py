@@ -54,7 +54,7 @@ def test_flight_recorders_name_the_late_rank(made, form):
 
 
 def test_a_dump_without_its_peers_says_so(made):
-    assert "rank 1 left no log" in sentences(made / "pickled/nccl_trace_rank_0")
+    assert "Rank 1 left no log" in sentences(made / "pickled/nccl_trace_rank_0")
 
 
 class Hostile:

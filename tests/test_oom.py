@@ -27,17 +27,15 @@ def new(asked="7.83 GiB", free="4.11 GiB", allocated="72.50 GiB", unused="1.36 G
     return NEW.format(asked=asked, free=free, allocated=allocated, unused=unused)
 
 
-def ids(text: str, model: str | None = None, numbers: dict | None = None, **described) -> list[str]:
-    found = explain(text, Wanted(model=model), Described(**described), **numbers or {})
-    return [cause.id for cause in found.causes]
+def ids(text: str, model: str | None = None, vocabulary: int | None = None, **described) -> list[str]:
+    return [cause.id for cause in explain(text, Wanted(model=model), Described(**described), vocabulary).causes]
 
 
 def scored(thread: dict) -> dict:
     """A thread, the cause that is listed first, and whether that is what the thread names."""
-    settings = thread.get("settings", {})
-    numbers = {name: settings[name] for name in ("vocabulary", "hidden", "ffn", "heads") if name in settings}
-    described = {name: value for name, value in settings.items() if name not in numbers}
-    named = next(iter(ids(thread["text"], numbers=numbers, **described)), None)
+    known = ("model", "vocabulary", "arm", "ranks", "sequence", "micro_batch")
+    settings = {name: value for name, value in thread.get("settings", {}).items() if name in known}
+    named = next(iter(ids(thread["text"], **settings)), None)
     about = {name: thread[name] for name in ("id", "half", "url", "cause", "why")}
     return about | {"named": named, "hit": named in NAMED_BY.get(thread["cause"], (thread["cause"],))}
 
@@ -128,10 +126,9 @@ def test_a_config_and_a_log_say_how_the_training_is_distributed(tmp_path):
 
 
 def test_states_that_fill_a_gpu_leave_no_other_cause():
-    llama = {"vocabulary": 32000, "hidden": 4096, "ffn": 11008}
     full = new("194.00 MiB", free="0.10 GiB")
-    assert ids(full, numbers=llama, arm="ddp")[0] == "weights"
-    assert ids(full, numbers=llama, arm="zero3_cpu", ranks=8)[0] != "weights"
+    assert ids(full, "llama3-8b", arm="ddp")[0] == "weights"
+    assert ids(full, "llama3-8b", arm="zero3_cpu", ranks=8)[0] != "weights"
 
 
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):

@@ -36,7 +36,7 @@ def oom(
         given: The training.
         as_json: Print the answer as JSON.
     """
-    seen = explain(reading.content(error), wanted, given, **({"vocabulary": vocabulary} if vocabulary else {}))
+    seen = explain(reading.content(error), wanted, given, vocabulary)
     changes = proposals(seen) if seen.error.where == "GPU" else []
     if as_json:
         message = {name: value for name, value in dataclasses.asdict(seen.error).items() if name != "context"}

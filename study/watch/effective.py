@@ -1,8 +1,8 @@
 """Find the effective settings of a config or a record, with the same names for all kinds of files.
 
 `settings.toml` says where a kind of file has a setting. Absent keys have the defaults of the libraries' own classes.
-Here is what the libraries make of the rest: DeepSpeed 0.19.8, Accelerate 1.15.0, Transformers 5.23.0. What a file leaves
-to the script is not included: keys that are null or "auto".
+Here is what the libraries make of the rest: DeepSpeed 0.19.8, Accelerate 1.15.0, Transformers 5.23.0. What a file
+leaves to the script is not included: keys that are null or "auto".
 """
 
 import functools
@@ -72,9 +72,6 @@ def effective_settings(source: Source) -> EffectiveSettings:
         settings = _of_accelerate(source)
     else:  # files of other programs often use the Trainer's names
         settings = _of_trainer(source)
-    factors = [settings[name].value for name in ("rows per pass and rank", "accumulation", "ranks") if name in settings]
-    if len(factors) == 3 and all(type(each) is int for each in factors):
-        settings.setdefault("rows per step", Setting(factors[0] * factors[1] * factors[2]))
     names = dict.fromkeys((*descriptions(), *settings))
     return {name: settings[name] for name in names if name in settings and settings[name].value is not None}
 
@@ -93,16 +90,11 @@ def _at_paths(kind: Kind, content: dict, defaults: dict[str, Any] | None = None)
 
 
 def zero_section(config: dict) -> dict:
-    """Return the section `zero_optimization`, with what DeepSpeed makes of its older forms: true, "3", cpu_offload."""
+    """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
     section = config.get("zero_optimization")
-    if section is True:
-        return {"stage": 1}
     zero = dict(section) if isinstance(section, dict) else {}
-    if str(zero.get("stage")) in ("0", "1", "2", "3"):
-        zero["stage"] = int(zero["stage"])
-    for part, old in zip(OFFLOADS, ("cpu_offload", "cpu_offload_param"), strict=True):
-        if zero.get(old) is True:
-            zero[part] = {"device": "cpu"}
+    if zero.get("cpu_offload") is True:
+        zero["offload_optimizer"] = {"device": "cpu"}
     return zero
 
 
@@ -192,8 +184,6 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
         own["precision"] = Setting("fp32" if weights == "float32" else f"cast to {weights}")
     if kind:
         own["engine"] = Setting("FSDP" if "FSDP" in kind else ENGINES.get(kind, "DDP"))
-    if seen.stage is None:
-        own = {name: setting for name, setting in own.items() if name not in ("overlap_comm", *OFFLOADS)}
     # The values that were read back from the prepared objects take precedence over the config.
     settings = (_of_deepspeed(seen.deepspeed) if seen.deepspeed else {}) | own
     return settings | {f"version of {name}": Setting(version) for name, version in record.software.items()}

@@ -40,6 +40,7 @@ STATES = ("weights", "gradients", "master", "moments")
 LADDER = ("zero2", "zero3", "fsdp2", "zero2_cpu", "zero3_cpu")  # arms that hold less and less
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 MOST = 6
+NAMES = {"intermediate_size": "ffn", "num_attention_heads": "heads"}  # numbers of a config
 OF_SETTINGS = {"rows per pass and rank": "micro_batch", "ranks": "ranks", "checkpointing": "checkpointing"}
 
 
@@ -88,11 +89,8 @@ class Explanation:
     gpu: str | None
 
 
-def explain(text: str, wanted: Wanted, given: Described, **numbers: int) -> Explanation:
-    """Return the causes of the first error in a text. `numbers` are those of a model: vocabulary, hidden, ffn, heads.
-
-    Raise Stop if the text has no such error, or if a flag is wrong.
-    """
+def explain(text: str, wanted: Wanted, given: Described, vocabulary: int | None = None) -> Explanation:
+    """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
     error = reading.find(text)
     log = reading.settings(text, error)
     zero: dict[str, Any] = {}
@@ -110,14 +108,14 @@ def explain(text: str, wanted: Wanted, given: Described, **numbers: int) -> Expl
         wanted = Wanted(model=shape_of(log["model"]))
     model = asked_for(wanted, given.sequence or 1) if wanted.model or wanted.params else None
     setup = _setup(model, given, zero) if model and given.arm else None
-    numbers = {name: int(log[name]) for name in sizes.NAMES if name in log} | numbers
-    known = _known(model, given, numbers, zero)
-    states_bytes = known.states_bytes
+    vocabulary = vocabulary or int(log.get("vocabulary", 0)) or None
+    known = _known(model, given, vocabulary, zero)
+    states_bytes = None
     if setup:
         at_peak = estimate(setup).at_peak
         states_bytes = sum(at_peak.get(role, 0) for role in STATES)
     matches = []
-    if (model or numbers) and error.asked and error.where == "GPU" and not error.asked.is_small:
+    if (model or vocabulary) and error.asked and error.where == "GPU" and not error.asked.is_small:
         matches = sizes.matches(error.asked, known)
     ranked = causes(error, matches, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
     return Explanation(error, ranked, given, zero, setup, _gpu(given.gpu, error.total))
@@ -138,17 +136,18 @@ def _arm(values: dict[str, Any]) -> str:
     return f"zero{values['stage']}{'_cpu' if homes else ''}"
 
 
-def _known(model: Transformer | None, given: Described, numbers: dict[str, Any], zero: dict[str, Any]) -> sizes.Known:
+def _known(model: Transformer | None, given: Described, vocabulary: int | None, zero: dict[str, Any]) -> sizes.Known:
     """Return what is known of the sizes of tensors, with a model or without one."""
     arm = given.arm or "zero"
     passes: dict[str, Any] = {"sequence": given.sequence, "rows": given.micro_batch}
     passes["ranks"] = given.ranks or 1 if arm.startswith(("zero", *SHARD_WEIGHTS)) else 1
     passes["buckets"] = USUAL_BUCKETS | zero if arm.startswith("zero") else {}
     if model is None:
-        return sizes.Known(**numbers, **passes)
+        return sizes.Known(vocabulary=vocabulary, **passes)
     passes["shapes"] = {tensor.name: tensor.shape for tensor in model.tensors}
     passes["trained"] = sum(tensor.elements for tensor in model.tensors if tensor.trains)
-    return sizes.Known(**sizes.numbers_of(model.dimensions) | {"vocabulary": model.look.vocabulary}, **passes)
+    numbers = {ours: model.dimensions.get(theirs) for theirs, ours in NAMES.items()}
+    return sizes.Known(vocabulary=model.look.vocabulary, **numbers, **passes)
 
 
 def _setup(model: Transformer, given: Described, zero: dict[str, Any]) -> Setup:

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from study.watch.oom.reading import Asked
 
@@ -20,16 +19,6 @@ KNOWN = 4  # as many tokens as a pass is said to have
 EXACT = 3
 IS_ROUND = 2
 POSSIBLE = 1
-# transformers' names of a config's numbers
-NAMES = {
-    "vocabulary": ("vocab_size",),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "ffn": ("intermediate_size", "ffn_dim", "n_inner", "d_ff"),
-    "heads": ("num_attention_heads", "n_head", "num_heads"),
-}
-WIDTH_OF_A_LAYER = 128  # Llama and Qwen have a layer for about so much width; GPT-2 and OPT have more
-EMBEDDING = "the embedding or the head"
-
 
 @dataclass(frozen=True)
 class Match:
@@ -45,7 +34,6 @@ class Known:
     """What is known of a model and its passes. None is unknown."""
 
     vocabulary: int | None = None
-    hidden: int | None = None
     ffn: int | None = None
     heads: int | None = None
     sequence: int | None = None
@@ -54,22 +42,6 @@ class Known:
     ranks: int = 1
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the weights
     buckets: dict[str, float] = field(default_factory=dict)  # elements
-
-    @property
-    def states_bytes(self) -> float | None:
-        """Return about what a rank holds of a decoder of this width: 16 bytes for a weight with Adam's states."""
-        if self.hidden is None or self.ffn is None:
-            return None
-        layers = self.hidden // WIDTH_OF_A_LAYER
-        weights = layers * (4 * self.hidden**2 + 3 * self.hidden * self.ffn) + 2 * (self.vocabulary or 0) * self.hidden
-        return 16 * weights / self.ranks
-
-
-def numbers_of(config: dict[str, Any]) -> dict[str, int | None]:
-    """Return the numbers of a config of transformers, by our names."""
-    text = config.get("text_config")
-    config = text if isinstance(text, dict) else config
-    return {ours: next((config[name] for name in names if config.get(name)), None) for ours, names in NAMES.items()}
 
 
 def matches(asked: Asked, known: Known) -> list[Match]:
@@ -91,7 +63,7 @@ def _of_the_model(asked: Asked, known: Known) -> Iterator[Match]:
     tensors += [
         ("buckets", elements, f"{elements:,.0f} elements of {name}") for name, elements in known.buckets.items()
     ]
-    for name, shape in (known.shapes or _usual_shapes(known)).items():
+    for name, shape in known.shapes.items():
         if len(shape) > 1:
             tensors.append(("weights", math.prod(shape), f"{' x '.join(f'{side:,}' for side in shape)} of {name}"))
     for (cause, elements, text), element_bytes in itertools.product(tensors, (4, 2)):
@@ -99,23 +71,10 @@ def _of_the_model(asked: Asked, known: Known) -> Iterator[Match]:
             yield Match(cause, f"{text} x {element_bytes} bytes", OF_THE_MODEL if cause == "optimizer" else EXACT)
 
 
-def _usual_shapes(known: Known) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a decoder's weights, as far as its numbers are known."""
-    hidden = known.hidden or 0
-    ffn = known.ffn or 0
-    return {
-        EMBEDDING: (known.vocabulary or 0, hidden),
-        "a feed-forward layer": (ffn, hidden),
-        "a gated feed-forward layer": (2 * ffn, hidden),
-        "an attention layer": (hidden, hidden),
-        "query, key and value": (3 * hidden, hidden),
-    }
-
-
 def _of_tokens(asked: Asked, known: Known) -> Iterator[Match]:
     """Yield logits, activations, and scores and masks of attention."""
     tokens = known.sequence and known.sequence * (known.rows or 1)
-    widths = {"logits": known.vocabulary, "activations": known.ffn or known.hidden}
+    widths = {"logits": known.vocabulary, "activations": known.ffn}
     for (cause, width), element_bytes in itertools.product(widths.items(), (4, 2)):
         if width:
             count, points = _count(asked.low / (width * element_bytes), asked.high / (width * element_bytes), tokens)
