@@ -69,8 +69,8 @@ def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
     does = "does not fit" if now.step_s is None else "should fit, so the training is not as described"
     say_wrapped(
         "",
-        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.given.arm}: a peak of {size(now.peak_bytes)}, which "
-        f"{does} beside {size(int(reserve_bytes(gpu)))} for the CUDA context, NCCL and fragmentation.",
+        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.given.arm}: a peak of {size(now.peak_bytes)}, "
+        f"which {does} beside {size(int(reserve_bytes(gpu)))} for the CUDA context, NCCL and fragmentation.",
     )
     rows = [
         {"change": each.change, "peak": size(each.peak_bytes), "step": f"{short(round(each.step_s or 0, 3))} s"}

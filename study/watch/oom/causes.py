@@ -6,7 +6,6 @@ Each sign gives points to a cause. Of equal causes the first in causes.toml come
 import functools
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,22 +70,20 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
 
 
 def _ranked(signs: list[Sign], matches: list[Match], error: OomError) -> list[Cause]:
-    by_cause = defaultdict(list)
-    for id, points, reason in signs:
-        by_cause[id].append((points, reason))
     factors = {match.cause: match.factors for match in matches}
-    names = ("total", "free", "unallocated", "outside")
+    names = ("total", "unallocated", "outside")
     values = {name: size(getattr(error, name) or 0) for name in names}
     values["asked"] = error.asked.text if error.asked else "a tensor"
     ranked = []
     for id, text in descriptions().items():
-        if id not in by_cause:
+        own = [(points, reason) for cause, points, reason in signs if cause == id]
+        if not own:
             continue
         what = text["what"].format(**values)
         if id in factors:
             what = f"{values['asked']} = {factors[id]}: {what}"
-        points, reasons = zip(*by_cause[id], strict=True)
-        ranked.append(Cause(id, what, sum(points), tuple(dict.fromkeys(reasons)), text["remedy"], text["apart"]))
+        reasons = tuple(dict.fromkeys(reason for _, reason in own))
+        ranked.append(Cause(id, what, sum(points for points, _ in own), reasons, text["remedy"], text["apart"]))
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 
@@ -120,8 +117,6 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
     if unused >= max(asked, UNUSED_SHARE * error.total):
         yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
-    elif free > error.asked.high and unused < asked:
-        yield "refused", HINT, "more is free than was asked for"
 
 
 def _states(error: OomError, states_bytes: float | None) -> Iterator[Sign]:

@@ -64,25 +64,23 @@ class OomError:
     @property
     def outside(self) -> int | None:
         """Return the bytes that are neither free nor PyTorch's: other processes, the CUDA context, NCCL."""
-        if self.total is None or self.free is None:
+        if self.total is None or self.free is None or self.allocated is None:
             return None
-        if self.allocated is None and "on startup" not in self.line:  # there an engine has not taken any memory yet
-            return None
-        return self.total - self.free - (self.allocated or 0) - (self.unallocated or 0)
+        return self.total - self.free - self.allocated - (self.unallocated or 0)
 
 
 def content(where: str | None) -> str:
     """Return the text of a file, of the standard input (`-` or nothing), or the text itself."""
     if where is None and sys.stdin.isatty():
         raise Stop("no error is given", "paste it in quotes, name the log that holds it, or pipe the log in")
-    is_text = where is not None and ("\n" in where or len(where) > LONGEST_LINE or not Path(where).exists())
-    if is_text and where != "-":
-        return where or ""
+    if where is None or where == "-":
+        return sys.stdin.buffer.read()[-MAX_BYTES:].decode(errors="replace")
+    if "\n" in where or len(where) > LONGEST_LINE or not Path(where).exists():
+        return where
     try:
-        raw = sys.stdin.buffer.read() if where in (None, "-") else files.read(Path(where or ""), MAX_BYTES)
-    except OSError as error:
+        return files.read(Path(where), MAX_BYTES).decode(errors="replace")
+    except (OSError, ValueError) as error:
         raise Stop(f"{where!r} cannot be read ({files.why(error)})", "give its end: tail -c 10M train.log") from None
-    return raw[-MAX_BYTES:].decode(errors="replace")
 
 
 def find(text: str) -> OomError:

@@ -20,6 +20,7 @@ EXACT = 3
 IS_ROUND = 2
 POSSIBLE = 1
 
+
 @dataclass(frozen=True)
 class Match:
     """A tensor of the asked size. `factors` is its size as a person writes it."""
