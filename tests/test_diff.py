@@ -187,8 +187,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "holds nothing"),
-        (b"[1, 2]", "holds list"),
+        (b"", "holds no named"),
+        (b"[1, 2]", "holds no named"),
         (b"\x80\x81\xff", "cannot be read"),
         (b"a: [", "cannot be read"),
         (b"!!python/object/apply:os.system ['echo no']", "cannot be read"),

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from study.core import files
-from study.records.collectives import FILE, Collective, RankLog
+from study.records.collectives import FILE, Collective, RankLog, collective_of
 
 ASK = signal.SIGUSR2  # tells a rank to write where it is
 KEPT = 200  # collectives in a file
@@ -197,16 +197,7 @@ def _copy() -> list[Collective]:
     Reading the whole ring takes tens of milliseconds.
     """
     entries = [entry for entry in _ring(with_entries=True).get("entries", []) if not entry.get("is_p2p")]
-    return [
-        Collective(
-            group=str(entry["process_group"][0]),
-            index=entry["collective_seq_id"],
-            kind=entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
-            elements=sum(math.prod(shape) for shape in entry.get("input_sizes") or []),
-            ended=bool(entry["retired"]) or entry["state"] == "completed",
-        )
-        for entry in entries[-KEPT:]
-    ]
+    return [collective_of(entry) for entry in entries[-KEPT:]]
 
 
 def _groups() -> dict[str, list[int]]:

@@ -3,6 +3,7 @@
 Each file is replaced as a whole, so it is readable while the run goes on and after it was killed.
 """
 
+import math
 import re
 from pathlib import Path
 
@@ -27,6 +28,18 @@ class Collective(Part):
     kind: str
     elements: int | None = None  # of its input
     ended: bool
+
+
+def collective_of(entry: dict) -> Collective:
+    """Return an entry of PyTorch's ring of collectives, the Flight Recorder."""
+    name = entry["profiling_name"]
+    return Collective(
+        group=str(entry["process_group"][0]),
+        index=entry["collective_seq_id"],
+        kind=(name.partition(":")[2] or name)[:60],
+        elements=sum(math.prod(shape) for shape in entry.get("input_sizes") or []),
+        ended=bool(entry.get("retired")) or entry["state"] == "completed",
+    )
 
 
 class RankLog(Part):

@@ -1,8 +1,6 @@
-"""Read anybody's config or record without trusting it, and recognises its kind by its keys."""
+"""Read anybody's config or record without trusting it, and recognise its kind by its keys."""
 
 import contextlib
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,22 +41,14 @@ class Source:
     @property
     def words(self) -> str:
         """The kind of file, in words."""
-        if self.record:
-            return f"{self.kind}, {self.record.status}"
-        if self.named is None:
-            return self.kind
-        if self.named.path == self.path:
-            return f"{self.kind} with a DeepSpeed config inside"
-        return f"{self.kind} with {self.named.path.name}"
+        return f"{self.kind} and {self.named.kind}" if self.named else self.kind
 
 
 def read_config(path: Path) -> Source | None:
     """Return a config of a known kind; None for all other files, such as logs."""
-    if path.suffix not in (".json", ".yaml", ".yml") or not path.is_file():
-        return None
     with contextlib.suppress(Stop):
-        source = read(path)
-        return source if source.kind in KEYS else None
+        if path.suffix in (".json", ".yaml", ".yml") and (source := read(path)).kind in KEYS:
+            return source
     return None
 
 
@@ -66,72 +56,51 @@ def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
         path /= store.RECORD
-    if path.name == store.RECORD:
-        return _record(path)
-    content = _parsed(files.read, path)
-    if not isinstance(content, dict):
-        what = type(content).__name__ if content is not None else "nothing"
-        raise Stop(f"{path} holds {what} instead of named settings", "name a yaml or json file with a mapping")
-    content = {str(name): value for name, value in content.items()}
-    if "run_id" in content and "observed" in content:
-        return _record(path)
-    scores = {kind: sum(key in content for key in keys.split()) for kind, keys in KEYS.items()}
-    kind = max(scores, key=lambda kind: scores[kind]) if any(scores.values()) else OTHER
-    named, unread = _named(path, content, kind)
-    return Source(path, kind, content, named=named, unread=unread)
-
-
-def _record(path: Path) -> Source:
-    record = store.read(path)
-    return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
-
-
-def _parsed(read: Callable[..., bytes], *where: Path | str) -> Any:
-    """Return the content of a yaml or json file. JSON is tried first, because yaml reads `1e5` as a text."""
-    path = Path(*where)
-    try:
-        content = read(*where, MAX_BYTES)
-        with contextlib.suppress(ValueError):
-            return parsing.from_json(content)
-        return parsing.from_yaml(content)
-    except FileNotFoundError:
-        raise Stop(f"there is no file {str(path)!r:.300}", "check the path") from None
-    except (OSError, ValueError) as error:
-        what = f"{path} cannot be read as yaml or json ({files.why(error)})"
-        raise Stop(what, f"correct {path.name}, or name another file") from None
-
-
-def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | None]:
-    """Return the DeepSpeed config that a file names or contains, or why it was not read."""
-    section = content.get("deepspeed_config") if kind == ACCELERATE else content.get("deepspeed")
-    if kind not in (ACCELERATE, TRAINER) or not section:
-        return None, None
-    if kind == ACCELERATE:
-        section = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    content = {} if path.name == store.RECORD else _mapping(path)
+    if path.name == store.RECORD or {"run_id", "observed"} <= content.keys():
+        record = store.read(path)
+        return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
+    scores = {kind: len(content.keys() & set(keys.split())) for kind, keys in KEYS.items()} | {OTHER: 0.5}
+    kind = max(scores, key=lambda kind: scores[kind])
+    section: Any = content.get("deepspeed") if kind == TRAINER else None
+    if kind == ACCELERATE and isinstance(content.get("deepspeed_config"), dict):
+        section = content["deepspeed_config"].get("deepspeed_config_file")
     if isinstance(section, dict):
-        return Source(path, DEEPSPEED, section), None
+        return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
     if not isinstance(section, str):
-        return None, None
-    if (found_at := _near(section, path)) is None:
-        what = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
-        return None, f"{what}: what it sets is not compared"
-    inner = _parsed(files.read_below, *found_at)
-    file = Path(*found_at)
-    if not isinstance(inner, dict):
-        raise Stop(f"{file} holds no DeepSpeed config", f"correct {file.name}")
-    return Source(file, DEEPSPEED, inner), None
+        return Source(path, kind, content)
+    if (file := _near(section, path)) is None:
+        unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
+        return Source(path, kind, content, unread=f"{unread}: what it sets is not compared")
+    return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
 
 
-def _near(section: str, path: Path) -> tuple[Path, str] | None:
-    """Return the file that a config names, as a folder near the config and a path below it.
+def _mapping(path: Path) -> dict[str, Any]:
+    """Return the content of a yaml or json file. JSON is tried first, because yaml reads `1e5` as a text."""
+    try:
+        text = files.read(path, MAX_BYTES)
+        try:
+            content = parsing.from_json(text)
+        except ValueError:
+            content = parsing.from_yaml(text)
+    except (OSError, ValueError) as error:
+        what = f"{str(path)!r:.300} cannot be read as yaml or json ({files.why(error)})"
+        raise Stop(what, "correct the file, or name another one") from None
+    if not isinstance(content, dict):
+        raise Stop(f"{path} holds no named settings", "name a yaml or json file with a mapping")
+    return {str(name): value for name, value in content.items()}
+
+
+def _near(section: str, path: Path) -> Path | None:
+    """Return the file that a config names, in the current folder, its own, or one of the two above.
 
     Other files are not read: a stranger's config may name any file of this machine, and its content would be shown.
     """
     for folder in (Path.cwd(), *path.resolve().parents[:3]):
         with contextlib.suppress(OSError, ValueError):  # not a valid file name
-            name = os.path.relpath(folder / section, folder)
-            if not name.startswith("..") and (folder / name).is_file():
-                return folder, name
+            file = (folder / section).resolve()
+            if file.is_relative_to(folder.resolve()) and file.is_file():
+                return file
     return None
 
 
@@ -139,8 +108,6 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
     """Return every value by its dotted path. The depth was limited when the file was read."""
     values: dict[str, Any] = {}
     for name, value in content.items():
-        if isinstance(value, dict) and value:
-            values |= flat(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
+        inner = flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        values |= inner
     return values
