@@ -7,20 +7,17 @@ import signal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 from study.watch import watch
 
-KINDS = ("plain", "ddp", "fsdp1", "fsdp2", "fsdp2_by_accelerate", "zero2", "zero3")
+KINDS = ("plain", "ddp", "fsdp2", "fsdp2_by_accelerate", "zero2", "zero3")
 parser = argparse.ArgumentParser()
 parser.add_argument("--kind", default="plain", choices=KINDS)
 parser.add_argument("--run_dir")  # without: the same loop without a watch
 parser.add_argument("--steps", type=int, default=14)
-parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--evaluate_in", type=int, nargs="*", default=[])
-parser.add_argument("--end_in", type=int, default=12)
-parser.add_argument("--rank_that_ends", type=int, default=0)
-parser.add_argument("--end", choices=("error", "SIGINT", "SIGTERM", "SIGKILL", "exit"))
+parser.add_argument("--end", choices=("error", "SIGINT", "SIGKILL"))
 parser.add_argument("--losses")
 args = parser.parse_args()
 
@@ -31,8 +28,6 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)], torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
 if args.kind == "ddp":
     model = torch.nn.parallel.DistributedDataParallel(model)
-elif args.kind == "fsdp1":
-    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 elif args.kind == "fsdp2":
     for layer in list(model)[:6]:
         fully_shard(layer)
@@ -56,41 +51,33 @@ if args.kind.startswith("zero"):
 
     zero = {"stage": int(args.kind[-1]), "reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 100_000}
     config = {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0.0, "zero_optimization": zero}
-    config["gradient_accumulation_steps"] = args.accumulation
     engine = model = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
-rows = torch.randn(args.steps, args.accumulation, 8, 64, generator=torch.Generator().manual_seed(rank))
+rows = torch.randn(args.steps, 8, 64, generator=torch.Generator().manual_seed(rank))
 losses = []
 
 
 def end() -> None:
     if args.end == "error":
         raise ValueError("the data has a hole")
-    if args.end == "exit":
-        os._exit(3)
     os.kill(os.getpid(), getattr(signal, args.end))
 
 
 objects = {"model": engine} if engine else {"accelerator": accelerator, "model": model, "optimizer": optimizer}
 with watch(**objects, run_dir=args.run_dir) if args.run_dir else contextlib.nullcontext():
     for step in range(args.steps):
-        if args.end and step + 1 == args.end_in and rank == args.rank_that_ends:
+        if args.end and step == 11:
             end()
         if step + 1 in args.evaluate_in:
             model.eval()
             with torch.no_grad():
-                model(rows[0, 0])
+                model(rows[0])
             model.train()
-        for batch in rows[step]:
-            loss = model(batch).pow(2).mean()
-            if engine:
-                engine.backward(loss)
-                engine.step()
-            else:
-                (accelerator.backward if accelerator else torch.Tensor.backward)(loss / args.accumulation)
-            losses.append(loss.item())
+        loss = model(rows[step]).pow(2).mean()
+        (engine or accelerator or torch.Tensor).backward(loss)
+        (engine or optimizer).step()
         if not engine:
-            optimizer.step()
             optimizer.zero_grad()
+        losses.append(loss.item())
 if args.losses and rank == 0:
     with open(args.losses, "w") as file:  # noqa: PTH123
         file.write(" ".join(loss.hex() for loss in losses))

@@ -32,7 +32,7 @@ def train(folder: Path, mistake: str) -> None:
     loader = loader if mistake in ("same_rows", "unequal_rows") else accelerator.prepare(loader)
     called = model if mistake == "unprepared" else prepared
     batches = iter(loader)
-    with watch(accelerator, prepared, optimizer, run_dir=folder / mistake, live=False):
+    with watch(accelerator, prepared, optimizer, run_dir=folder / mistake):
         for number in range(STEPS * PASSES):
             if mistake == "oom" and number == 0:
                 raise torch.OutOfMemoryError(CUDA_ERROR)

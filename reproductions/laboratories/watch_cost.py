@@ -56,19 +56,18 @@ def pairs(folder: Path) -> NDArray[np.float64]:
 
     order = random.Random(SEED)
     measured = []
-    with watch(model=model, optimizer=optimizer, run_dir=folder, live=False) as watched:
-        recording = watched.recording
+    with watch(model=model, optimizer=optimizer, run_dir=folder) as watched:
         for _ in range(WARM_UP):
             step()
         for _ in range(PAIRS):
             pair: dict[bool, Seconds] = {}
             for is_watched in order.sample((True, False), 2):
                 if not is_watched:
-                    recording.loop.detach()
+                    watched.loop.detach()
                 pair[is_watched] = block()
                 if not is_watched:
-                    recording.loop.attach()
-                    recording.steps.begin()
+                    watched.loop.attach()
+                    watched.steps.begin()
             measured.append((pair[True], pair[False]))
     return np.array(measured)
 

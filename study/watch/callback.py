@@ -24,14 +24,8 @@ class WatchCallback(transformers.TrainerCallback):
         if trainer is None:
             sys.stderr.write("study.watch has not started: no Trainer called this callback\n")
             return
-        training = Training(
-            trainer.accelerator,
-            trainer.model_wrapped,
-            trainer.optimizer,
-            arguments=args,
-            loop=type(trainer).__name__,
-            live=args.disable_tqdm,  # the Trainer has a bar of its own
-        )
+        loop = type(trainer).__name__
+        training = Training(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, args, loop)
         self.watch = Watch(training, self.run_dir, self.after).__enter__()
         atexit.register(self._end_at_exit)
 

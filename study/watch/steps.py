@@ -5,7 +5,6 @@ without waiting: both are read once the GPU has passed them. The live line and t
 """
 
 import math
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ class Step:
 class StepLog:
     """The file with the steps of this rank. A step only notes its marks: rows are made once a second."""
 
-    def __init__(self, folder: Path, rank: int, live: bool):
+    def __init__(self, folder: Path, rank: int):
         self.path = folder / FILE.format(rank=rank)
         self.path.write_text(",".join(COLUMNS) + "\n")
         self.waited_s = 0.0  # for other ranks, since the last mark
@@ -60,7 +59,8 @@ class StepLog:
         self._process = psutil.Process()
         self._pending: deque[Step] = deque()
         self._recent: deque[tuple] = deque(maxlen=SHOWN)
-        self._line = tqdm(bar_format="{desc}", leave=False, disable=not (live and sys.stderr.isatty()))
+        # Only of the first rank, and only in a terminal: that is what None means.
+        self._line = tqdm(bar_format="{desc}", leave=False, disable=True if rank else None)
         self.begin()
 
     def begin(self) -> None:

@@ -41,12 +41,9 @@ class Training:
     optimizer: Any
     arguments: Any = None
     loop: str | None = None
-    live: bool = True  # show a line in a terminal
 
 
-def watch(
-    accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched", after: int = AFTER, live: bool = True
-) -> "Watch":
+def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched", after: int = AFTER) -> "Watch":
     """Record what a training loop really does: `with watch(accelerator, model, optimizer): ...`, after `prepare`.
 
     Args:
@@ -55,7 +52,6 @@ def watch(
         optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
         run_dir: The folder for the record. If it holds a run already, a number is added to its name.
         after: The instruments look at the three steps after so many steps. They do not slow down any other step.
-        live: Show a line on the steps, if the standard error is a terminal.
     """
     if not isinstance(model, torch.nn.Module):
         raise Stop(
@@ -66,7 +62,7 @@ def watch(
         if not hasattr(model, "zero_optimization_stage"):
             raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
         optimizer = model.optimizer
-    return Watch(Training(accelerator, model, optimizer, live=live), Path(run_dir), after)
+    return Watch(Training(accelerator, model, optimizer), Path(run_dir), after)
 
 
 class Watch:
@@ -127,14 +123,13 @@ class Watch:
         if folder is None:
             return  # this rank is in no group with the first
         training = self.training
-        is_first = self.ranks.rank == 0
         self.folder = folder
         self.record = _new_record(training, folder)
-        if is_first:
+        if self.ranks.rank == 0:
             store.write(folder, self.record)
         self._last.callback(monitor.dismiss, monitor.start(folder, self.ranks.rank))
         self._freed_bytes = freed_bytes()  # before the loop
-        self.steps = StepLog(folder, self.ranks.rank, training.live and is_first)
+        self.steps = StepLog(folder, self.ranks.rank)
         self._open.callback(self.steps.close)
         if self.ranks.count > 1:
             self._open.enter_context(CollectiveLog(folder, self.ranks.rank))
