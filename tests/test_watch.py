@@ -126,7 +126,7 @@ MISTAKES = (
 def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(mistaken, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mistaken, lambda *_: 1 / 0)
     assert train(tmp_path / "mine") == train(None)
-    assert capsys.readouterr().err.count("your training goes on") == 1
+    assert capsys.readouterr().err.count("study.watch has stopped") == 1
     assert not _get_current_dispatch_mode_stack()
     if mistaken not in MISTAKES[-2:]:  # these leave a complete record, and none
         assert "ZeroDivisionError" in store.load(tmp_path / "mine").error.message

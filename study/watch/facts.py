@@ -1,14 +1,11 @@
-"""The values of a record that the rules of `diagnosis.py` use, and the settings that were requested."""
+"""The values of a record that the rules of `diagnosis.py` use."""
 
 from typing import Any, TypeVar
 
-from study.core import arms
-from study.core.arms import OFFLOADS
 from study.core.errors import Stop
-from study.core.settings import AUTOCAST
 from study.records import explain
 from study.records.metrics import ELEMENT_BYTES
-from study.records.schema import Collective, Promised, Record
+from study.records.schema import Collective, Record
 
 T = TypeVar("T")
 
@@ -24,33 +21,13 @@ def required(value: T | None) -> T:
     return value
 
 
-def promised(record: Record) -> Promised:
-    """Return what a user's script and files asked for, or in a run of this study its arm and settings."""
-    wanted = record.requested
-    if record.promised or record.is_script or wanted.arm not in arms.all_paths():
-        return record.promised
-    arm = arms.load_arm(wanted.arm)
-    homes = {part: getattr(arm, part) for part in OFFLOADS} if arm.deepspeed is not None else {}
-    values = homes | {
-        "source": f"{wanted.arm}.yaml",
-        "deepspeed": arm.deepspeed is not None,
-        "stage": arm.stage,
-        "clipping": arm.clipping,
-        "accumulation": wanted.accumulation,
-        "precision": wanted.precision if wanted.precision in AUTOCAST else None,
-        "optimizer": "AdamW",
-        "checkpointing": wanted.checkpointing,
-    }
-    return Promised.model_validate(values)
-
-
 class Facts:
     """A record and values derived from it. A property raises Unknown if the record does not hold its value."""
 
     def __init__(self, record: Record):
         self.record = record
         self.observed = record.observed
-        self.promised = promised(record)
+        self.promised = record.promised
 
     @property
     def stage(self) -> int:

@@ -10,13 +10,11 @@ import hashlib
 import math
 import statistics
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Work
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
@@ -84,8 +82,6 @@ class Loop:
             self._replace(self.accelerator, "clip_grad_norm_", self._accelerator_clip)
         self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
-        if self._device == "cpu":  # on a GPU a collective is waited for on the device
-            self._replace(Work, "wait", self._wait)
         if isinstance(self.model, DistributedDataParallel):  # waits for its collectives outside Python
             first = self._trained[0]  # its gradient comes last
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
@@ -115,13 +111,6 @@ class Loop:
             return original(*args)
         finally:
             self._mark("data")
-
-    def _wait(self, original, *args, **kwargs):
-        begun_s = time.perf_counter()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self.log.waited_s += time.perf_counter() - begun_s
 
     def _backward(self, original, *args, **kwargs):
         self._begin_backward(*args, **kwargs)
@@ -190,8 +179,8 @@ class Loop:
 
     @guarded
     def _end_backward(self) -> None:
-        waited = self.log.marks[-1][0] == "backward"  # the hook of DDP marked the end
-        self.log.mark("waiting" if waited else "backward")
+        last_phase, _ = self.log.marks[-1]
+        self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
         self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
     @guarded

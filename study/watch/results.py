@@ -1,5 +1,6 @@
 """The results of a watched loop: the measurements of its ranks, the sections of the record, and the printed summary."""
 
+import contextlib
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,8 +103,8 @@ def _fill_steps(record: Record, steps: Table, after: int) -> None:
 
 
 def _usual(values: Column) -> int | None:
-    """Return the most frequent value, as the last batch of an epoch may be smaller. None if a value is unknown."""
-    return None if np.isnan(values).any() else int(statistics.mode(values.tolist()))
+    """Return the most frequent value, as the last batch of an epoch may be smaller. None if it is unknown."""
+    return _whole(statistics.mode(values.tolist()))
 
 
 def _whole(number: float) -> int | None:
@@ -156,9 +157,11 @@ def reason(error: BaseException, where: str, training: "Training") -> Stop:
 
 def _held(training: "Training") -> str:
     """Return what a rank holds of the training state, by role."""
-    tensors = roles.tensors_by_role(training.model, training.optimizer).items()
-    held = [f"{role} {size(sum(tensor.nbytes for tensor in each))}" for role, each in tensors if each]
-    return f"{', '.join(held)}, and activations besides"
+    held = ["activations"]
+    with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
+        tensors = roles.tensors_by_role(training.model, training.optimizer).items()
+        held = [f"{role} {size(sum(tensor.nbytes for tensor in each))}" for role, each in tensors if each] + held
+    return ", ".join(held)
 
 
 def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]:

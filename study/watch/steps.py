@@ -24,7 +24,7 @@ from study.watch.trends import COLUMNS, FIELDS, FILE, PHASES, WORDS, Table, seco
 FLUSH_S = 1.0
 SHOWN = 50  # the last steps, which the live line averages
 
-Mark = tuple[str, Any, float]  # the phase that it ends, the moment, and seconds in the phase that ranks waited
+Mark = tuple[str, Any]  # the phase that it ends, and the moment
 
 
 @dataclass
@@ -51,7 +51,6 @@ class StepLog:
     def __init__(self, folder: Path, rank: int):
         self.path = folder / FILE.format(rank=rank)
         self.path.write_text(",".join(COLUMNS) + "\n")
-        self.waited_s = 0.0  # for other ranks, since the last mark
         self.knows_losses = True  # of all steps
         self.count = 0
         self._written = 0
@@ -66,12 +65,11 @@ class StepLog:
     def begin(self) -> None:
         """Let the first step begin now."""
         self._end_unix_s = time.time()
-        self.marks: list[Mark] = [("", now(), 0.0)]
+        self.marks: list[Mark] = [("", now())]
 
     def mark(self, phase: str) -> None:
         """End a phase here."""
-        self.marks.append((phase, now(), self.waited_s))
-        self.waited_s = 0.0
+        self.marks.append((phase, now()))
 
     def add(self, step: Step) -> None:
         """End a step here."""
@@ -85,7 +83,7 @@ class StepLog:
         step.losses = []
         step.memory_bytes = torch.cuda.memory_allocated() if CUDA else self._process.memory_info().rss
         step.marks = self.marks
-        self.marks = [("", self.marks[-1][1], 0.0)]
+        self.marks = [("", self.marks[-1][1])]
         self._pending.append(step)
         if time.monotonic() - self._flushed_s >= FLUSH_S:
             self.flush()
@@ -114,11 +112,9 @@ class StepLog:
 
     def _row(self, step: Step) -> tuple:
         spent = dict.fromkeys(PHASES, 0.0)
-        between = seconds_between([mark for _, mark, _ in step.marks])
-        for (phase, _, waited_s), passed_s in zip(step.marks[1:], between, strict=True):
-            waited_s = min(waited_s, passed_s)
-            spent[phase] += passed_s - waited_s
-            spent["waiting"] += waited_s
+        between = seconds_between([moment for _, moment in step.marks])
+        for (phase, _), passed_s in zip(step.marks[1:], between, strict=True):
+            spent[phase] += passed_s
         self._end_unix_s += sum(between)
         self._written += 1
         sizes = step.backwards or step.forwards, step.rows or math.nan, step.tokens or math.nan

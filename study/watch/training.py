@@ -98,9 +98,8 @@ class Watch:
         try:
             if self.active:
                 self._complete(error)
-        except Exception as mistake:
-            if error is None:  # otherwise a device that has failed may not answer
-                self.give_up(mistake)
+        except Exception as mistake:  # a device that has failed may not answer
+            self.give_up(mistake)
         self.active = False
         self._last.close()
         for name in ("training", "loop", "instruments"):  # the model may be large, and a watch outlives its loop
@@ -109,7 +108,7 @@ class Watch:
     def give_up(self, error: Exception) -> None:
         """Let the training go on without the watch, and record why. The hooks stay for now, as one may be running."""
         what = f"{type(error).__name__}: {error}"
-        sys.stderr.write(f"study.watch has stopped, your training goes on: {what}\n")
+        sys.stderr.write(f"study.watch has stopped, which does not affect your training: {what}\n")
         self.active = False
         stop = Stop(f"study.watch raised {what}; your training was not affected", "report it")
         with contextlib.suppress(Exception):
