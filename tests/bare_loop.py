@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from study.watch import watch
 
-KINDS = ("plain", "ddp", "fsdp2", "fsdp2_by_accelerate", "zero2", "zero3")
+KINDS = ("plain", "ddp", "fsdp2", "zero2", "zero3")
 parser = argparse.ArgumentParser()
 parser.add_argument("--kind", default="plain", choices=KINDS)
 parser.add_argument("--run_dir")  # without: the same loop without a watch
@@ -33,19 +33,7 @@ elif args.kind == "fsdp2":
         fully_shard(layer)
     fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-engine = accelerator = None
-if args.kind == "fsdp2_by_accelerate":
-    from accelerate import Accelerator
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    from study.training.patches import fsdp_without_a_gpu
-
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=4000, cpu_ram_efficient_loading=False
-    )
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    fsdp_without_a_gpu(plugin, "no")
-    model, optimizer = accelerator.prepare(model, optimizer)
+engine = None
 if args.kind.startswith("zero"):
     import deepspeed
 
@@ -62,8 +50,8 @@ def end() -> None:
     os.kill(os.getpid(), getattr(signal, args.end))
 
 
-objects = {"model": engine} if engine else {"accelerator": accelerator, "model": model, "optimizer": optimizer}
-with watch(**objects, run_dir=args.run_dir) if args.run_dir else contextlib.nullcontext():
+given = {"model": model, "optimizer": None if engine else optimizer, "run_dir": args.run_dir}
+with watch(**given) if args.run_dir else contextlib.nullcontext():
     for step in range(args.steps):
         if args.end and step == 11:
             end()
@@ -73,7 +61,7 @@ with watch(**objects, run_dir=args.run_dir) if args.run_dir else contextlib.null
                 model(rows[0])
             model.train()
         loss = model(rows[step]).pow(2).mean()
-        (engine or accelerator or torch.Tensor).backward(loss)
+        (engine or torch.Tensor).backward(loss)
         (engine or optimizer).step()
         if not engine:
             optimizer.zero_grad()

@@ -100,15 +100,11 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
     assert rank.at_peak["moments"] == 8 * seen.parameters
     assert seen.dtypes == {"weights": "float32", "gradients": "float32", "master": None, "moments": "float32"}
     assert record.traffic.per_rank == [{}]
+    train(tmp_path / "mine", steps=2)
+    assert store.load(tmp_path / "mine-2").observed.steps == 2
     loaded = runs.load(tmp_path / "mine")
     assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")]
     assert evidence.gather(loaded).runs == (), "claims do not use it"
-
-
-def test_a_second_run_takes_another_folder(tmp_path):
-    for _ in range(2):
-        train(tmp_path / "mine", steps=2)
-    assert store.load(tmp_path / "mine-2").observed.steps == 2
 
 
 MISTAKES = (
@@ -188,7 +184,7 @@ def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
 
 @pytest.mark.parametrize(
     "kind",
-    ["ddp", "zero3", "fsdp2_by_accelerate", *(pytest.param(kind, marks=SLOW) for kind in ("fsdp2", "zero2"))],
+    ["ddp", "fsdp2", "zero3", pytest.param("zero2", marks=SLOW)],
 )
 def test_two_ranks_without_accelerate(start, tmp_path, kind):
     losses = {}
@@ -197,7 +193,7 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
             record = start("tests/bare_loop.py", "ddp", f"--kind={kind}", f"--losses={tmp_path / name}", *flags)[1]
         losses[name] = (tmp_path / name).read_text()
     assert losses["watched"] == losses["alone"]
-    assert (record.status, record.arm, record.observed.ranks) == ("done", kind.removesuffix("_by_accelerate"), 2)
+    assert (record.status, record.arm, record.observed.ranks) == ("done", kind, 2)
     assert record.loss.train[0] != float.fromhex(losses["alone"].split()[0])  # the mean over both ranks
     size, counts = 4 * record.observed.parameters, record.traffic.per_rank[0]
     if kind.startswith("zero"):  # only the script asks for DeepSpeed
@@ -271,7 +267,6 @@ DEEPSPEED = {"deepspeed": True, "fsdp": False, "precision": "no", "ranks": 2}
 @pytest.mark.parametrize(
     ("environment", "config", "expected"),
     [
-        ({}, None, {}),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, None, {"deepspeed": False, "fsdp": False, "precision": "bf16"}),
         (  # the launcher's default, which the yaml does not have
             LAUNCHED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
@@ -335,10 +330,9 @@ def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     assert record.promised.source == "TrainingArguments"
 
 
-@pytest.mark.parametrize(("compiled", "kept"), [(True, True), (False, False)])
-def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, monkeypatch):
+def test_a_script_keeps_its_own_compiled_operators(tmp_path, monkeypatch):
     monkeypatch.setattr(study.watch, "CHOSEN_HERE", True)
-    monkeypatch.setattr(study.watch, "operators_folder", lambda: tmp_path if compiled else tmp_path / "none")
+    monkeypatch.setattr(study.watch, "operators_folder", lambda: tmp_path / "none")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert study.watch.watch is watch
-    assert ("TORCH_EXTENSIONS_DIR" in os.environ) == kept
+    assert "TORCH_EXTENSIONS_DIR" not in os.environ

@@ -178,8 +178,8 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]
     if clean and len(clean[0]):
         lines.append(f"  {in_words(clean[0])}")
     for rank in record.memory.components.per_rank[:1]:
-        held = sorted((rank.at_peak or {}).items(), key=lambda part: -part[1])
-        lines += wrapped(f"at the peak: {', '.join(f'{role} {size(nbytes)}' for role, nbytes in held)}", "    ", "  ")
+        held = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in (rank.at_peak or {}).items())
+        lines += wrapped(f"at the peak: {held}", "    ", "  ")
     for counts in record.traffic.per_rank[:1]:
         moved = ", ".join(f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in counts.items())
         lines.append(f"  collectives of a step: {moved or 'none'}")
