@@ -200,5 +200,5 @@ def test_full_memory_comes_first_and_a_key_that_deepspeed_ignored_is_named(tmp_p
     put(tmp_path, changed(finished("full", "zero2"), status="oom", error=error, observed__deepspeed=config))
     (answer,) = command.diagnose((tmp_path / "full",), as_json=True)
     first, second, *_ = answer["findings"]
-    assert (first["id"], second["id"]) == ("memory_full", "key_ignored")
+    assert (first["id"], second["id"]) == ("memory_full", "key_mistyped")
     assert second["remedy"] == "write gradient_accumulation_steps"

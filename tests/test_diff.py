@@ -121,17 +121,15 @@ YAML_ALONE = ZERO | {"mixed_precision": None}
 MISTAKES = [  # a config, the DeepSpeed json that it names, and what is wrong
     (PLAIN | {"zero_optimization": ON_PARAM}, None, "offload_param_needs_stage_3"),
     (PLAIN | {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, None, "no_nvme_path_written"),
-    (BATCH | {"gradient_cliping": 1.0}, None, "key_ignored"),
+    (BATCH | {"gradient_cliping": 1.0}, None, "key_mistyped"),
     (YAML_ALONE, BATCH, None),
-    (ZERO, PLAIN, "beside_json"),
     (DDP | {"deepspeed_config": {"zero_stage": 3}}, None, "section_unused"),
     (ZERO | {"deepspeed_config": {"offload_param_device": "cpu"}}, None, "offload_param_needs_stage_3"),
-    (TRAINER, PLAIN | {"gradient_clipping": 1.0}, "arguments_contradict"),
-    (PLAIN | {"zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}, None, "key_refused"),
-    (YAML_ALONE | {"deepspeed_config": {"zero_stag": 3}}, None, "key_ignored"),
-    (YAML_ALONE, PLAIN | {"zero_optimization": {"stage": 2, "overlap_com": True}}, "key_refused"),
-    ({"distributed_type": "MULTI_GPU", "num_proceses": 2}, None, "key_refused"),
-    (TRAINER | {"learning_rte": 1e-05}, None, "key_ignored"),
+    (PLAIN | {"zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}, None, "key_mistyped"),
+    (YAML_ALONE | {"deepspeed_config": {"zero_stag": 3}}, None, "key_mistyped"),
+    (YAML_ALONE, PLAIN | {"zero_optimization": {"stage": 2, "overlap_com": True}}, "key_mistyped"),
+    ({"distributed_type": "MULTI_GPU", "num_proceses": 2}, None, "key_mistyped"),
+    (TRAINER | {"learning_rte": 1e-05}, None, "key_mistyped"),
     (TRAINER, PLAIN | AUTO, None),
     (BATCH, None, None),
     (DDP | {"deepspeed_config": {}}, None, None),
@@ -139,9 +137,7 @@ MISTAKES = [  # a config, the DeepSpeed json that it names, and what is wrong
 
 
 @pytest.mark.parametrize(("content", "deepspeed", "found"), MISTAKES)
-def test_what_a_library_refuses_or_ignores_in_a_config_is_found_although_nothing_differs(
-    file, content, deepspeed, found
-):
+def test_what_a_library_ignores_in_a_config_is_found_although_nothing_differs(file, content, deepspeed, found):
     if deepspeed is not None:
         file("ds.json", deepspeed)
         named = {"deepspeed": "ds.json"} if "output_dir" in content else {}
@@ -181,5 +177,5 @@ def test_numbers_count_and_not_how_they_are_written(a, b, equal):
 @pytest.mark.parametrize("content", [b"", b"!!python/object/apply:os.system ['echo no']", b"a: 1\n" * 1_000_000])
 def test_a_file_that_is_no_config_is_refused_and_nothing_runs(tmp_path, content):
     (tmp_path / "bad.yaml").write_bytes(content)
-    with pytest.raises(Stop, match="bad.yaml"):
+    with pytest.raises(Stop, match=r"bad\.yaml"):
         sources.read(tmp_path / "bad.yaml")

@@ -1,6 +1,6 @@
 """Compare two configs or runs: known causes of different losses or memory first, then the other keys.
 
-Also the mistakes of one config: what a library would refuse or ignore.
+Also the mistakes of one config: what a library ignores in silence. What it refuses, it says itself.
 """
 
 import difflib
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from study.core.arms import NOT_BESIDE_JSON, OFFLOADS
+from study.core.arms import OFFLOADS
 from study.core.library_defaults import Library, sections
-from study.core.numbers import is_number, short
+from study.core.numbers import short
 from study.watch.diagnosis import diagnose
 from study.watch.effective import (
     Description,
@@ -136,7 +136,7 @@ def found_in_one(source: Source, other: Source) -> list[Finding]:
 
 
 def mistakes(source: Source) -> Iterator[Finding]:
-    """Yield what a library refuses or ignores in a config; of a record, the keys that DeepSpeed ignored."""
+    """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored."""
     content = source.content
     deepspeed = source.named.content if source.named else None
     if source.record is not None:
@@ -154,28 +154,17 @@ def mistakes(source: Source) -> Iterator[Finding]:
         return
     yield from _mistyped("deepspeed", deepspeed)
     yield from _in_deepspeed(deepspeed)
-    for name, each in descriptions().items() if source.kind == TRAINER else ():
-        in_json = value_at(deepspeed, each.deepspeed) if each.deepspeed else None
-        argument = content.get(each.trainer)
-        if is_number(in_json) and is_number(argument) and in_json != argument:
-            yield finding("arguments_contradict", name=name, in_json=in_json, argument=argument)
 
 
 def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
-    """Yield keys that the library does not have.
-
-    Of keys that it ignores, only near misspellings: a program may keep keys of its own in a config.
-    """
+    """Yield near misspellings of the library's keys: a program may keep keys of its own in a config."""
     for path, known in sections(library).items():
         section = value_at(config, path)
-        refused = {"trainer": False, "accelerate": path == "", "deepspeed": path != ""}[library]
         for key in section if isinstance(section, dict) else ():
             if any(prefix + str(key) in known for prefix in PREFIXES):
                 continue
-            near = difflib.get_close_matches(str(key), known.keys() - section.keys(), n=1, cutoff=NEAR)
-            if near or refused:
-                names = {"key": f"{path}.{key:.60}".lstrip("."), "near": [*near, "a key that it has"][0]}
-                yield finding("key_refused" if refused else "key_ignored", library=library, **names)
+            for near in difflib.get_close_matches(str(key), known.keys() - section.keys(), n=1, cutoff=NEAR):
+                yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), near=near)
 
 
 def _in_accelerate(config: dict) -> Iterator[Finding]:
@@ -184,14 +173,8 @@ def _in_accelerate(config: dict) -> Iterator[Finding]:
         if config.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
     section = config.get("deepspeed_config")
-    if kind != "DEEPSPEED" or not isinstance(section, dict):
-        return
-    if not section.get("deepspeed_config_file"):
+    if kind == "DEEPSPEED" and isinstance(section, dict) and not section.get("deepspeed_config_file"):
         yield from _in_deepspeed(config_of_yaml(section))
-        return
-    doubled = [name for name in (*NOT_BESIDE_JSON, "mixed_precision") if (section | config).get(name) is not None]
-    if doubled:
-        yield finding("beside_json", names=", ".join(doubled))
 
 
 def _in_deepspeed(config: dict) -> Iterator[Finding]:
