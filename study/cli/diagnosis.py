@@ -82,7 +82,8 @@ def _out_of_memory(record: Record, file: Path) -> list[Finding]:
         cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
     except (Stop, IndexError):  # the message has no sizes
         return [Finding("The memory was full", remedy, id="memory_full")]
-    return [Finding(f"The memory was full, probably by {cause.what}", f"{cause.remedy}; {remedy}", id="memory_full")]
+    sentence = f"The memory was full; the likeliest cause: {cause.what}"
+    return [Finding(sentence, f"{cause.remedy}; {remedy}", id="memory_full")]
 
 
 def _show(answer: dict) -> None:

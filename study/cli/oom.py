@@ -40,10 +40,9 @@ def oom(
     changes = proposals(seen) if seen.error.where == "GPU" else []
     if as_json:
         message = {name: value for name, value in dataclasses.asdict(seen.error).items() if name != "context"}
-        lists = {"causes": seen.causes, "proposals": changes}
-        return {"error": message, "gpu": seen.gpu} | {
-            name: list(map(dataclasses.asdict, each)) for name, each in lists.items()
-        }
+        causes = [dataclasses.asdict(cause) for cause in seen.causes]
+        tried = [dataclasses.asdict(change) for change in changes]
+        return {"error": message, "gpu": seen.gpu, "causes": causes, "proposals": tried}
     if not seen.causes[0].is_likely:
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
     for number, cause in enumerate(seen.causes, 1):

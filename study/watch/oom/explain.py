@@ -146,8 +146,8 @@ def _known(model: Transformer | None, given: Described, vocabulary: int | None, 
         return sizes.Known(vocabulary=vocabulary, **passes)
     passes["shapes"] = {tensor.name: tensor.shape for tensor in model.tensors}
     passes["trained"] = sum(tensor.elements for tensor in model.tensors if tensor.trains)
-    numbers = {ours: model.dimensions.get(theirs) for theirs, ours in NAMES.items()}
-    return sizes.Known(vocabulary=model.look.vocabulary, **numbers, **passes)
+    passes |= {ours: model.dimensions.get(theirs) for theirs, ours in NAMES.items()}
+    return sizes.Known(vocabulary=model.look.vocabulary, **passes)
 
 
 def _setup(model: Transformer, given: Described, zero: dict[str, Any]) -> Setup:
