@@ -136,18 +136,19 @@ def arm_of(seen: Observed) -> str | None:
     return None
 
 
+FULL = (
+    ("oom", "the device ran out of memory", device_is_full),
+    ("host_oom", "the host refused more memory", host_is_full),
+)
 FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing; `study advise` predicts what fits"
 
 
 def reason(error: BaseException, where: str, training: "Training") -> Stop:
     """Return why a user's training ended, as one sentence with a remedy."""
     text = str(error).partition("\n")[0]
-    if device_is_full(error):
-        what = f"the device ran out of memory ({text}); this rank then held {_held(training)}"
-        return Stop(what, FEWER_ROWS, "oom", where)
-    if host_is_full(error):
-        what = f"the host refused more memory ({text}); this rank then held {_held(training)}"
-        return Stop(what, FEWER_ROWS, "host_oom", where)
+    for status, what, is_full in FULL:
+        if is_full(error):
+            return Stop(f"{what} ({text}); this rank then held {_held(training)}", FEWER_ROWS, status, where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
