@@ -22,6 +22,7 @@ from study.measure.hardware import CUDA
 from study.watch.trends import COLUMNS, FIELDS, FILE, PHASES, WORDS, Table, seconds, shares
 
 FLUSH_S = 1.0
+READ_S = 0.1  # between two looks at the memory, which take tens of microseconds
 SHOWN = 50  # the last steps, which the live line averages
 
 Mark = tuple[str, Any]  # the phase that it ends, and the moment
@@ -56,6 +57,7 @@ class StepLog:
         self._written = 0
         self._flushed_s = time.monotonic()
         self._process = psutil.Process()
+        self._read_s = -math.inf
         self._pending: deque[Step] = deque()
         self._recent: deque[tuple] = deque(maxlen=SHOWN)
         # Only of the first rank, and only in a terminal: that is what None means.
@@ -81,7 +83,10 @@ class StepLog:
             self.knows_losses = False
         self.mark("update")  # after the copy: once the GPU has passed this mark, the loss can be read
         step.losses = []
-        step.memory_bytes = torch.cuda.memory_allocated() if CUDA else self._process.memory_info().rss
+        if time.monotonic() - self._read_s >= READ_S:
+            self._read_s = time.monotonic()
+            self._held_bytes = torch.cuda.memory_allocated() if CUDA else self._process.memory_info().rss
+        step.memory_bytes = self._held_bytes
         step.marks = self.marks
         self.marks = [("", self.marks[-1][1])]
         self._pending.append(step)
