@@ -239,7 +239,7 @@ WRONG = {
     "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
     "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
     "estimate --model deep": "says 1000000000 layers, and at most 10000 are traced",
-    "oom --vocabulary -1": "--vocabulary must be a finite number above 0 (got -1)",
+    "oom --vocabulary -1": "--vocabulary must be at least 1 (got -1)",
     "estimate --ranks many": "--gpus: expected a whole number (got 'many')",
     "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
 }

@@ -27,8 +27,8 @@ def new(asked="7.83 GiB", free="4.11 GiB", allocated="72.50 GiB", unused="1.36 G
     return NEW.format(asked=asked, free=free, allocated=allocated, unused=unused)
 
 
-def ids(text: str, model: str | None = None, vocabulary: int | None = None, **described) -> list[str]:
-    return [cause.id for cause in explain(text, Wanted(model=model), Described(**described), vocabulary).causes]
+def ids(text: str, model: str | None = None, **described) -> list[str]:
+    return [cause.id for cause in explain(text, Wanted(model=model), Described(**described)).causes]
 
 
 def scored(thread: dict) -> dict:
@@ -142,5 +142,5 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     assert "tail -c" in stop.value.remedy
     hostile = "CUDA out of memory. Tried to allocate 999999999999999 TiB. GPU total capacity of 1 OOM " * 2000
     assert reading.find(hostile).total is None
-    with pytest.raises(Stop, match="below 1"):
+    with pytest.raises(Stop, match="at least 1"):
         Described(ranks=0)

@@ -20,7 +20,6 @@ def oom(
     /,
     *,
     wanted: Annotated[Wanted, tyro.conf.arg(name="")],
-    vocabulary: int | None = None,
     given: Annotated[Described, tyro.conf.arg(name="")],
     as_json: AsJson = False,
 ) -> dict | None:
@@ -32,11 +31,10 @@ def oom(
     Args:
         error: The error in quotes, or the log that holds it. Default: the standard input.
         wanted: The model.
-        vocabulary: Size of the vocabulary, for a model that is not named.
         given: The training.
         as_json: Print the answer as JSON.
     """
-    seen = explain(reading.content(error), wanted, given, vocabulary)
+    seen = explain(reading.content(error), wanted, given)
     changes = proposals(seen) if seen.error.where == "GPU" else []
     if as_json:
         message = {name: value for name, value in dataclasses.asdict(seen.error).items() if name != "context"}

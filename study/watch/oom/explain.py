@@ -62,10 +62,13 @@ class Described:
     """Activations are recomputed in the backward pass."""
     gpu: str | None = None
     """Kind of GPU. Default: one with as much memory as the message says."""
+    vocabulary: int | None = None
+    """Size of the vocabulary, for a model that is not named."""
 
     def __post_init__(self):
-        if any(isinstance(value, int) and value < 1 for value in (self.ranks, self.micro_batch, self.sequence)):
-            raise Stop("a number of ranks, rows or tokens is below 1", "give 1 or more")
+        for name in ("ranks", "micro_batch", "sequence", "vocabulary"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise Stop(f"{flag(name)} must be at least 1 (got {value})", "give 1 or more")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Explanation:
     gpu: str | None
 
 
-def explain(text: str, wanted: Wanted, given: Described, vocabulary: int | None = None) -> Explanation:
+def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
     error = reading.find(text)
     log = reading.settings(text, error)
@@ -99,7 +102,7 @@ def explain(text: str, wanted: Wanted, given: Described, vocabulary: int | None 
         values = {name: setting.value for name, setting in settings.items()}
         zero = {name: values[name] for name in BUCKETS if isinstance(values.get(name), int | float)}
         given = _filled(given, {ours: values.get(name) for name, ours in OF_SETTINGS.items()} | {"arm": _arm(values)})
-    described = {name: int(log[name]) for name in ("ranks", "micro_batch", "sequence") if name in log}
+    described = {name: int(log[name]) for name in ("ranks", "micro_batch", "sequence", "vocabulary") if name in log}
     in_log = {"engine": "FSDP" if "fsdp" in log else None, "stage": log.get("stage")}
     in_log |= {"offload_optimizer": "cpu"} if "offload" in log else {}
     arm = {"arm": _arm(in_log)} if any(in_log.values()) else {}
@@ -108,14 +111,13 @@ def explain(text: str, wanted: Wanted, given: Described, vocabulary: int | None 
         wanted = Wanted(model=shape_of(log["model"]))
     model = asked_for(wanted, given.sequence or 1) if wanted.model or wanted.params else None
     setup = _setup(model, given, zero) if model and given.arm else None
-    vocabulary = vocabulary or int(log.get("vocabulary", 0)) or None
-    known = _known(model, given, vocabulary, zero)
+    known = _known(model, given, zero)
     states_bytes = None
     if setup:
         at_peak = estimate(setup).at_peak
         states_bytes = sum(at_peak.get(role, 0) for role in STATES)
     matches = []
-    if (model or vocabulary) and error.asked and error.where == "GPU" and not error.asked.is_small:
+    if (model or given.vocabulary) and error.asked and error.where == "GPU" and not error.asked.is_small:
         matches = sizes.matches(error.asked, known)
     ranked = causes(error, matches, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
     return Explanation(error, ranked, given, zero, setup, _gpu(given.gpu, error.total))
@@ -136,14 +138,14 @@ def _arm(values: dict[str, Any]) -> str:
     return f"zero{values['stage']}{'_cpu' if homes else ''}"
 
 
-def _known(model: Transformer | None, given: Described, vocabulary: int | None, zero: dict[str, Any]) -> sizes.Known:
+def _known(model: Transformer | None, given: Described, zero: dict[str, Any]) -> sizes.Known:
     """Return what is known of the sizes of tensors, with a model or without one."""
     arm = given.arm or "zero"
     passes: dict[str, Any] = {"sequence": given.sequence, "rows": given.micro_batch}
     passes["ranks"] = given.ranks or 1 if arm.startswith(("zero", *SHARD_WEIGHTS)) else 1
     passes["buckets"] = USUAL_BUCKETS | zero if arm.startswith("zero") else {}
     if model is None:
-        return sizes.Known(vocabulary=vocabulary, **passes)
+        return sizes.Known(vocabulary=given.vocabulary, **passes)
     passes["shapes"] = {tensor.name: tensor.shape for tensor in model.tensors}
     passes["trained"] = sum(tensor.elements for tensor in model.tensors if tensor.trains)
     passes |= {ours: model.dimensions.get(theirs) for theirs, ours in NAMES.items()}

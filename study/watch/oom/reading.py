@@ -76,6 +76,8 @@ def content(where: str | None) -> str:
     if where is None or where == "-":
         return sys.stdin.buffer.read()[-MAX_BYTES:].decode(errors="replace")
     if "\n" in where or len(where) > LONGEST_LINE or not Path(where).exists():
+        if re.fullmatch(r"\S*[/.]\S+", where):
+            raise Stop(f"there is no file {where:.200}", "name a log, or give the error in quotes")
         return where
     try:
         return files.read(Path(where), MAX_BYTES).decode(errors="replace")
