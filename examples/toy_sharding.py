@@ -1,6 +1,6 @@
 """A toy of a sharding library, to show `study conform`: each rank owns every n-th parameter, and its optimizer state.
 
-    study conform --adapter examples/toy_adapter.py
+    study conform examples/toy_adapter.py
 
 Gradients are averaged over the ranks. The owner of a parameter updates it, and sends it to the others. TOY_FAULT plants
 a fault: "sum" does not divide by the number of ranks, "stale" forgets to send the last parameter, and "clip" computes

@@ -36,10 +36,9 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 
 
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
-# predictions that claims rest on (a process makes them once), or the process that forks conformance's ranks.
+# predictions that claims rest on (a process makes them once).
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_ledger"), "pages")
-SHARING |= dict.fromkeys(("test_conform", "test_conform_releases"), "conform")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
@@ -298,7 +297,7 @@ def ranks(tmp_path_factory):
     """The process that forks the ranks of conformance's properties."""
     from study.conform import suite
 
-    with suite.Ranks(None, tmp_path_factory.mktemp("ranks") / "log.txt") as process:
+    with suite.Ranks(tmp_path_factory.mktemp("ranks") / "log.txt") as process:
         yield process
 
 

@@ -28,7 +28,7 @@ COMMANDS = [
     "diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml",
     "oom OOM --vocabulary 248320",
     "sweep smoke --dry-run",
-    "versions --from 0.18.1 --to 0.19.8",
+    "conform zero2 --release 0.18.1..0.19.8",
     "claims S002-25 --json",
     "claims",
     "claims 002 --runs SMOKE",

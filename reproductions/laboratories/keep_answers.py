@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 REPRODUCTIONS = ROOT / "reproductions"
-WORKER = ROOT / "study" / "conform" / "worker.py"
+WORKER = Path(__file__).with_name("configurations.py")
 LIMIT_S = 300
 
 
@@ -54,9 +54,9 @@ def main(folder: Path, names: list[str]) -> None:
     configurations = [trial for trial in trials if trial["what"] != "reproduction"]
     if configurations:
         text = json.dumps(configurations)
-        done = subprocess.run(
-            [sys.executable, "-m", "study.conform.worker"], input=text, capture_output=True, text=True, check=True
-        )
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(WORKER)]
+        done = subprocess.run(command, input=text, env=env, capture_output=True, text=True, check=True)
         answers = json.loads(done.stdout)
         code = digest(WORKER.read_text())
         for trial, answer in zip(configurations, answers, strict=True):

@@ -36,8 +36,6 @@ COMMANDS = {
     "oom": ("study.cli.oom:oom", "what an error about memory means, and which change would fit"),
     "diff": ("study.cli.diagnosis:diff", "why two configs or runs differ in losses or memory"),
     "conform": ("study.conform.command:conform", "is a sharded training equal to one process? for any library"),
-    "versions": ("study.conform.releases:versions", "hold releases of a library to these properties"),
-    "bisect": ("study.conform.releases:bisect", "the release in which the answer of a property changes"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
     "export": ("study.report.export:export", "write records, claims and predictions as tables"),

@@ -4,21 +4,21 @@ A script of a failure contains these definitions, so this module imports nothing
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from study.conform.models import FEATURES, Plain
 
-ROUNDOFF = {"fp32": 2.0**-24, "autocast": 2.0**-8, "bf16": 2.0**-8, "bf16_pure": 2.0**-8, "fp16": 2.0**-11}
-Weights = dict[str, torch.Tensor]
+ROUNDOFF = {"fp32": 2.0**-24, "autocast": 2.0**-8, "bf16": 2.0**-8, "bf16_pure": 2.0**-8}
+Weights = dict[str, Tensor]
 RATE = 0.02
 ADAM_EPSILON = 0.1  # an update is at most 1 / epsilon as steep as the gradient
 
@@ -38,27 +38,21 @@ class Case:
     passes: int = 1  # microbatches of an update, on each rank
     clip: float = 0.0  # the largest norm of the gradients; 0 does not clip
     optimizer: str = "sgd"  # sgd, momentum, adamw
-    groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer; all: also frozen
-    schedule: str = ""  # of the learning rate, one of FACTORS; all but "falling" are the library's own
-    precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights), fp16 (scaled loss)
+    groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
+    falling: bool = False  # the learning rate, once for each update
+    precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights)
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: tuple[int, ...] = (3,)  # of sequences, update by update
-    scale: float = 1.0  # of the inputs
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """The part of a case that an adapter has to pass to its library."""
+class Options(Case):
+    """What an adapter has to pass to its library: of a case passes, clip, precision and bucket, and this."""
 
-    passes: int
-    clip: float
-    precision: str
-    bucket: int
-    unused: bool  # some parameters may get no gradient
-    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
-    folder: str  # of this property: for a library that offloads to disk
-    settings: dict[str, object]  # of the adapter, where one file serves several ways to shard
+    unused: bool = False  # some parameters may get no gradient
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    settings: dict[str, object] = dataclasses.field(default_factory=dict)  # of the adapter's ways to shard
 
 
 # --- a case --------------------------------------------------------------------------------------------------------
@@ -74,55 +68,39 @@ def new_model(case: Case, seed: int = 0) -> Plain:
     return model
 
 
-def new_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    every = case.groups == "all"
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad or every]
-    special = {
-        "decay": lambda name, parameter: parameter.dim() < 2,
-        "rate": lambda name, parameter: name.startswith("last"),
-        "zero": lambda name, parameter: name.startswith("last"),
-    }.get(case.groups, lambda name, parameter: False)
-    one = [parameter for name, parameter in trained if not special(name, parameter)]
-    other = [parameter for name, parameter in trained if special(name, parameter)]
-    rate = RATE / 10 if case.optimizer == "adamw" else RATE
+def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
+    rate, decay = RATE, 0.1 if case.groups == "decay" else 0.0
+    if case.optimizer == "adamw":
+        rate = RATE / 10
     changed = {"decay": {"weight_decay": 0.0}, "rate": {"lr": rate / 5}, "zero": {"lr": 0.0}}.get(case.groups, {})
-    groups = [{"params": one}] + ([{"params": other} | changed] if other else [])
-    decay = 0.1 if case.groups == "decay" else 0.0
+    groups: list[dict] = [{"params": []}, {"params": []} | changed]
+    for name, parameter in model.named_parameters():
+        apart = parameter.dim() < 2 if case.groups == "decay" else name.startswith("last")
+        if parameter.requires_grad:
+            groups[1 if changed and apart else 0]["params"].append(parameter)
+    groups = [group for group in groups if group["params"]]
     if case.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=rate, eps=ADAM_EPSILON, weight_decay=decay)
     return torch.optim.SGD(groups, lr=rate, momentum=0.5 if case.optimizer == "momentum" else 0.0, weight_decay=decay)
 
 
-FACTORS: dict[str, Callable[[int], float]] = {
-    "falling": lambda update: 1 / (1 + update),
-    "warmup": lambda update: min(1.0, max(0, update - 1) / 2),
-    "cosine": lambda update: max(0, update - 1) / 2,  # its warm-up
-    "stairs": lambda update: 0.2 + 0.4 * (update // 2),
-}
-
-
-def scheduler_of(case: Case) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None:
-    if not case.schedule:
+def scheduler_of(case: Case) -> Callable[[Optimizer], LRScheduler] | None:
+    if not case.falling:
         return None
-    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, FACTORS[case.schedule])
+    return lambda optimizer: LambdaLR(optimizer, lambda update: 1 / (1 + update))
 
 
-def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor, Tensor]:
     """Return the rows of one rank in one pass. Those of even ranks begin with a positive value, the others' not."""
     random = torch.Generator().manual_seed(1 + 1000 * update + 10 * passed + rank)
     shape = (2, case.lengths[update % len(case.lengths)], FEATURES)
     inputs, targets = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
     inputs[0, 0, 0] = inputs[0, 0, 0].abs() * (1 - 2 * (rank % 2))
-    return inputs * case.scale, targets
+    return inputs, targets
 
 
-def in_order(weights: Weights, model: nn.Module) -> Weights:
-    """Return copies of the weights by the names that the model gives them. A tied one appears once."""
-    return {name: weights[name].detach().float().clone() for name, _ in model.named_parameters()}
-
-
-def weights_of(model: nn.Module) -> Weights:
-    return in_order(dict(model.named_parameters()), model)
+def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
+    return {name: weight.detach().float().clone() for name, weight in weights}
 
 
 # --- the two trainings ---------------------------------------------------------------------------------------------
@@ -136,7 +114,7 @@ class Reference:
 
     def __init__(self, case: Case, ranks: int | None = None) -> None:
         self.case, self.losses, self.norms = case, list[float](), list[float]()
-        self.ranks = dist.get_world_size() if ranks is None else ranks
+        self.ranks = ranks or dist.get_world_size()
         self.model = new_model(case)
         self.master = new_model(case) if case.precision == "bf16" else self.model
         if case.precision in ("bf16", "bf16_pure"):
@@ -151,7 +129,7 @@ class Reference:
             for parameter, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
                 parameter.copy_(master)
 
-    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.case.precision == "autocast"):
             return self.model(inputs, targets)
 
@@ -159,7 +137,7 @@ class Reference:
         """Sum the gradients of an update into the parameters, and return its loss."""
         losses = []
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        sums: dict[int, torch.Tensor] = {}
+        sums: dict[int, Tensor] = {}
         for rank in range(self.ranks):
             self.model.zero_grad(set_to_none=True)
             for passed in range(self.case.passes):
@@ -186,7 +164,7 @@ class Reference:
         self.copy_master()
 
     def weights(self) -> Weights:
-        return weights_of(self.master)
+        return copies(self.master.named_parameters())
 
     def run(self, start: int = 0) -> Self:
         for update in range(start, start + self.case.updates):
@@ -195,21 +173,17 @@ class Reference:
 
 
 class ShardedTraining:
-    """The training of an adapter. All ranks start from the same weights. `place`: a folder of its own."""
+    """The training of an adapter. All ranks start from the same weights."""
 
-    def __init__(self, adapter: SimpleNamespace, folder: Path, case: Case, seed: int = 0, place: str = "") -> None:
+    def __init__(self, adapter: Any, settings: dict, folder: Path, case: Case, seed: int = 0) -> None:
         self.adapter, self.folder, self.case = adapter, folder, case
-        self.losses, self.norms = list[float](), list[Any]()  # None: the adapter does not know the norm
+        self.losses, self.norms = list[float](), list[float]()  # no norms: the adapter does not know them
         model = new_model(case, seed)
-        scheduler = scheduler_of(case)
-        if case.schedule not in ("", "falling"):
-            scheduler = functools.partial(adapter.schedule, name=case.schedule, rate=RATE)
         unused = case.model.__name__ in ("Unused", "OneRank", "Experts")
-        known = (case.passes, case.clip, case.precision, case.bucket, unused, scheduler)
-        options = Options(*known, str(folder / place), adapter.settings)
+        options = Options(**vars(case), unused=unused, scheduler=scheduler_of(case), settings=settings)
         self.trainer = adapter.build(model, new_optimizer(case, model), options)
 
-    def one_pass(self, batch: tuple[torch.Tensor, torch.Tensor], **how: bool | str) -> float:
+    def one_pass(self, batch: tuple[Tensor, Tensor], **how: bool | str) -> float:
         return float(self.adapter.forward_backward(self.trainer, batch, **how))
 
     def update(self, update: int) -> None:
@@ -220,10 +194,13 @@ class ShardedTraining:
         self.adapter.step(self.trainer)
         self.losses.append(mean_over_ranks(sum(losses) / len(losses)))
         norm = self.adapter.gradient_norm(self.trainer) if hasattr(self.adapter, "gradient_norm") else None
-        self.norms.append(None if norm is None else float(norm))
+        if norm is not None:
+            self.norms.append(float(norm))
 
     def weights(self) -> Weights:
-        return in_order(self.adapter.whole_weights(self.trainer), new_model(self.case))
+        """Return copies of the weights by the names that the model gives them. A tied one appears once."""
+        weights = self.adapter.whole_weights(self.trainer)
+        return copies((name, weights[name]) for name, _ in new_model(self.case).named_parameters())
 
     def run(self, start: int = 0) -> Self:
         for update in range(start, start + self.case.updates):
@@ -280,7 +257,7 @@ def norm_bound(case: Case, ranks: int, updates: int = 1) -> float:
     return bound(case, ranks, updates) + elements * ROUNDOFF["fp32"]
 
 
-def largest(tensors: Iterable[torch.Tensor]) -> float:
+def largest(tensors: Iterable[Tensor]) -> float:
     return max((tensor.abs().max().item() for tensor in tensors if tensor.numel()), default=0.0)
 
 
@@ -312,9 +289,9 @@ def hold(seen: ShardedTraining, expected: Reference, case: Case, before: Weights
     ranks = dist.get_world_size()
     weights, end = seen.weights(), expected.weights()
     hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
-    if seen.norms and None not in seen.norms:
+    if len(seen.norms) == len(expected.norms):
         hold_numbers(seen.norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
-    start = weights_of(new_model(case)) if before is None else before
+    start = copies(new_model(case).named_parameters()) if before is None else before
     moved = largest(end[name] - start[name] for name in start)
     stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(end.values())
     allowed = bound(case, ranks, case.updates) * moved + 2 * case.updates * stored

@@ -6,7 +6,6 @@ loads in a second launch). It raises Difference if the property fails. A script 
 
 import dataclasses
 import functools
-import gc
 
 import torch
 import torch.distributed as dist
@@ -18,13 +17,13 @@ from study.conform.cases import (
     Difference,
     Reference,
     chain,
+    copies,
     hold,
     hold_numbers,
     hold_weights,
     mean_over_ranks,
     microbatch,
     new_model,
-    weights_of,
 )
 
 
@@ -35,7 +34,9 @@ def same_training(build: Build, case: Case, launch: int) -> None:
 
 def weights_kept(build: Build, case: Case, launch: int) -> None:
     """To build the training does not change a weight."""
-    hold_weights(build(case).weights(), weights_of(new_model(case)), 0.0, "the weights before any update")
+    hold_weights(
+        build(case).weights(), copies(new_model(case).named_parameters()), 0.0, "the weights before any update"
+    )
 
 
 def ranks_agree(build: Build, case: Case, launch: int) -> None:
@@ -48,9 +49,9 @@ def ranks_agree(build: Build, case: Case, launch: int) -> None:
 
 def repeats(build: Build, case: Case, launch: int) -> None:
     """A second run gives the same bits."""
-    first = build(case, place="first").run()
+    first = build(case).run()
     weights = first.weights()
-    second = build(case, place="second").run()
+    second = build(case).run()
     hold_numbers(second.losses, first.losses, lambda update: 0.0, "the loss in the second run")
     hold_weights(second.weights(), weights, 0.0, "the weights of the second run")
 
@@ -72,7 +73,7 @@ def one_large_batch(build: Build, case: Case, launch: int) -> None:
 def unmoved(build: Build, case: Case, launch: int) -> None:
     """Frozen parameters, and those with a learning rate of 0, keep their bits, and the others move."""
     model = new_model(case)
-    start = weights_of(model)
+    start = copies(model.named_parameters())
     fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     fixed |= {name for name in start if case.groups == "zero" and name.startswith("last")}
     after = build(case).run().weights()
@@ -103,8 +104,8 @@ two_unmarked_passes = functools.partial(two_backward_passes, marked=False)
 
 def second_model(build: Build, case: Case, launch: int) -> None:
     """A second model, built and trained beside the first, changes nothing."""
-    one = build(case, place="one")
-    other = build(case, seed=1, place="other")
+    one = build(case)
+    other = build(case, seed=1)
     for update in range(case.updates):
         one.update(update)
         other.update(update + 10)
@@ -154,27 +155,12 @@ def unwritten_memory(build: Build, case: Case, launch: int) -> None:
     same_training(build, case, launch)
 
 
-def overflow(build: Build, case: Case, launch: int) -> None:
-    """A step whose gradients overflow is skipped and changes no weight. The training goes on after it."""
-    training = build(case)
-    start = training.weights()
-    training.case = dataclasses.replace(case, scale=1e30)
-    training.update(0)
-    hold_weights(training.weights(), start, 0.0, "the weights after a step that overflows")
-    training.case = case
-    for update in range(20):  # the scale of the loss has to fall first
-        training.update(update)
-    after = training.weights()
-    if all(torch.equal(after[name], start[name]) for name in start):
-        raise Difference("no weight moved in 20 updates after the one that was skipped")
-
-
 def checkpoint_whole(build: Build, case: Case, launch: int, weights_only: bool = False) -> None:
     """Save in the first launch. In the second, load into a model with other weights, and train on.
 
     If only the weights are loaded, the optimizer starts anew.
     """
-    training = build(case, seed=launch, place=str(launch))
+    training = build(case, seed=launch)
     path, saved = training.folder / "facts.pt", str(training.folder / "saved")
     if launch == 0:
         facts = {"weights": training.run().weights(), "ranks": dist.get_world_size()}
@@ -202,45 +188,3 @@ def checkpoint_changes_nothing(build: Build, case: Case, launch: int) -> None:
     training = build(case)
     training.adapter.save(training.trainer, str(training.folder / "saved"))
     hold(training.run(), Reference(case).run(), case)
-
-
-def frozen_memory(build: Build, case: Case, launch: int) -> None:
-    """Frozen weights cost no gradient, master copy or optimizer state: at most half of their fp32 bytes on top."""
-    gc.collect()
-    before = live_bytes()
-    training = build(case)
-    training.run().weights()
-    gc.collect()
-    model = new_model(case)
-    full = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    del model
-    own = full // 2 if case.precision.startswith("bf16") else full
-    more = live_bytes() - before
-    if more > own + full // 2:
-        raise Difference(f"{more:,} bytes of tensors are alive on a rank, {more / own:.2f} times those of the weights")
-
-
-def frozen_weights_freed(build: Build, case: Case, launch: int) -> None:
-    """A backward pass leaves no frozen weights behind that it gathers: at its end at most half of their fp32 bytes."""
-    training = build(case)
-    training.update(0)
-    gc.collect()
-    before, seen = live_bytes(), list[int]()
-    hook = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: seen.append(live_bytes()))
-    training.one_pass(microbatch(case, 1, 0, dist.get_rank()))
-    hook.remove()
-    frozen = sum(weight.numel() * 4 for weight in new_model(case).parameters() if not weight.requires_grad)
-    if seen[-1] - before > frozen // 2:
-        raise Difference(
-            f"{seen[-1] - before:,} bytes more are alive at the end, and the frozen weights are {frozen:,}"
-        )
-
-
-def live_bytes() -> int:
-    """Return the bytes of all tensors that Python knows, each storage once, without bytes that are being sent."""
-    storages = {}
-    for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.is_floating_point():
-            storage = thing.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())

@@ -2,14 +2,16 @@
 
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import tyro
 
-from study.conform import output, scripts
-from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Property, Ranks, Result, run, smallest
+from study.conform import releases
+from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer, Property, Ranks, explanation
+from study.core import progress
 from study.core.errors import Stop
-from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, show
 from study.core.validation import nearest
 
@@ -18,92 +20,92 @@ def conform(
     names: tyro.conf.Positional[tuple[str, ...]] = (),
     /,
     *,
-    adapter: Path | None = None,
     only: str = "",
+    release: str = "",
     out: Path | None = None,
-    shrink: bool = True,
-    as_json: AsJson = False,
-) -> dict | None:
+) -> None:
     """Is a sharded training equal to one process? Each property is tried on two gloo ranks, some on one or four.
 
     Without names, the adapters of this study are listed, and the properties with where they come from. A property
-    holds, fails, is refused by the library in its words, or is not applicable. The exit code is 1 if one fails. Each
-    failure is made smaller, and with --out it is written as a script.
+    holds, fails, is refused by the library in its words, or is not applicable. The exit code is 1 if one fails.
 
     Args:
-        names: The adapters of this study to run, or all.
-        adapter: Run the adapter in this file instead. It is Python code, and runs with your rights: run only code that
-            you trust. It defines build, forward_backward, step, whole_weights, and if it can gradient_norm, save,
-            load and schedule. examples/toy_adapter.py is one.
+        names: The adapters of this study to run, or all; or a file with an adapter of yours. It is Python code, and
+            runs with your rights: run only code that you trust. It defines build, forward_backward, step,
+            whole_weights, and if it can gradient_norm, save and load. examples/toy_adapter.py is one.
         only: Run only properties whose name contains this text.
-        out: Write JSON, JUnit XML, a badge, and a script for each failure into this folder.
-        shrink: Make failures smaller.
-        as_json: Print the results as JSON instead of lines.
+        release: A release of the adapter's library, such as 0.18.1: it is installed from the package index into
+            runs/overlays, and its code is run. Two releases, such as 0.16.4..0.19.8: nothing is run, and the kept
+            answers say what changes between them.
+        out: Add the answers to answers.csv in this folder, and write each failure, made smaller, as a script.
     """
-    chosen = chosen_adapters(names, adapter)
     properties = [each for name, each in PROPERTIES.items() if only in name]
     if not properties:
         raise Stop(f"no property has {only!r} in its name", "study conform lists them")
-    if not chosen:
+    if not names:
         show([{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()])
         show([{"property": each.name, "says": each.sentence, "from": each.source} for each in properties])
-        return None
-    results = {each.name: _results(each, properties, out, shrink, quiet=as_json) for each in chosen}
-    fine = not any(output.count(each)["fails"] for each in results.values())
-    if as_json:
-        written = {each.name: output.as_json(each, results[each.name], output.installed()) for each in chosen}
-        return {"fine": fine} | written
-    say("")
-    show(output.rows(results))
-    if len(results) > 1:
-        say("", "What does not hold everywhere:")
-        show(output.matrix(results))
-    sys.exit(0 if fine else 1)
+        return
+    if ".." in release:
+        for name in names:
+            _tell_changes(name, only, *release.split("..", 1))
+        return
+    found = [_hold(each, properties, release, out) for each in _chosen(names)]
+    sys.exit(int(any(answer.answer == "fails" for answers in found for answer in answers)))
 
 
-def chosen_adapters(names: tuple[str, ...], file: Path | None = None) -> list[Adapter]:
-    """Return the adapters of these names, or the one in a file."""
-    if file is not None:
-        if names:
-            raise Stop("names and --adapter are given", "give one of them")
-        if not file.is_file():
-            raise Stop(f"there is no file {file}", "name a Python file with the functions of an adapter")
-        return [Adapter(file.stem, str(file.resolve()))]
+def _chosen(names: tuple[str, ...]) -> list[Adapter]:
+    """Return the adapters of these names, or in these files."""
     if names == ("all",):
         return list(ADAPTERS.values())
+    chosen = []
     for name in names:
-        if name not in ADAPTERS:
-            raise Stop(f"{name!r} is not an adapter", nearest(name, ADAPTERS))
-    return [ADAPTERS[name] for name in names]
+        if Path(name).is_file():
+            chosen.append(Adapter(Path(name).stem, str(Path(name).resolve()), name))
+        elif name in ADAPTERS:
+            chosen.append(ADAPTERS[name])
+        else:
+            raise Stop(f"{name!r} is neither an adapter nor a file", nearest(name, ADAPTERS))
+    return chosen
 
 
-def _results(adapter: Adapter, properties: list[Property], out: Path | None, shrink: bool, quiet: bool) -> list[Result]:
-    versions = output.installed()
-
-    def tell(result: Result) -> None:
-        if quiet:
-            return
-        say(output.line(result))
-        if known := output.explanation(result, versions):
-            say_wrapped(f"{known.kind}: {known}", indent=" " * 16, first=" " * 16)
-
-    if not quiet:
-        say("", f"{adapter.name}: {adapter.about or adapter.file}")
-    with tempfile.TemporaryDirectory() as logs, Ranks(None, Path(logs, "log.txt")) as ranks:
-        results = run(adapter, properties, ranks, tell, shrink)
+def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path | None) -> list[Answer]:
+    """Hold an adapter to properties, and say what came of it."""
+    package, _, version = release.rpartition("==")
+    package = package or adapter.package
+    if release and not package:
+        raise Stop("releases of which library are meant?", "name it, as in --release mylib==1.2")
+    overlay = releases.installed(package, version) if release else None
+    found = []
+    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
+        for each in properties:
+            with progress.during(f"{adapter.name}: {each.name}"):
+                found.append(ranks.ask(adapter, each.name, out and out.resolve() / "scripts"))
+    imported = getattr(found[0], package, version)
+    if release and imported != version:
+        raise Stop(f"{package} {imported} was imported instead of {version}", "remove its folder in runs/overlays")
     if out:
-        output.write(out, adapter, results, versions)
-        for result in results:
-            if result.status == "fails":
-                _write_script(out / "scripts", adapter, result, versions)
-    return results
+        releases.keep(out / "answers.csv", found)
+    _tell(adapter, found)
+    return found
 
 
-def _write_script(folder: Path, adapter: Adapter, result: Result, versions: output.Versions) -> None:
-    each = smallest(result)
-    seen = output.named(versions)
-    about = f"Expected: {each.sentence[0].lower()}{each.sentence[1:]}. Asked in: {each.source}.\n\n"
-    about += f"Seen ({seen}, {adapter.about or adapter.name}): {result.words}"
-    folder.mkdir(exist_ok=True)
-    text = scripts.script(adapter, each, about)
-    (folder / f"{adapter.name}-{each.name}.py").write_text(text, encoding="utf-8")
+def _tell(adapter: Adapter, found: list[Answer]) -> None:
+    counted = Counter(each.answer for each in found)
+    asked = len(found) - counted["not applicable"]
+    say(f"{adapter.name}: {counted['holds']} of {asked} properties hold with {found[0].libraries}.", "")
+    axes = pd.crosstab([PROPERTIES[each.property].axis for each in found], [each.answer for each in found])
+    show(axes.rename_axis("axis").reset_index().to_dict("records"))
+    for each in found:
+        if each.answer != "holds":
+            say_wrapped(f"{each.answer}: {each.property}: {each.words}", indent="  ")
+            say_wrapped(*filter(None, [explanation(each)]), indent="    ", first="    ")
+
+
+def _tell_changes(name: str, only: str, since: str, until: str) -> None:
+    """Say which kept answers change from one release to another, and why."""
+    changed, wrong = releases.changes(name, since, until, only)
+    say(f"{name}: {sum(map(len, changed.values()))} answers change from {since} to {until}.", "")
+    show([{"answers": history, "of": ", ".join(questions)} for history, questions in changed.items()])
+    for why in dict.fromkeys(filter(None, map(explanation, wrong))):
+        say_wrapped(why, indent="  ", first="- ")

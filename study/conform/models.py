@@ -4,7 +4,7 @@ Each takes (inputs, targets) and returns the loss. Activations are smooth, so th
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -19,23 +19,23 @@ class Plain(nn.Module):
         self.first = nn.Linear(FEATURES, width)
         self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
         self.last = nn.Linear(width, FEATURES)
-        self.change(width, layers)
+        self.change(width)
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         """Add to the parameters, or replace some."""
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         for number in range(len(self.blocks)):
             hidden = hidden + torch.tanh(self.layer(number, hidden))
         return hidden
 
-    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+    def layer(self, number: int, hidden: Tensor) -> Tensor:
         return self.blocks[number](hidden)
 
-    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+    def enter(self, inputs: Tensor) -> Tensor:
         return torch.tanh(self.first(inputs.to(self.first.weight.dtype)))
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return functional.mse_loss(self.last(self.body(self.enter(inputs))).float(), targets.float())
 
 
@@ -50,14 +50,14 @@ class Tied(Plain):
 class Frozen(Plain):
     """The first block is frozen."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.blocks[0].requires_grad_(False)
 
 
 class MostlyFrozen(Plain):
     """Only the last layer is trained."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.requires_grad_(False)
         self.last.requires_grad_(True)
 
@@ -65,61 +65,51 @@ class MostlyFrozen(Plain):
 class Lora(Plain):
     """Frozen layers, each with a small trained product beside it."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.requires_grad_(False)
         self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
         self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])
 
-    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+    def layer(self, number: int, hidden: Tensor) -> Tensor:
         return super().layer(number, hidden) + self.up[number](self.down[number](hidden))
 
 
 class Unused(Plain):
     """A layer is in the model, and no pass uses it."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.unused = nn.Linear(width, width)
 
 
 class Empty(Plain):
     """A parameter has no elements."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.empty = nn.Parameter(torch.empty(0))
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         return super().body(hidden) + self.empty.sum()
 
 
 class Scalars(Plain):
     """Parameters with one element each: fewer elements than ranks."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.gains = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)])
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         for gain in self.gains:
             hidden = hidden * gain
         return super().body(hidden)
 
 
-class Embedded(Plain):
-    """An embedding whose row for padding gets no gradient. Its rows are chosen by the signs of the inputs."""
-
-    def change(self, width: int, layers: int) -> None:
-        self.words = nn.Embedding(5, width, padding_idx=0)
-
-    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().enter(inputs) + self.words((inputs > 0).sum(-1))
-
-
 class OneRank(Plain):
     """A layer is used only for microbatches whose first input is positive: the data decides, rank by rank."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.sometimes = nn.Linear(FEATURES, width)
 
-    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+    def enter(self, inputs: Tensor) -> Tensor:
         hidden = super().enter(inputs)
         inputs = inputs.to(self.sometimes.weight.dtype)
         return hidden + self.sometimes(inputs) if inputs.flatten()[0] > 0 else hidden
@@ -128,7 +118,7 @@ class OneRank(Plain):
 class Twice(Plain):
     """Each block is called twice in a pass."""
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         return super().body(super().body(hidden))
 
 
@@ -137,7 +127,7 @@ class Recomputed(Plain):
 
     reentrant = False
 
-    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+    def layer(self, number: int, hidden: Tensor) -> Tensor:
         return checkpoint(self.blocks[number], hidden, use_reentrant=self.reentrant)
 
 
@@ -147,17 +137,10 @@ class RecomputedReentrant(Recomputed):
     reentrant = True
 
 
-class FrozenRecomputedReentrant(RecomputedReentrant):
-    """The same, and the blocks are frozen."""
-
-    def change(self, width: int, layers: int) -> None:
-        self.blocks.requires_grad_(False)
-
-
 class Outside(Plain):
     """The weight of the first layer is used a second time, outside its module."""
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         hidden = self.body(self.enter(inputs))
         outputs = self.last(hidden) + functional.linear(hidden, self.first.weight.t())
         return functional.mse_loss(outputs.float(), targets.float())
@@ -166,7 +149,7 @@ class Outside(Plain):
 class Reordered(Plain):
     """The order of the blocks depends on the length of the sequence."""
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         blocks = list(self.blocks)
         for block in blocks if hidden.shape[1] % 2 else reversed(blocks):
             hidden = hidden + torch.tanh(block(hidden))
@@ -176,7 +159,7 @@ class Reordered(Plain):
 class Experts(Plain):
     """A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token."""
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         tokens = hidden.reshape(-1, hidden.shape[-1])
         choice = torch.arange(len(tokens)) % max(1, len(self.blocks) - 1)
         mixed = torch.zeros_like(tokens)
@@ -189,7 +172,7 @@ class Experts(Plain):
 class Transposed(Plain):
     """A weight whose elements do not lie in the order of its shape."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         weight = self.get_parameter("blocks.0.weight").detach()
         self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
 
@@ -197,34 +180,12 @@ class Transposed(Plain):
 class Buffered(Plain):
     """A buffer scales the activations."""
 
-    def change(self, width: int, layers: int) -> None:
-        self.scale: torch.Tensor
+    def change(self, width: int) -> None:
+        self.scale: Tensor
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         return super().body(hidden * self.scale)
-
-
-class Nested(Plain):
-    """Blocks take and return dictionaries and tuples."""
-
-    class Block(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.inner = nn.Linear(width, width)
-
-        def forward(self, value: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], None]:
-            return {"hidden": value["hidden"] + torch.tanh(self.inner(value["hidden"]))}, None
-
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, 0)
-        self.blocks = nn.ModuleList([Nested.Block(width) for _ in range(layers)])
-
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
-        value = {"hidden": hidden}
-        for block in self.blocks:
-            value, _ = block(value)
-        return value["hidden"]
 
 
 class Delegating(Plain):
@@ -235,34 +196,34 @@ class Delegating(Plain):
             super().__init__()
             self.inner = inner
 
-        def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        def __getattr__(self, name: str) -> Tensor | nn.Module:
             try:
                 return super().__getattr__(name)
             except AttributeError:
                 return getattr(super().__getattr__("inner"), name)
 
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        def forward(self, hidden: Tensor) -> Tensor:
             return self.inner(hidden)
 
-    def change(self, width: int, layers: int) -> None:
-        self.blocks = nn.ModuleList([Delegating.Wrapper(block) for block in self.blocks])
+    def change(self, width: int) -> None:
+        self.blocks = nn.ModuleList(map(Delegating.Wrapper, self.blocks))
 
 
 class Normed(Plain):
     """Layer norms: parameters of another kind, that users keep out of weight decay."""
 
-    def change(self, width: int, layers: int) -> None:
-        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(layers)])
+    def change(self, width: int) -> None:
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in self.blocks])
 
-    def layer(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+    def layer(self, number: int, hidden: Tensor) -> Tensor:
         return super().layer(number, self.norms[number](hidden))
 
 
 class Direct(Plain):
     """Parameters belong to the root module and to no layer."""
 
-    def change(self, width: int, layers: int) -> None:
+    def change(self, width: int) -> None:
         self.direct = nn.Parameter(torch.full((3, width), 0.1))
 
-    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+    def body(self, hidden: Tensor) -> Tensor:
         return super().body(hidden + self.direct.sum(0))

@@ -4,23 +4,24 @@ It reads a request as a line of JSON, and answers with a line. A property that c
 An adapter is code, and is run with the rights of the user.
 """
 
-import ast
 import contextlib
 import datetime
 import functools
 import gc
 import importlib.util
 import json
+import math
+import multiprocessing
 import os
 import re
-import runpy
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 os.environ["OMP_NUM_THREADS"] = "1"  # no thread may exist when a process is forked
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -32,16 +33,19 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from study.conform import checks, models
+from study.conform import checks, models, script
 from study.conform.cases import Case, Difference, ShardedTraining
-from study.conform.suite import LIBRARIES, PROPERTIES
+from study.conform.suite import LIBRARIES, PROPERTIES, Adapter, Answer, Property
 from study.core.linux import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed
-REQUIRED = ("build", "forward_backward", "step", "whole_weights")  # of an adapter
-FUNCTIONS = (*REQUIRED, "gradient_norm", "save", "load", "schedule")
+SHRINK_S = 60
+FORK = multiprocessing.get_context("fork")
 EARLY = ("build", "save", "load")
-CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, UnboundLocalError)
+CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, CheckpointException)
+SIMPLEST = vars(Case(width=1, layers=0, updates=1, bucket=0, lengths=(1,))) | {"model": "Plain"}
+DEFAULTS = vars(Case()) | {"model": "Plain"}
+Outcome = dict[str, str]  # answer, words and kind
 
 
 def serve() -> None:
@@ -49,193 +53,159 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        request = json.loads(line)
         try:
-            answer = _answer(_imported(request["adapter"]), request)
+            reply = asdict(answer(**json.loads(line)))
         except ImportError as error:
-            answer = {"stop": str(error)}
-        answers.write(json.dumps(answer) + "\n")
+            reply = {"stop": str(error)}
+        answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
 
+def answer(adapter: dict, name: str, scripts: str | None, limit_s: float) -> Answer:
+    """Hold an adapter to a property. A failure is made smaller, and written as a script into the folder."""
+    way, each = Adapter(**adapter), PROPERTIES[name]
+    module = _imported(way.path)
+    versions = [getattr(sys.modules.get(library), "__version__", "").partition("+")[0] for library in LIBRARIES]
+    known = functools.partial(Answer, way.name, name, *versions)
+    only = way.settings.get("ranks")
+    if lacking := [function for function in each.functions if not hasattr(module, function)]:
+        return known("not applicable", f"the adapter has no {lacking[0]}", "")
+    if only and set(each.ranks) not in ({2}, {only}):
+        return known("not applicable", f"ranks of the property: {each.ranks[-1]}; of the adapter: {only}", "")
+    if only:
+        each = replace(each, ranks=(only,) * len(each.ranks))
+    outcome = _held(way, each, limit_s)
+    if outcome["kind"] == "hangs":  # or the machine was busy
+        outcome = _held(way, each, 3 * limit_s)
+    found = known(**outcome)
+    if found.answer == "fails" and scripts:
+        script.write(Path(scripts), way, _smallest(way, each, found.kind), found)
+    return found
+
+
 @functools.cache
-def _imported(path: str) -> ModuleType:
+def _imported(path: Path) -> ModuleType:
     try:
-        spec = importlib.util.spec_from_file_location(f"adapter_{Path(path).stem}", path)
+        spec = importlib.util.spec_from_file_location(f"adapter_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
         raise ImportError(f"{path} cannot be imported ({type(error).__name__}: {error})") from error
-    if lacking := [name for name in REQUIRED if not hasattr(module, name)]:
-        raise ImportError(f"{path} defines no {', '.join(lacking)}")
     return module
 
 
-def _answer(module: ModuleType, request: dict) -> dict:
-    if "script" in request:
-        return _answer_of_script(request)
-    if "property" not in request:
-        return {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
-    lacking = [name for name in PROPERTIES[request["property"]].functions if not hasattr(module, name)]
-    if lacking:
-        return {"status": "not applicable", "words": f"the adapter has no {lacking[0]}"}
-    started = time.monotonic()
-    answer = {"status": "holds", "words": ""}
-    for number, ranks in enumerate(request["ranks"]):
-        answer = _launch(module, request, number, ranks)
-        if answer["status"] != "holds":
-            break
-    return answer | {"seconds": round(time.monotonic() - started, 2)}
+def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
+    """Run each launch of a property, in a fresh folder, until one does not hold."""
+    with tempfile.TemporaryDirectory(prefix="conform-") as folder:
+        for launch in range(len(each.ranks)):
+            outcome = _launched(adapter, each, launch, Path(folder), limit_s)
+            if outcome["answer"] != "holds":
+                break
+    return outcome
 
 
-def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:
+def _launched(adapter: Adapter, each: Property, launch: int, folder: Path, limit_s: float) -> Outcome:
     """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
-    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    paths = {}
-    for rank in range(ranks):
-        variables = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        path = Path(request["folder"], f"{number}-{rank}.json")
-        paths[_forked(functools.partial(_rank, module, request, number, path), path, variables)] = path
-    codes, late = _wait(list(paths), request["limit_s"])
-    outcomes = [_outcome(path, codes[process]) for process, path in paths.items()]
-    bad = sorted((each for each in outcomes if each["status"] != "holds"), key=lambda each: each["time"])
-    if late and (not bad or bad[0]["time"] == float("inf")):
-        return {"status": "fails", "words": f"hangs: not done after {request['limit_s']} s", "kind": "hangs"}
-    return bad[0] if bad else {"status": "holds", "words": ""}
+    common = {"WORLD_SIZE": str(each.ranks[launch]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common["LOCAL_WORLD_SIZE"] = common["WORLD_SIZE"]
+    ranks = {}
+    for rank in range(each.ranks[launch]):
+        path = folder / f"{launch}-{rank}.json"
+        variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks[path] = FORK.Process(target=_rank, args=(adapter, each, launch, path, variables, limit_s))
+        ranks[path].start()
+    until = time.monotonic() + limit_s
+    while any(rank.is_alive() for rank in ranks.values()) and time.monotonic() < until:
+        if any(rank.exitcode for rank in ranks.values()):
+            until = min(until, time.monotonic() + GRACE_S)
+        time.sleep(0.005)
+    late = not any(rank.exitcode for rank in ranks.values())
+    killed = [rank for rank in ranks.values() if rank.is_alive()]
+    for rank in killed:
+        os.killpg(rank.pid, signal.SIGKILL)  # with what it started
+        rank.join()
+    if late and killed:
+        return {"answer": "fails", "words": f"hangs: not done after {limit_s} s", "kind": "hangs"}
+    outcomes = [_outcome(path, rank.exitcode) for path, rank in ranks.items() if rank not in killed]
+    return min(outcomes, key=lambda each: each[0])[1]
 
 
-def _answer_of_script(request: dict) -> dict:
-    """Run a script in a fork, and return the last line that it prints as JSON; or why there is none."""
-    path = Path(request["folder"], "script.json")
-    process = _forked(functools.partial(_run, request["script"], path.parent), path, {})
-    codes, late = _wait([process], request["limit_s"])
-    lines = _log(path)
-    for line in reversed(lines if codes[process] == 0 else []):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return {"found": json.loads(line)["found"]}
-    words = [line.strip()[:200] for line in lines if line[:1].isalpha() and codes[process]]
-    return {"error": f"it took longer than {request['limit_s']} s" if late else (words or ["it printed no answer"])[-1]}
+def _outcome(path: Path, code: int) -> tuple[float, Outcome]:
+    """Return when a rank failed, and the outcome. A crash, which wrote none, comes first; one that holds comes last."""
+    with contextlib.suppress(OSError, ValueError):
+        time_s, outcome = json.loads(path.read_text())
+        return time_s, outcome
+    last = path.with_suffix(".log").read_text(errors="replace").splitlines()[-1:]
+    words = f"a rank ended with exit code {code}: {' '.join(' '.join(last).split())[:300]}"
+    return 0.0, {"answer": "fails", "words": words, "kind": str(code)}
 
 
-def _run(script: str, folder: Path) -> int:
-    os.chdir(folder)
-    sys.argv = [script]
-    runpy.run_path(script, run_name="__main__")
-    return 0
-
-
-def _forked(function: Callable[[], int], path: Path, variables: dict[str, str]) -> int:
-    """Run a function in a fork, which ends with the exit code that it returns, and writes into a log."""
-    if process := os.fork():
-        return process
+def _rank(adapter: Adapter, each: Property, launch: int, path: Path, variables: dict, limit_s: float) -> None:
+    """Run the check on this rank, and write the outcome."""
     os.setsid()
     os.environ |= variables
-    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    code = 1
-    try:
-        code = function()
-    except BaseException as error:
-        code = int(not isinstance(error, SystemExit) or error.code not in (None, 0))
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _wait(running: list[int], limit_s: float) -> tuple[dict[int, int], bool]:
-    """Return the exit code of each process, and whether they had to be killed at the limit, with what they started."""
-    codes: dict[int, int] = {}
-    late, until = False, time.monotonic() + limit_s
-    while len(codes) < len(running):
-        for process in set(running) - set(codes):
-            done, status = os.waitpid(process, os.WNOHANG)
-            if done:
-                codes[process] = os.waitstatus_to_exitcode(status)
-                until = min(until, time.monotonic() + GRACE_S) if codes[process] else until
-        if len(codes) < len(running) and time.monotonic() > until:
-            late, until = not any(codes.values()), float("inf")
-            for process in set(running) - set(codes):
-                os.killpg(process, signal.SIGKILL)
-        time.sleep(0.005)
-    return codes, late
-
-
-def _log(path: Path) -> list[str]:
-    return path.with_suffix(".log").read_text(errors="replace").splitlines()
-
-
-def _outcome(path: Path, code: int) -> dict:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text())
-    if code == -signal.SIGKILL:  # by us, after another rank had failed or at the limit
-        return {"status": "fails", "words": "", "kind": "killed", "time": float("inf")}
-    last = " ".join(" ".join(_log(path)[-1:]).split())[:300]
-    return {"status": "fails", "words": f"a rank ended with exit code {code}: {last}", "kind": str(code), "time": 0.0}
-
-
-def _rank(module: ModuleType, request: dict, number: int, path: Path) -> int:
-    """Run the check on this rank, and write the outcome."""
-    functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
-    adapter = SimpleNamespace(**functions, settings=request["settings"])
-    chosen = PROPERTIES[request["property"]]
-    outcome: dict[str, object] = {"status": "holds", "words": ""}
+    build = functools.partial(ShardedTraining, _imported(adapter.path), adapter.settings, path.parent)
+    outcome = {"answer": "holds", "words": "", "kind": ""}
     try:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * request["limit_s"]))
-        build = functools.partial(ShardedTraining, adapter, path.parent)
-        getattr(checks, chosen.check)(build, case_of(chosen.case | request["case"]), number)
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * limit_s))
+        getattr(checks, each.check)(build, case_of(each), launch)
         dist.barrier()
     except (Exception, CheckpointException) as error:  # the second is no Exception
         traceback.print_exc()
-        status, words = explain(error, str(module.__file__))
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        kind = f"{type(error).__name__} in {Path(frame.filename).name}, {frame.lineno}"
-        outcome = {"status": status, "words": words, "kind": "differs" if isinstance(error, Difference) else kind}
-    path.write_text(json.dumps(outcome | {"time": time.time()}))
-    return int(outcome["status"] != "holds")
+        outcome = outcome_of(error, str(adapter.path))
+    holds = outcome["answer"] == "holds"
+    path.write_text(json.dumps([math.inf if holds else time.time(), outcome]))
+    os._exit(0 if holds else 1)  # gloo's threads may abort an ordinary exit
 
 
-def case_of(fields: dict) -> Case:
-    """Return a case. A model is given by its name."""
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Case(**values | {"model": getattr(models, fields.get("model", "Plain"))})
+def case_of(each: Property) -> Case:
+    return Case(**each.case | {"model": getattr(models, each.case.get("model", "Plain"))})
 
 
-def explain(error: BaseException, adapter_file: str) -> tuple[str, str]:
-    """Return the status that an exception means, and its words.
+def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
+    """Return the outcome that an exception means.
 
     NotImplementedError from the adapter's own file: not applicable. A `raise` with a message in a Python file of the
     library: refused, in its words. So is an `assert` with a message in build, save or load; later it guards the
     library's own state. Anything else is a crash, and the property fails. So is a checkpoint that cannot be loaded.
     """
-    if isinstance(error, CheckpointException):
-        cause = next(each for each, _ in error.failures.values())
-        return "fails", f"{type(cause).__name__}: {cause}"[:300]
-    words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
     if isinstance(error, Difference):
-        return "fails", words
+        return {"answer": "fails", "words": str(error), "kind": "differs"}
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if Path(frame.filename).resolve() == Path(adapter_file).resolve()]
-    if isinstance(error, NotImplementedError) and frames[-1] in mine:
-        return "not applicable", words
-    early = any(frame.name in EARLY for frame in mine)
-    kinds = (ast.Raise, ast.Assert) if early else (ast.Raise,)
-    on_purpose = raised_by(kinds, frames[-1].filename, frames[-1].lineno or 0)
-    on_purpose = on_purpose and bool(words) and not isinstance(error, CRASHES)
-    pydantic = type(error).__name__ == "ValidationError"  # compiled code raises it
-    return ("refused" if on_purpose or pydantic else "fails"), f"{type(error).__name__}: {words}"
+    last = frames[-1]
+    kind = f"{type(error).__name__} in {Path(last.filename).name}, {last.lineno}"
+    crashed = isinstance(error, CRASHES)
+    if isinstance(error, CheckpointException):
+        error = next(each for each, _ in error.failures.values())
+    words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
+    if isinstance(error, NotImplementedError) and last.filename == adapter_file:
+        return {"answer": "not applicable", "words": words, "kind": kind}
+    early = any(frame.filename == adapter_file and frame.name in EARLY for frame in frames)
+    statement = ("raise", "assert") if early else ("raise",)
+    on_purpose = words and (last.line or "").startswith(statement) and not crashed
+    refused = on_purpose or type(error).__name__ == "ValidationError"  # compiled code of pydantic raises it
+    return {"answer": "refused" if refused else "fails", "words": f"{type(error).__name__}: {words}", "kind": kind}
 
 
-def raised_by(kinds: tuple[type[ast.stmt], ...], file: str, line: int) -> bool:
-    """Return whether a line of a Python file is part of such a statement."""
-    with contextlib.suppress(OSError, SyntaxError):
-        statements = [node for node in ast.walk(ast.parse(Path(file).read_text())) if isinstance(node, kinds)]
-        return any(node.lineno <= line <= (node.end_lineno or line) for node in statements)
-    return False
+def _smallest(adapter: Adapter, each: Property, kind: str) -> Property:
+    """Return a property with the smallest case that fails in the same way: setting by setting, then on one rank."""
+    until = time.monotonic() + SHRINK_S
+
+    def fails(smaller: Property) -> bool:
+        return time.monotonic() < until and _held(adapter, smaller, 15)["kind"] == kind
+
+    for key, value in SIMPLEST.items():
+        smaller = replace(each, case=each.case | {key: value})
+        if each.case.get(key, DEFAULTS[key]) != value and fails(smaller):
+            each = smaller
+    alone = replace(each, ranks=(1,) * len(each.ranks))
+    return alone if "ranks" not in adapter.settings and fails(alone) else each
 
 
 if __name__ == "__main__":

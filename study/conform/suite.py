@@ -1,62 +1,45 @@
-"""Holds adapters to properties, and makes what fails smaller. Needs no torch: a process of its own has that."""
+"""What is held to what: adapters (a library, and how it wraps a training), properties, and why some of them fail.
 
-import functools
-import importlib.util
+`Ranks` starts the process that runs them. This module needs no torch.
+"""
+
+import csv
 import json
 import os
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+import tomllib
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.core.arms import PACKAGE, ROOT
+from packaging.specifiers import SpecifierSet
+
+from study.core.arms import PACKAGE
 from study.core.errors import Stop
-from study.core.operators import provide_libaio
-from study.core.parsing import from_toml
-from study.core.software import put_programs_on_path
 
 HERE = Path(__file__).parent
-COMMITTED = ROOT / "reports" / "conform"  # the results of this study
-LIMIT_S = 40  # for one property; it takes about a second
-SHRINK_S = 60
 LIBRARIES = ("torch", "deepspeed", "accelerate")
-
-
-@functools.cache
-def table(name: str) -> dict[str, Any]:
-    """Return what a TOML file of this folder contains."""
-    return from_toml((HERE / f"{name}.toml").read_bytes())
-
-
-DEFAULTS = table("properties")["defaults"]  # of a Case; a test compares them
-SIMPLER = table("properties")["simpler"]
-SCHEDULES = ("", "falling")  # those that need no schedule of the library
+LIMIT_S = 40  # for one property; it takes about a second
 
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that sharded training must keep."""
+    """One thing that sharded training must keep: a row of properties.csv, whose other columns are its case."""
 
+    axis: str
     name: str
     sentence: str
     source: str
-    case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
     check: str = "same_training"
     ranks: tuple[int, ...] = (2,)  # of each launch
-
-    def setting(self, name: str) -> Any:
-        return self.case.get(name, DEFAULTS[name])
+    case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
 
     @property
     def functions(self) -> tuple[str, ...]:
         """Return the functions of an adapter that it calls. Every adapter may lack gradient_norm."""
         always = ("build", "forward_backward", "step", "whole_weights")
-        checkpoint = ("save", "load") if self.check.startswith("checkpoint") else ()
-        return always + checkpoint + (() if self.setting("schedule") in SCHEDULES else ("schedule",))
+        return (*always, "save", "load") if self.check.startswith("checkpoint") else always
 
 
 @dataclass(frozen=True)
@@ -65,67 +48,86 @@ class Adapter:
 
     name: str
     file: str  # a path, or the name of one of ours
-    about: str = ""
+    about: str
+    package: str = ""  # the library whose releases change the answers
     settings: dict = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
-        return Path(self.file) if os.sep in self.file else HERE / "adapters" / f"{self.file}.py"
-
-    @property
-    def ranks(self) -> int | None:
-        """The only number of ranks with which this way can run. None: any."""
-        return self.settings.get("ranks")
+        return HERE / "adapters" / f"{self.file}.py" if self.package else Path(self.file)
 
 
 @dataclass(frozen=True)
-class Result:
-    """The outcome of one property for one adapter."""
+class Answer:
+    """What one property is with one adapter and these libraries: a row of reports/conform/answers.csv."""
 
     adapter: str
     property: str
-    status: str = "holds"  # or fails, refused, not applicable
-    words: str = ""
-    kind: str = ""  # of a failure: what must stay alike when it is made smaller
-    shrunk: dict | None = None  # a smaller case that fails as well
-    ranks: tuple[int, ...] = (2,)
-    seconds: float = 0.0
+    torch: str
+    deepspeed: str  # empty: not used
+    accelerate: str
+    answer: str  # holds, fails, refused (by the library, in its words) or not applicable
+    words: str
+    kind: str  # of a failure: `differs` is a wrong result without a message
+
+    @property
+    def libraries(self) -> str:
+        return ", ".join(f"{name} {getattr(self, name) or '-'}" for name in LIBRARIES)
 
 
-STATUSES = ("holds", "fails", "refused", "not applicable")
-PROPERTIES = {
-    row["name"]: Property(**row | {"ranks": tuple(row.get("ranks", (2,)))}) for row in table("properties")["property"]
+def _value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _property(row: dict[str, str]) -> Property:
+    case = {name: _value(text) for name, text in row.items() if text}
+    about = {name: case.pop(name) for name in Property.__dataclass_fields__ if name in case}
+    return Property(**about, case=case)
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
+
+
+with (HERE / "properties.csv").open(encoding="utf-8") as file:
+    PROPERTIES = {row["name"]: _property(row) for row in csv.DictReader(file)}
+ADAPTERS = {
+    name: Adapter(name, package=package, **row)
+    for package, rows in _table("adapters.toml").items()
+    for name, row in rows.items()
 }
-ADAPTERS = {name: Adapter(name, **row) for name, row in table("adapters").items()}
+EXPLAINED = _table("explained.toml")["explained"]
 
 
-def smallest(result: Result) -> Property:
-    """Return the property of a result, with the smallest case that fails."""
-    each = PROPERTIES[result.property]
-    return replace(each, case=each.case | (result.shrunk or {}), ranks=result.ranks)
-
-
-def environment(overlay: Path | None) -> dict[str, str]:
-    """Return the environment of a process that uses the libraries of an overlay instead of the installed ones."""
-    paths = [str(overlay.resolve())] if overlay else []
-    path = os.pathsep.join([*paths, str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    changed = {"PYTHONPATH": path}
-    if overlay and (overlay / "deepspeed").is_dir():  # its operators are compiled from its sources, and kept
-        changed["TORCH_EXTENSIONS_DIR"] = f"{paths[0]}-operators"
-    return os.environ | changed
+def explanation(answer: Answer) -> str:
+    """Return why a property fails or is refused with these releases; empty if nobody knows yet."""
+    for each in EXPLAINED:
+        named = answer.adapter in each["adapters"] and {answer.property, "*"} & {*each["properties"]}
+        release = getattr(answer, each.get("package", "deepspeed")) or "0"
+        if named and answer.answer in ("fails", "refused") and release in SpecifierSet(each.get("releases", "")):
+            return f"{each['kind']}: {each['why']} Does a GPU take the same path: {each['gpu']}."
+    return ""
 
 
 class Ranks:
-    """The process that forks the ranks of each property. Use it as a context manager."""
+    """The process that forks the ranks of each property (ranks.py). Use it as a context manager.
 
-    def __init__(self, overlay: Path | None, log: Path) -> None:
-        if importlib.util.find_spec("torch") is None:
-            raise ModuleNotFoundError(name="torch")
-        put_programs_on_path()
-        provide_libaio()
+    `overlay`: a folder with a release of a library, used instead of the installed one.
+    """
+
+    def __init__(self, log: Path, overlay: Path | None = None) -> None:
+        paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+        env = dict(os.environ)
+        if overlay:
+            paths = [str(overlay.resolve()), *paths]
+            env["TORCH_EXTENSIONS_DIR"] = f"{paths[0]}-operators"  # compiled from its sources, and kept
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.log = log.open("w")
-        command = [sys.executable, "-P", "-m", "study.conform.ranks"]
-        env, pipe = environment(overlay), subprocess.PIPE
+        command, pipe = [sys.executable, "-P", "-m", "study.conform.ranks"], subprocess.PIPE
         self.process = subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log)
 
     def __enter__(self) -> "Ranks":
@@ -135,74 +137,14 @@ class Ranks:
         self.process.communicate(timeout=30)
         self.log.close()
 
-    def ask(self, adapter: Adapter, name: str, ranks: tuple[int, ...], case: dict, limit_s: float = LIMIT_S) -> dict:
-        """Run a property with this case, in a fresh folder."""
-        request = {"settings": adapter.settings, "property": name, "case": case, "ranks": ranks, "limit_s": limit_s}
-        return self.answer(adapter, request)
-
-    def answer(self, adapter: Adapter, request: dict) -> dict:
-        """Return the answer to a request. To an empty one, it is the versions of the libraries that are used."""
+    def ask(self, adapter: Adapter, name: str, scripts: Path | None = None, limit_s: float = LIMIT_S) -> Answer:
+        """Hold an adapter to a property. A failure is written as a script into the folder `scripts`."""
+        request = {"adapter": asdict(adapter), "name": name, "scripts": scripts and str(scripts), "limit_s": limit_s}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-            self.process.stdin.write(json.dumps({"adapter": str(adapter.path), "folder": folder} | request) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        if not line:
-            raise Stop(f"the process that runs {adapter.name} ended", f"read {self.log.name}")
-        answer = json.loads(line)
-        if "stop" in answer:
-            raise Stop(answer["stop"], "mend the adapter, or install what it needs")
-        return answer
-
-
-def run(
-    adapter: Adapter,
-    properties: Iterable[Property],
-    ranks: Ranks,
-    report: Callable[[Result], object],
-    shrink: bool = True,
-) -> list[Result]:
-    """Hold an adapter to properties, one after the other."""
-    results = []
-    for each in properties:
-        result = run_one(adapter, each, ranks)
-        if result.status == "fails" and shrink:
-            result = shrunk(adapter, each, result, ranks)
-        report(result)
-        results.append(result)
-    return results
-
-
-def run_one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
-    """Hold an adapter to a property."""
-    launches = each.ranks
-    if adapter.ranks is not None:
-        if launches not in ((2,), (2, 2), (adapter.ranks,)):
-            words = f"ranks of the property: {launches[-1]}; of the adapter: {adapter.ranks}"
-            return Result(adapter.name, each.name, "not applicable", words)
-        launches = (adapter.ranks,) * len(launches)
-    answer = ranks.ask(adapter, each.name, launches, each.case)
-    if answer.get("kind") == "hangs":  # or the machine was busy
-        answer = ranks.ask(adapter, each.name, launches, each.case, 3 * LIMIT_S)
-    answer.pop("time", None)
-    return Result(adapter.name, each.name, **answer, ranks=launches)
-
-
-def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> Result:
-    """Return a failure with the smallest case that still fails in the same way: field by field, then fewer ranks."""
-    until, case = time.monotonic() + SHRINK_S, dict[str, Any]()
-
-    def fails(case: dict, launches: tuple[int, ...]) -> bool:
-        if time.monotonic() > until:
-            return False
-        answer = ranks.ask(adapter, each.name, launches, each.case | case, 15)
-        return answer["status"] == "fails" and answer.get("kind") == result.kind
-
-    for key, values in SIMPLER.items():
-        own = each.setting(key)
-        smaller = [value for value in values if (value < own if isinstance(own, int | float) else value != own)]
-        case |= next(({key: value} for value in smaller if fails(case | {key: value}, result.ranks)), {})
-    one = (1,) * len(result.ranks)
-    alone = result.ranks != one and adapter.ranks is None and fails(case, one)
-    return replace(result, shrunk=case, ranks=one if alone else result.ranks)
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        reply = json.loads(self.process.stdout.readline() or '{"stop": "the process that runs the ranks ended"}')
+        if "stop" in reply:
+            raise Stop(f"{adapter.name}: {reply['stop']}", f"read {self.log.name}, and mend what it says")
+        return Answer(**reply)

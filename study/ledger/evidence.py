@@ -1,5 +1,6 @@
 """The kinds of evidence. Each computes the number that a claim's sentence names, so that a test can compare the two."""
 
+import csv
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -209,15 +210,19 @@ class Conform(Piece):
     kind: Literal["conform"]
     adapter: str
     property: str
-    release: str | None = None
+    release: str  # such as deepspeed-0.17.6
 
     def computed(self, runs: Sequence[Run]) -> Value:
-        folder = REPORTS / "conform"
-        if self.release:
-            folder = folder / "releases" / self.release
-        rows = _json(folder / f"{self.adapter}.json")["results"]
-        (row,) = [each for each in rows if each["property"] == self.property]
-        return row.get("status", "holds") == "holds"
+        package, _, version = self.release.partition("-")
+        asked = {"adapter": self.adapter, "property": self.property, package: version}
+        (row,) = [row for row in _conform() if asked.items() <= row.items()]
+        return row["answer"] == "holds"
+
+
+@cache
+def _conform() -> list[dict[str, str]]:
+    with (REPORTS / "conform" / "answers.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 Evidence = Annotated[OfRuns | Reproduction | Source | Arithmetic | Prediction | Conform, Field(discriminator="kind")]

@@ -14,7 +14,7 @@ import tyro
 import yaml
 from pydantic import BaseModel
 
-from study.conform import changes
+from study.conform import releases
 from study.core import files, output
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -77,7 +77,7 @@ def all_tables(loaded: Runs, counting: Evidence) -> dict[str, pd.DataFrame]:
         "claims": map(_claim, texts.claims()),
     }
     frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
-    frames |= {"outside": _outside(), "predictions": _predictions(), "releases": changes.answers(changes.RELEASES)[0]}
+    frames |= {"outside": _outside(), "predictions": _predictions(), "releases": releases.answers()}
     return {name: _typed(name, frames[name]) for name in forms()}
 
 

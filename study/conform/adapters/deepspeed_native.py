@@ -1,7 +1,6 @@
 """DeepSpeed by its own interface.
 
-Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses), and config: more of DeepSpeed's
-own settings.
+Settings: stage, offload (cpu), hpz, and config: more of DeepSpeed's own settings.
 """
 
 from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights  # isort: skip
@@ -10,16 +9,10 @@ import torch
 
 
 def build(model, optimizer, options):
-    if "sequence" in options.settings:
-        raise NotImplementedError("Ulysses replaces the attention of a transformer, and these models have none")
-    if options.settings.get("offload") == "nvme":
-        raise NotImplementedError("DeepSpeed keeps parts below 1 MiB in memory, and these models are smaller")
     config = configuration(options)
-    config |= {"zero_force_ds_cpu_optimizer": False, "fp16": {"enabled": options.precision == "fp16"}}
+    config["zero_force_ds_cpu_optimizer"] = False
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    if "tensor" in options.settings:
-        config["tensor_parallel"] = {"autotp_size": options.settings["tensor"]}
     config = merged(config, options.settings.get("config", {}))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
     return engine
@@ -31,15 +24,6 @@ def merged(config, more):
         if isinstance(more, dict)
         else more
     )
-
-
-def schedule(optimizer, name, rate):
-    schedules = deepspeed.runtime.lr_schedules
-    if name == "warmup":
-        return schedules.WarmupLR(optimizer, warmup_num_steps=2, warmup_type="linear")
-    if name == "cosine":
-        return schedules.WarmupCosineLR(optimizer, 10, warmup_num_steps=2, warmup_type="linear")
-    return schedules.OneCycle(optimizer, rate / 5, rate, cycle_first_step_size=4, cycle_first_stair_count=2)
 
 
 def forward_backward(engine, batch, last=True, mode="train"):
