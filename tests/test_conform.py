@@ -63,10 +63,9 @@ def test_a_fault_planted_into_the_toy_library_is_found(fault, wanted, ranks, tmp
     assert ranks.ask(toy(fault, tmp_path), wanted).answer == "fails"
 
 
-def test_a_failure_is_made_smaller_and_is_a_script_of_its_own(ranks, tmp_path, monkeypatch):
+def test_a_failure_is_a_script_of_its_own(ranks, tmp_path, monkeypatch):
     assert ranks.ask(toy("sum", tmp_path), "momentum", tmp_path / "scripts").answer == "fails"
     text = (tmp_path / "scripts" / "toy_sum-momentum.py").read_text()
-    assert "width=1, layers=0" in text
     monkeypatch.setenv("FOLDER", str(tmp_path))  # the ranks are forked here
     monkeypatch.setenv("LAUNCH", "0")
     done = ranks_of(text, tmp_path)
@@ -259,7 +258,6 @@ def test_a_release_is_installed_once(monkeypatch, tmp_path):
     [
         (["zero4"], "'zero4' is neither an adapter nor a file"),
         (["ddp", "--only", "xyz"], "no property has 'xyz' in its name"),
-        (["zero2", "--release", "newest"], "Invalid version: 'newest'"),
         (["zero2", "--release", "0.0.1..0.19.8"], r"no answers of deepspeed '0\.0\.1' are kept"),
         (["zero2", "--release", "0.19.8..0.16.4"], r"0\.16\.4 does not come after 0\.19\.8"),
         (["zero4", "--release", "0.16.4..0.19.8"], "no answers of 'zero4' are kept"),

@@ -9,7 +9,7 @@ import pandas as pd
 import tyro
 
 from study.conform import releases
-from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer, Property, Ranks, explanation
+from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer, Property, Ranks, explanation, libraries
 from study.core import progress
 from study.core.errors import Stop
 from study.core.tables import say, say_wrapped, show
@@ -37,7 +37,7 @@ def conform(
         release: A release of the adapter's library, such as 0.18.1: it is installed from the package index into
             runs/overlays, and its code is run. Two releases, such as 0.16.4..0.19.8: nothing is run, and the kept
             answers say what changes between them.
-        out: Add the answers to answers.csv in this folder, and write each failure, made smaller, as a script.
+        out: Add the answers to answers.csv in this folder, and write each failure as a script that runs alone.
     """
     properties = [each for name, each in PROPERTIES.items() if only in name]
     if not properties:
@@ -93,7 +93,7 @@ def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path 
 def _tell(adapter: Adapter, found: list[Answer]) -> None:
     counted = Counter(each.answer for each in found)
     asked = len(found) - counted["not applicable"]
-    say(f"{adapter.name}: {counted['holds']} of {asked} properties hold with {found[0].libraries}.", "")
+    say(f"{adapter.name}: {counted['holds']} of {asked} properties hold with {libraries(found[0])}.", "")
     axes = pd.crosstab([PROPERTIES[each.property].axis for each in found], [each.answer for each in found])
     show(axes.rename_axis("axis").reset_index().to_dict("records"))
     for each in found:

@@ -14,7 +14,6 @@ import math
 import multiprocessing
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -35,16 +34,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models, script
 from study.conform.cases import Case, Difference, ShardedTraining
-from study.conform.suite import LIBRARIES, PROPERTIES, Adapter, Answer, Property
+from study.conform.suite import PROPERTIES, Adapter, Answer, Property
 from study.core.linux import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed
-SHRINK_S = 60
 FORK = multiprocessing.get_context("fork")
 EARLY = ("build", "save", "load")
 CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, CheckpointException)
-SIMPLEST = vars(Case(width=1, layers=0, updates=1, bucket=0, lengths=(1,))) | {"model": "Plain"}
-DEFAULTS = vars(Case()) | {"model": "Plain"}
 Outcome = dict[str, str]  # answer, words and kind
 
 
@@ -62,25 +58,30 @@ def serve() -> None:
 
 
 def answer(adapter: dict, name: str, scripts: str | None, limit_s: float) -> Answer:
-    """Hold an adapter to a property. A failure is made smaller, and written as a script into the folder."""
+    """Hold an adapter to a property. A failure is written as a script into the folder `scripts`."""
     way, each = Adapter(**adapter), PROPERTIES[name]
     module = _imported(way.path)
-    versions = [getattr(sys.modules.get(library), "__version__", "").partition("+")[0] for library in LIBRARIES]
-    known = functools.partial(Answer, way.name, name, *versions)
+    found = Answer(
+        way.name, name, _version("torch"), _version("deepspeed"), _version("accelerate"), "not applicable", "", ""
+    )
     only = way.settings.get("ranks")
     if lacking := [function for function in each.functions if not hasattr(module, function)]:
-        return known("not applicable", f"the adapter has no {lacking[0]}", "")
+        return replace(found, words=f"the adapter has no {lacking[0]}")
     if only and set(each.ranks) not in ({2}, {only}):
-        return known("not applicable", f"ranks of the property: {each.ranks[-1]}; of the adapter: {only}", "")
+        return replace(found, words=f"ranks of the property: {each.ranks[-1]}; of the adapter: {only}")
     if only:
         each = replace(each, ranks=(only,) * len(each.ranks))
     outcome = _held(way, each, limit_s)
     if outcome["kind"] == "hangs":  # or the machine was busy
         outcome = _held(way, each, 3 * limit_s)
-    found = known(**outcome)
+    found = replace(found, **outcome)
     if found.answer == "fails" and scripts:
-        script.write(Path(scripts), way, _smallest(way, each, found.kind), found)
+        script.write(Path(scripts), way, each, found)
     return found
+
+
+def _version(library: str) -> str:
+    return getattr(sys.modules.get(library), "__version__", "").partition("+")[0]
 
 
 @functools.cache
@@ -108,31 +109,30 @@ def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
 
 def _launched(adapter: Adapter, each: Property, launch: int, folder: Path, limit_s: float) -> Outcome:
     """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
-    common = {"WORLD_SIZE": str(each.ranks[launch]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common["LOCAL_WORLD_SIZE"] = common["WORLD_SIZE"]
-    ranks = {}
-    for rank in range(each.ranks[launch]):
-        path = folder / f"{launch}-{rank}.json"
-        variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks[path] = FORK.Process(target=_rank, args=(adapter, each, launch, path, variables, limit_s))
-        ranks[path].start()
+    size, port = each.ranks[launch], str(free_port())
+    paths = [folder / f"{launch}-{rank}.json" for rank in range(size)]
+    given = [(adapter, each, launch, path, str(rank), port, limit_s) for rank, path in enumerate(paths)]
+    ranks = [FORK.Process(target=_rank, args=arguments) for arguments in given]
+    for process in ranks:
+        process.start()
     until = time.monotonic() + limit_s
-    while any(rank.is_alive() for rank in ranks.values()) and time.monotonic() < until:
-        if any(rank.exitcode for rank in ranks.values()):
+    while any(process.is_alive() for process in ranks) and time.monotonic() < until:
+        if any(process.exitcode for process in ranks):
             until = min(until, time.monotonic() + GRACE_S)
         time.sleep(0.005)
-    late = not any(rank.exitcode for rank in ranks.values())
-    killed = [rank for rank in ranks.values() if rank.is_alive()]
-    for rank in killed:
-        os.killpg(rank.pid, signal.SIGKILL)  # with what it started
-        rank.join()
+    late = not any(process.exitcode for process in ranks)
+    killed = [process for process in ranks if process.is_alive()]
+    for process in killed:
+        process.kill()
+        process.join()
     if late and killed:
         return {"answer": "fails", "words": f"hangs: not done after {limit_s} s", "kind": "hangs"}
-    outcomes = [_outcome(path, rank.exitcode) for path, rank in ranks.items() if rank not in killed]
+    both = zip(paths, ranks, strict=True)
+    outcomes = [_outcome(path, process.exitcode) for path, process in both if process not in killed]
     return min(outcomes, key=lambda each: each[0])[1]
 
 
-def _outcome(path: Path, code: int) -> tuple[float, Outcome]:
+def _outcome(path: Path, code: int | None) -> tuple[float, Outcome]:
     """Return when a rank failed, and the outcome. A crash, which wrote none, comes first; one that holds comes last."""
     with contextlib.suppress(OSError, ValueError):
         time_s, outcome = json.loads(path.read_text())
@@ -142,10 +142,11 @@ def _outcome(path: Path, code: int) -> tuple[float, Outcome]:
     return 0.0, {"answer": "fails", "words": words, "kind": str(code)}
 
 
-def _rank(adapter: Adapter, each: Property, launch: int, path: Path, variables: dict, limit_s: float) -> None:
+def _rank(adapter: Adapter, each: Property, launch: int, path: Path, rank: str, port: str, limit_s: float) -> None:
     """Run the check on this rank, and write the outcome."""
-    os.setsid()
-    os.environ |= variables
+    size = str(each.ranks[launch])
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -191,21 +192,6 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
     on_purpose = words and (last.line or "").startswith(statement) and not crashed
     refused = on_purpose or type(error).__name__ == "ValidationError"  # compiled code of pydantic raises it
     return {"answer": "refused" if refused else "fails", "words": f"{type(error).__name__}: {words}", "kind": kind}
-
-
-def _smallest(adapter: Adapter, each: Property, kind: str) -> Property:
-    """Return a property with the smallest case that fails in the same way: setting by setting, then on one rank."""
-    until = time.monotonic() + SHRINK_S
-
-    def fails(smaller: Property) -> bool:
-        return time.monotonic() < until and _held(adapter, smaller, 15)["kind"] == kind
-
-    for key, value in SIMPLEST.items():
-        smaller = replace(each, case=each.case | {key: value})
-        if each.case.get(key, DEFAULTS[key]) != value and fails(smaller):
-            each = smaller
-    alone = replace(each, ranks=(1,) * len(each.ranks))
-    return alone if "ranks" not in adapter.settings and fails(alone) else each
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from study.conform.suite import ADAPTERS, Answer
 from study.core.arms import ROOT
@@ -36,7 +36,7 @@ def keep(path: Path, found: Iterable[Answer]) -> None:
     frame.to_csv(path, index=False, lineterminator="\n")
 
 
-def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict[str, list[str]], list[Answer]]:
+def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict, list[Answer]]:
     """Return the properties whose answers change between releases, by what changes; and their answers that are bad.
 
     A release that was not tried may be the first with a new answer.
@@ -58,7 +58,8 @@ def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict[str
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
     wide = wide[wide.nunique(axis=1) > 1]  # a question that was not asked of a release has no answer there
     wrong = rows[rows["property"].isin(wide.index) & rows["answer"].isin(["fails", "refused"])]
-    return wide.groupby(wide.apply(_history, axis=1)).groups, [Answer(**row) for row in wrong.to_dict("records")]
+    bad = [Answer(*row) for row in wrong.itertuples(index=False)]
+    return wide.groupby(wide.apply(_history, axis=1)).groups, bad
 
 
 def _history(answers: pd.Series) -> str:
@@ -69,10 +70,6 @@ def _history(answers: pd.Series) -> str:
 
 def installed(package: str, version: str) -> Path:
     """Install a release into a folder of its own, unless it is there, with the other libraries of this environment."""
-    try:
-        Version(version)
-    except InvalidVersion as error:
-        raise Stop(str(error), "give an exact release, such as 0.18.1") from None
     overlay = OVERLAYS / f"{package}-{version}"
     if overlay.exists():
         return overlay

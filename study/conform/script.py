@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from study.conform.suite import HERE, Adapter, Answer, Property
+from study.conform.suite import HERE, Adapter, Answer, Property, libraries
 from study.core.errors import Stop
 
 OURS = [HERE / name for name in ("models.py", "cases.py", "checks.py")]
@@ -41,7 +41,7 @@ os._exit(0)  # gloo's threads may abort an ordinary exit
 
 def write(folder: Path, adapter: Adapter, each: Property, seen: Answer) -> None:
     """Write the script of a failure. It exits with 0 if the property holds, and with 1 if it fails."""
-    about = f"Expected: {each.sentence}. Asked in: {each.source}.\n\nSeen ({seen.libraries}): {seen.words}"
+    about = f"Expected: {each.sentence}. Asked in: {each.source}.\n\nSeen ({libraries(seen)}): {seen.words}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{adapter.name}-{each.name}.py").write_text(script(adapter, each, about), encoding="utf-8")
 

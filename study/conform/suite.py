@@ -19,7 +19,6 @@ from study.core.arms import PACKAGE
 from study.core.errors import Stop
 
 HERE = Path(__file__).parent
-LIBRARIES = ("torch", "deepspeed", "accelerate")
 LIMIT_S = 40  # for one property; it takes about a second
 
 
@@ -70,9 +69,10 @@ class Answer:
     words: str
     kind: str  # of a failure: `differs` is a wrong result without a message
 
-    @property
-    def libraries(self) -> str:
-        return ", ".join(f"{name} {getattr(self, name) or '-'}" for name in LIBRARIES)
+
+def libraries(answer: Answer) -> str:
+    """Return the libraries of an answer, with their versions."""
+    return f"torch {answer.torch}, deepspeed {answer.deepspeed or '-'}, accelerate {answer.accelerate or '-'}"
 
 
 def _value(text: str) -> Any:

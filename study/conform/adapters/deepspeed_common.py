@@ -24,14 +24,12 @@ def zero_section(settings, bucket):
         section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
     if bucket:
         section |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    if "hpz" in settings:
-        section["zero_hpz_partition_size"] = settings["hpz"]
     if "offload" in settings:
         place = {"device": settings["offload"], "pin_memory": False}
         section["offload_optimizer"] = place
         if settings["stage"] == 3:
             section["offload_param"] = place
-    return section
+    return section | settings.get("zero", {})
 
 
 def configuration(options):

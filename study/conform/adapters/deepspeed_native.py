@@ -1,6 +1,6 @@
 """DeepSpeed by its own interface.
 
-Settings: stage, offload (cpu), hpz, and config: more of DeepSpeed's own settings.
+Settings: stage, offload (cpu), and zero: more of zero_optimization.
 """
 
 from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights  # isort: skip
@@ -13,17 +13,8 @@ def build(model, optimizer, options):
     config["zero_force_ds_cpu_optimizer"] = False
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    config = merged(config, options.settings.get("config", {}))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
     return engine
-
-
-def merged(config, more):
-    return (
-        config | {key: merged(config[key], value) if key in config else value for key, value in more.items()}
-        if isinstance(more, dict)
-        else more
-    )
 
 
 def forward_backward(engine, batch, last=True, mode="train"):

@@ -17,7 +17,7 @@ with contextlib.suppress(ImportError):
 
 def build(model, optimizer, options):
     stage, fsdp = options.settings["stage"], "fsdp" in options.settings
-    own_half = "bf16" if stage or fsdp else "autocast"
+    own_half, plugin = ("bf16", in_fsdp if fsdp else in_stage) if stage or fsdp else ("autocast", in_ddp)
     if options.precision not in ("fp32", own_half) and not (stage and options.precision == "autocast"):
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
     if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
@@ -26,12 +26,12 @@ def build(model, optimizer, options):
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
     half = options.precision == own_half
-    plugin = in_stage if stage else in_ddp
-    plugin = in_fsdp if fsdp else plugin
     common = {"gradient_accumulation_steps": options.passes, "mixed_precision": "bf16" if half else "no"}
     accelerator = Accelerator(cpu=not stage, **common, **plugin(model, options))
     assert (accelerator.distributed_type in ("DEEPSPEED", "FSDP")) == bool(stage or fsdp), "it would be DDP"
     scheduler = options.scheduler and options.scheduler(optimizer)
+    if scheduler:
+        accelerator.register_for_checkpointing(scheduler)
     model, optimizer = accelerator.prepare(model, optimizer)
     return SimpleNamespace(
         accelerator=accelerator, model=model, optimizer=optimizer, scheduler=scheduler, clip=options.clip, norm=None
@@ -44,7 +44,7 @@ def in_stage(model, options):
 
 
 def in_ddp(model, options):
-    bucket_mib = options.bucket * 4 / 2**20 if options.bucket else 25
+    bucket_mib = options.bucket * 4 / 2**20 or 25
     ddp = DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused)
     return {"kwargs_handlers": [ddp]}
 
@@ -93,8 +93,6 @@ def gradient_norm(trainer):
 
 
 def save(trainer, folder):
-    if trainer.scheduler:
-        trainer.accelerator.register_for_checkpointing(trainer.scheduler)
     trainer.accelerator.save_state(folder)
 
 
@@ -102,7 +100,5 @@ def load(trainer, folder, weights_only=False):
     deepspeed_here = trainer.accelerator.distributed_type == "DEEPSPEED"
     if weights_only and not deepspeed_here:
         raise NotImplementedError("load_state has no option for weights only")
-    if trainer.scheduler:
-        trainer.accelerator.register_for_checkpointing(trainer.scheduler)
     only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
     trainer.accelerator.load_state(folder, **(only if deepspeed_here else {}))
