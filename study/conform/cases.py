@@ -29,7 +29,7 @@ class Difference(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The settings of a training. The defaults are the simplest. A failure is shrunk towards them."""
+    """The settings of a training. The defaults are the simplest."""
 
     model: type[Plain] = Plain
     width: int = 8
@@ -97,6 +97,10 @@ def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor,
     inputs, targets = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
     inputs[0, 0, 0] = inputs[0, 0, 0].abs() * (1 - 2 * (rank % 2))
     return inputs, targets
+
+
+def first_weights(case: Case) -> Weights:
+    return copies(new_model(case).named_parameters())
 
 
 def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
@@ -291,7 +295,7 @@ def hold(seen: ShardedTraining, expected: Reference, case: Case, before: Weights
     hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
     if len(seen.norms) == len(expected.norms):
         hold_numbers(seen.norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
-    start = copies(new_model(case).named_parameters()) if before is None else before
+    start = first_weights(case) if before is None else before
     moved = largest(end[name] - start[name] for name in start)
     stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(end.values())
     allowed = bound(case, ranks, case.updates) * moved + 2 * case.updates * stored

@@ -17,7 +17,7 @@ from study.conform.cases import (
     Difference,
     Reference,
     chain,
-    copies,
+    first_weights,
     hold,
     hold_numbers,
     hold_weights,
@@ -34,9 +34,7 @@ def same_training(build: Build, case: Case, launch: int) -> None:
 
 def weights_kept(build: Build, case: Case, launch: int) -> None:
     """To build the training does not change a weight."""
-    hold_weights(
-        build(case).weights(), copies(new_model(case).named_parameters()), 0.0, "the weights before any update"
-    )
+    hold_weights(build(case).weights(), first_weights(case), 0.0, "the weights before any update")
 
 
 def ranks_agree(build: Build, case: Case, launch: int) -> None:
@@ -72,10 +70,9 @@ def one_large_batch(build: Build, case: Case, launch: int) -> None:
 
 def unmoved(build: Build, case: Case, launch: int) -> None:
     """Frozen parameters, and those with a learning rate of 0, keep their bits, and the others move."""
-    model = new_model(case)
-    start = copies(model.named_parameters())
-    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    fixed |= {name for name in start if case.groups == "zero" and name.startswith("last")}
+    start = first_weights(case)
+    fixed = {name for name in start if case.groups == "zero" and name.startswith("last")}
+    fixed |= {name for name, parameter in new_model(case).named_parameters() if not parameter.requires_grad}
     after = build(case).run().weights()
     kept = {name: start[name] for name in start if name in fixed}
     hold_weights(after, kept, 0.0, "weights that must not move")

@@ -160,12 +160,9 @@ class Experts(Plain):
     """A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token."""
 
     def body(self, hidden: Tensor) -> Tensor:
-        tokens = hidden.reshape(-1, hidden.shape[-1])
-        choice = torch.arange(len(tokens)) % max(1, len(self.blocks) - 1)
-        mixed = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.blocks):
-            rows = (choice == number).nonzero().flatten()
-            mixed = mixed.index_add(0, rows, torch.tanh(expert(tokens[rows])).to(mixed.dtype))
+        tokens = hidden.flatten(0, -2)
+        parts = [*tokens.tensor_split(len(self.blocks) - 1), tokens[:0]]
+        mixed = torch.cat([torch.tanh(expert(part)) for expert, part in zip(self.blocks, parts, strict=True)])
         return hidden + mixed.view_as(hidden)
 
 

@@ -48,12 +48,9 @@ def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict, li
     package = ADAPTERS[name].package if name in ADAPTERS else name.partition("-")[0]
     rows = rows[(rows["adapter"] == name) & rows["property"].str.contains(only, regex=False)]
     tried = sorted(rows[package].unique(), key=Version)
-    for release in (since, until):
-        if release not in tried:
-            raise Stop(f"no answers of {package} {release!r} are kept", f"choose from {', '.join(tried)}")
+    if not {since, until} <= {*tried} or Version(since) >= Version(until):
+        raise Stop(f"no answers from {package} {since} to {until} are kept", f"choose two of {', '.join(tried)}")
     inside = tried[tried.index(since) : tried.index(until) + 1]
-    if not inside:
-        raise Stop(f"{until} does not come after {since}", "name the older release first")
     rows = rows[rows[package].isin(inside)]
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
     wide = wide[wide.nunique(axis=1) > 1]  # a question that was not asked of a release has no answer there

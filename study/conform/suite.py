@@ -120,12 +120,12 @@ class Ranks:
     """
 
     def __init__(self, log: Path, overlay: Path | None = None) -> None:
-        paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
-        env = dict(os.environ)
+        paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = os.environ.copy()
         if overlay:
             paths = [str(overlay.resolve()), *paths]
             env["TORCH_EXTENSIONS_DIR"] = f"{paths[0]}-operators"  # compiled from its sources, and kept
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        env["PYTHONPATH"] = os.pathsep.join(paths)
         self.log = log.open("w")
         command, pipe = [sys.executable, "-P", "-m", "study.conform.ranks"], subprocess.PIPE
         self.process = subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log)

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 BF16 = torch.bfloat16
 
@@ -52,7 +51,7 @@ def forward_backward(trainer, batch, last=True, mode="train"):
 
 def step(trainer):
     norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
-    trainer.norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    trainer.norm = norm.full_tensor()
     trainer.optimizer.step()
     if trainer.scheduler:
         trainer.scheduler.step()

@@ -84,8 +84,7 @@ def whole_weights(trainer):
     model = getattr(trainer.model, "module", trainer.model)
     if trainer.accelerator.distributed_type != "FSDP":
         return full_weights(model)
-    named = {name.replace("_checkpoint_wrapped_module.", ""): weight for name, weight in model.named_parameters()}
-    return {name: weight.full_tensor() for name, weight in named.items()}
+    return {name: weight.full_tensor() for name, weight in model.named_parameters()}
 
 
 def gradient_norm(trainer):
