@@ -39,7 +39,6 @@ from study.core.linux import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed
 FORK = multiprocessing.get_context("fork")
-EARLY = ("build", "save", "load")
 CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, CheckpointException)
 Outcome = dict[str, str]  # answer, words and kind
 
@@ -61,9 +60,10 @@ def answer(adapter: dict, name: str, scripts: str | None, limit_s: float) -> Ans
     """Hold an adapter to a property. A failure is written as a script into the folder `scripts`."""
     way, each = Adapter(**adapter), PROPERTIES[name]
     module = _imported(way.path)
-    found = Answer(
-        way.name, name, _version("torch"), _version("deepspeed"), _version("accelerate"), "not applicable", "", ""
-    )
+    accelerate = _version("accelerate")
+    if way.package == "deepspeed":  # some of its releases import Accelerate, and train without it
+        accelerate = ""
+    found = Answer(way.name, name, _version("torch"), _version("deepspeed"), accelerate, "not applicable", "", "")
     only = way.settings.get("ranks")
     if lacking := [function for function in each.functions if not hasattr(module, function)]:
         return replace(found, words=f"the adapter has no {lacking[0]}")
@@ -111,8 +111,8 @@ def _launched(adapter: Adapter, each: Property, launch: int, folder: Path, limit
     """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
     size, port = each.ranks[launch], str(free_port())
     paths = [folder / f"{launch}-{rank}.json" for rank in range(size)]
-    given = [(adapter, each, launch, path, str(rank), port, limit_s) for rank, path in enumerate(paths)]
-    ranks = [FORK.Process(target=_rank, args=arguments) for arguments in given]
+    given = (adapter, each, launch, port, limit_s)
+    ranks = [FORK.Process(target=_rank, args=(*given, str(rank), path)) for rank, path in enumerate(paths)]
     for process in ranks:
         process.start()
     until = time.monotonic() + limit_s
@@ -142,7 +142,7 @@ def _outcome(path: Path, code: int | None) -> tuple[float, Outcome]:
     return 0.0, {"answer": "fails", "words": words, "kind": str(code)}
 
 
-def _rank(adapter: Adapter, each: Property, launch: int, path: Path, rank: str, port: str, limit_s: float) -> None:
+def _rank(adapter: Adapter, each: Property, launch: int, port: str, limit_s: float, rank: str, path: Path) -> None:
     """Run the check on this rank, and write the outcome."""
     size = str(each.ranks[launch])
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
@@ -187,7 +187,7 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
     words = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:300]
     if isinstance(error, NotImplementedError) and last.filename == adapter_file:
         return {"answer": "not applicable", "words": words, "kind": kind}
-    early = any(frame.filename == adapter_file and frame.name in EARLY for frame in frames)
+    early = any(frame.filename == adapter_file and frame.name in ("build", "save", "load") for frame in frames)
     statement = ("raise", "assert") if early else ("raise",)
     on_purpose = words and (last.line or "").startswith(statement) and not crashed
     refused = on_purpose or type(error).__name__ == "ValidationError"  # compiled code of pydantic raises it

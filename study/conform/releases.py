@@ -17,7 +17,6 @@ from study.core.validation import nearest
 
 COMMITTED = ROOT / "reports" / "conform" / "answers.csv"
 OVERLAYS = Path("runs/overlays")
-KEY = ["adapter", "property", "torch", "deepspeed", "accelerate"]
 
 
 def answers(path: Path = COMMITTED) -> pd.DataFrame:
@@ -31,7 +30,7 @@ def keep(path: Path, found: Iterable[Answer]) -> None:
     """Add answers to a file. They replace earlier ones of the same libraries."""
     frame = pd.DataFrame(map(asdict, found))
     if path.exists():
-        frame = pd.concat([answers(path), frame]).drop_duplicates(KEY, keep="last")
+        frame = pd.concat([answers(path), frame]).drop_duplicates([*frame.columns[:5]], keep="last")
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(path, index=False, lineterminator="\n")
 
