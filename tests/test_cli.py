@@ -219,8 +219,7 @@ WRONG = {
     "estimate --params 1e9 --ranks 0": "must be above 0 (got 1e+09 parameters on 0 ranks)",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
-    "explain nosuch empty": "nosuch/record.json' cannot be read",
-    "explain malformed malformed": "memory.components must be a table (got [3])",
+    "compare malformed malformed": "memory.components must be a table (got [3])",
     "claims S000-1": "no claim is named S000-1",
     "virtual --arm zero3_nvme": "as zero3_cpu",
     "virtual --ranks 0": "--ranks must be at least 2 (got 0)",
@@ -375,13 +374,12 @@ def test_a_cell_is_named_as_the_sweep_prints_it(tmp_path, monkeypatch, capsys):
     assert "train-ddp-r1.2" in capsys.readouterr().out
 
 
-def test_two_runs_are_explained_with_a_warning_first(tmp_path, monkeypatch, capsys):
+def test_two_runs_are_compared_by_component(tmp_path, monkeypatch, capsys):
     put(tmp_path, finished("a", arm="ddp"), finished("b", arm="zero2", micro_batch=4))
-    assert in_this_process(monkeypatch, f"explain {tmp_path}/a {tmp_path}/b") is None
-    answer, warning, *table = capsys.readouterr().out.splitlines()
-    assert answer.startswith("At the peak ")
-    assert warning == "These runs differ in more than the arm: micro batch 2 and 4."
-    assert any(line.split()[:2] == ["component", "of"] for line in table)
+    assert in_this_process(monkeypatch, f"compare {tmp_path}/a {tmp_path}/b") is None
+    answer, *table = capsys.readouterr().out.splitlines()
+    assert answer.startswith("At the peak zero2 holds")
+    assert ["micro_batch", "2", "4"] in [line.split() for line in table]
     assert any(line.startswith("all that is tracked") for line in table)
 
 

@@ -22,7 +22,7 @@ COMMANDS = [
     "runs SMOKE",
     "compare SMOKE",
     "compare SMOKE --arms",
-    "explain ZERO1 ZERO3",
+    "compare ZERO1 ZERO3",
     "diagnose ZERO1",
     "diagnose CONFIG",
     "diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml",

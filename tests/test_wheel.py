@@ -31,7 +31,7 @@ LIGHT = {
 }
 WHOLE = {  # the rest is called in this process by other tests
     "sweep smoke --dry-run": "arms-zero3_nvme-",
-    "explain runs/good runs/other": "all that is tracked",
+    "compare runs/good runs/other": "all that is tracked",
     "doctor --fix": "operators are compiled",
 }
 HEAVY = {  # what needs more says so in one sentence

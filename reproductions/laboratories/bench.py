@@ -17,6 +17,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ from study.core.options import parsed
 from study.core.settings import Flags, check
 from study.core.tables import say, show
 from study.records import metrics, store
-from study.records.stats import median, median_with_interval
+from study.records.compare import median_with_interval
 from study.sweeps.launches import options
 
 TRAINERS = ("ours", "bare", "hf")

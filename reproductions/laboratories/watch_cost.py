@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from study.measure import hardware
-from study.records.stats import median_with_interval
+from study.records.compare import median_with_interval
 from study.watch.training import AFTER, watch
 
 PAIRS = 1000

@@ -1,4 +1,4 @@
-"""`study runs`, `study compare` and `study explain`: look at runs, and compare them."""
+"""`study runs` and `study compare`: look at runs, and compare them."""
 
 import dataclasses
 from pathlib import Path
@@ -10,9 +10,8 @@ from study.core.numbers import part_of, size
 from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, show
 from study.records import compare as comparing
-from study.records import explain as explaining
 from study.records import keeping, store
-from study.records.runs import Runs, load
+from study.records.runs import Run, Runs, load
 
 
 def runs(
@@ -53,13 +52,18 @@ def compare(
 ) -> dict | list[dict] | None:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
+    Of two runs, it says why their memory differs: what each holds at its peak, component by component.
+
     Args:
-        folders: Folders that contain runs, at any depth.
+        folders: Folders that contain runs, at any depth; or two runs, the first of which the second is compared with.
         arms: Instead, compare the arms of each task with DDP, in sentences and a table.
         as_json: Print the comparison as JSON instead of a table.
     """
     if not folders:
         raise Stop("no folder is given", "name one or several folders with runs")
+    tries = [store.newest_try(folder) for folder in folders]
+    if len(tries) == 2 and all((folder / store.RECORD).is_file() for folder in tries):
+        return _explain([Run(folder, store.load(folder)) for folder in tries], as_json)
     loaded = load(folders, every_folder_has_runs=True)
     if arms:
         return _compare_arms(loaded, as_json)
@@ -102,31 +106,23 @@ def _shown(row: dict) -> dict:
     }
 
 
-def explain(
-    run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False
-) -> dict | None:
-    """Explain why two runs differ in memory: what each holds at its peak, component by component.
-
-    Args:
-        run_a: The folder of the first run.
-        run_b: The folder of the second run. Differences are those from the first to the second.
-        as_json: Print components and sentences as JSON.
-    """
-    a = store.load(store.newest_try(run_a))
-    b = store.load(store.newest_try(run_b))
-    rows = explaining.explain(a, b)
-    warning = explaining.unlike(a, b)
-    sentences = explaining.sentences(a, b)
+def _explain(runs: list[Run], as_json: bool) -> dict | None:
+    """Show how the peaks of two runs differ, and beside that their times and losses."""
+    first, second = runs
+    rows = comparing.peaks(first, second)
+    unlike = comparing.unlike(first, second)
     if as_json:
-        return {"unlike": warning, "components": rows, "in_words": sentences}
-    answer, *reasons = sentences
-    say_wrapped(answer, *([warning] if warning else []), *reasons, "")
-    columns = {"a_bytes": "first", "b_bytes": "second", "difference_bytes": "difference"}
-    tracked = [row for row in rows if row["kind"] != explaining.UNTRACKED]
-    table = []
-    for row in [*tracked, explaining.totals(rows), *rows[len(tracked) :]]:
-        sizes = {name: None if row[key] is None else size(row[key]) for key, name in columns.items()}
-        share = None if row["share"] is None else f"{row['share']:.0%}"
-        table.append({"component": row["component"], "of": row["kind"]} | sizes | {"of all changes": share})
-    show(table)
+        return {"unlike": unlike, "components": rows}
+    total = next(row for row in rows if row["component"] == comparing.TRACKED)
+    sizes = [size(total[side]) for side in ("first", "second")]
+    say(f"At the peak {second.arm} holds {sizes[1]}, and {first.arm} {sizes[0]}.", "")
+    if unlike:
+        say("They differ in more than the arm:", "")
+        show(unlike)
+        say("")
+    reasons = [(row["component"], row.pop("why")) for row in rows]
+    in_bytes = ("first", "second", "difference")
+    show([row | {name: None if row[name] is None else size(row[name]) for name in in_bytes} for row in rows])
+    say("")
+    say_wrapped(*[f"{component}: {why}" for component, why in reasons if why], indent="  ")
     return None

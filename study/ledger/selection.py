@@ -1,13 +1,13 @@
 """Chooses the runs that a claim's evidence rests on, and computes a quantity of them, or its ratio to other runs."""
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from study.core.arms import all_paths
 from study.records import metrics
+from study.records.compare import paired
 from study.records.facts import UNKNOWN, facts, refuse_impossible
-from study.records.pairs import paired
 from study.records.runs import Run
-from study.records.stats import median
 
 MOVED = ("volume", "tensors", "calls")
 TRAINING = "training"  # in a selection: which training of the script of document 002
@@ -83,7 +83,7 @@ def agreed(values: list):
 def ratio(runs: Sequence[Run], where: dict, over: dict, quantity: Quantity, take: str) -> float | None:
     """Return a quantity over that of other runs, by pairs of equal cells on one machine. None without a pair."""
     theirs = where | over
-    pairs, _ = paired(chosen(runs, where), chosen(runs, theirs), {*over} - {TRAINING})
+    pairs = paired(chosen(runs, where), chosen(runs, theirs), {*over} - {TRAINING})
     ratios = []
     for pair in pairs:
         above = quantity.values(pair.of, where.get(TRAINING))

@@ -1,31 +1,152 @@
-"""Compare equal cells: a row is one cell in one environment."""
+"""Compares runs: equal cells between machines, arms with a baseline, the two sides of a ratio, and the peaks of two runs."""
 
+import itertools
 import json
+import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from study.core.arms import NAMES
+from study.core.errors import Stop
 from study.core.numbers import number_of, short, times
-from study.core.words import joined
-from study.records import stats
+from study.records import metrics
 from study.records.groups import by
-from study.records.metrics import value
 from study.records.runs import Run, Runs
+from study.records.schema import RankMemory
+
+# --- intervals ------------------------------------------------------------------------------------------------------
+# Step times have a long tail on one side, so medians are compared by a percentile bootstrap, without assuming a normal
+# distribution. The generator is an argument: the same numbers in the same order, and the same seed, give the same ends.
+
+FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
+RESAMPLES = 2000
+
+
+def median_with_interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
+    """Return the median and the ends of its 95 % interval."""
+    return float(statistics.median(values)), *_interval(np.median, [values], rng)
+
+
+def ratio_of_medians(a: Sequence[float], b: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
+    """Return median(a) / median(b) of independent samples, and the ends of its 95 % interval."""
+
+    def ratio(a, b, axis):
+        return np.median(a, axis=axis) / np.median(b, axis=axis)
+
+    return float(statistics.median(a) / statistics.median(b)), *_interval(ratio, [a, b], rng)
+
+
+def _interval(statistic: Callable, samples: list[Sequence[float]], rng: np.random.Generator) -> tuple[float, float]:
+    resamples = [rng.choice(np.asarray(sample, float), (RESAMPLES, len(sample))) for sample in samples]
+    low, high = np.quantile(statistic(*resamples, axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+# --- equal cells between machines -----------------------------------------------------------------------------------
 
 NOTE = "from, to: 95 % interval over runs; vs A: s/step over that in A, a ratio between environments, not within a run"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison, and the runs that are not in it."""
+    """A row for each cell and environment, and the runs that are in none."""
 
-    rows: list[dict]  # one for each cell and environment
+    rows: list[dict]
     environments: dict[str, dict]  # all that is known of each, by its letter
     left_out: dict[str, int]  # runs by status; "copy" counts records of runs that are already included
     unreadable: list[str]  # a sentence for each
+
+
+def compare(runs: Runs) -> Comparison:
+    """Return the finished runs as rows, with columns only for settings in which cells differ."""
+    cells: dict[str, dict[str, list[Run]]] = {}  # by the key of the cell, then by DeepSpeed's resolved config
+    for run in runs.done:
+        resolved = json.dumps(run.resolved, sort_keys=True)
+        cells.setdefault(run.key(without=("seed",)), {}).setdefault(resolved, []).append(run)
+    columns = ["arm", *differing([json.loads(key) for key in cells])]
+    # Arms differ in many DeepSpeed keys. Show only those in which cells with the same settings differ.
+    columns += [name for configs in cells.values() for name in differing([json.loads(each) for each in configs])]
+    rows = []
+    for key, configs in cells.items():
+        for resolved, members in configs.items():
+            settings = json.loads(resolved) | json.loads(key)
+            in_environment = by(members, "environment")
+            for (letter,) in sorted(in_environment, key=lambda each: list(runs.environments).index(*each)):
+                row = {name: settings.get(name) for name in columns} | {"environment": letter}
+                rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
+    left_out = Counter(run.status for run in runs if not run.done)
+    if runs.copies:
+        left_out["copy"] = runs.copies
+    return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
+
+
+def answer(compared: Comparison) -> str:
+    """Return how long steps take in other environments, of cells that the first one ran as well."""
+    ratios = [row["vs A"] for row in compared.rows if row["environment"] != "A" and row["vs A"] is not None]
+    if not ratios:
+        cells = number_of(len(compared.rows), "cells")
+        return f"{cells}, none of them in two environments: no time is compared. --arms compares the arms."
+    cells = number_of(len(ratios), "cells")
+    return f"A step takes {times(min(ratios))} to {times(max(ratios))} as long as in environment A ({cells})."
+
+
+def notes(compared: Comparison) -> list[str]:
+    """Return lines below the table: the letters of the environments, and the runs that are not in the table."""
+    machines = compared.environments
+    names = differing(list(machines.values())) or list(machines.get("A", {}))
+    if any("changed" in machine.get("commit", "") for machine in machines.values()):
+        names = list(dict.fromkeys([*names, "commit"]))
+    lines = [
+        f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
+        for letter, machine in machines.items()
+    ]
+    lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
+    return [*lines, NOTE, *(f"unreadable: {sentence}" for sentence in compared.unreadable)]
+
+
+def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
+    """Return medians over the runs of one cell in one environment, and their step time over that in A."""
+    step_s = _median(runs, "step_s")
+    step_s_at_a = _median(at_a, "step_s")
+    low = high = None
+    if step_s is not None and len(runs) >= FEWEST_RUNS:
+        in_order = [metrics.value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]
+        _, low, high = median_with_interval(in_order, np.random.default_rng(0))
+    kind: str | None = "allocated"
+    peak_bytes = _median(runs, "peak_allocated_bytes")
+    if peak_bytes is None:
+        kind = "tracked"
+        peak_bytes = _median(runs, "tracked_peak_bytes")
+    return {
+        "runs": len(runs),
+        "seeds": len({run.seed for run in runs}),
+        "s/step": step_s,
+        "from": low,
+        "to": high,
+        "vs A": step_s / step_s_at_a if step_s and step_s_at_a else None,
+        "peak MB": peak_bytes and peak_bytes / 1e6,
+        "peak of": peak_bytes and kind,
+        "loss": _median(runs, "train_loss"),
+        "eval loss": _median(runs, "eval_loss"),
+    }
+
+
+def _median(runs: list[Run], quantity: str) -> float | None:
+    """Return the median over runs; None if one value is unknown, because a median of the rest would hide that."""
+    values = [metrics.value(run.record, quantity) for run in runs]
+    return statistics.median(values) if values and None not in values else None
+
+
+def differing(several: list[dict]) -> list[str]:
+    """Return the names whose values are not the same in all of them."""
+    names = dict.fromkeys(name for each in several for name in each)
+    return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]
+
+
+# --- losses of arms and of a baseline -------------------------------------------------------------------------------
 
 
 def baseline_arm(runs: Iterable[Run], first: str = "ddp") -> str | None:
@@ -55,94 +176,144 @@ def loss_distances(run: Run, partner: Run) -> list[float]:
     return [abs(ours - theirs) for ours, theirs in zip(run.losses, partner.losses, strict=True)]
 
 
-def compare(runs: Runs) -> Comparison:
-    """Return the finished runs as rows, with columns only for settings in which cells differ."""
-    cells: dict[str, dict[str, list[Run]]] = {}  # by the key of the cell, then by DeepSpeed's resolved config
-    for run in runs.done:
-        resolved = json.dumps(run.resolved, sort_keys=True)
-        cells.setdefault(run.key(without=("seed",)), {}).setdefault(resolved, []).append(run)
-    columns = ["arm", *_differing([json.loads(key) for key in cells])]
-    # Arms differ in many DeepSpeed keys. Show only those in which cells with the same settings differ.
-    columns += [name for configs in cells.values() for name in _differing([json.loads(each) for each in configs])]
-    rows = []
-    for key, configs in cells.items():
-        for resolved, members in configs.items():
-            settings = json.loads(resolved) | json.loads(key)
-            in_environment = by(members, "environment")
-            for (letter,) in sorted(in_environment, key=lambda each: list(runs.environments).index(*each)):
-                row = {name: settings.get(name) for name in columns} | {"environment": letter}
-                rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
-    left_out = Counter(run.status for run in runs if not run.done)
-    if runs.copies:
-        left_out["copy"] = runs.copies
-    return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
+# --- the two sides of a ratio ---------------------------------------------------------------------------------------
+
+MACHINE = "machine"
+# If the sides name the condition, these parts of the cell may differ as well. All other parts must be equal.
+DECIDED_BY: dict[str, tuple[str, ...]] = {"batch": ("micro_batch", "accumulation"), "parameters": ("model",)}
+DECIDED_BY |= {"virtual": ("virtual_ranks",), "device": (MACHINE,), "device_memory": (MACHINE,)}
+DECIDED_BY |= dict.fromkeys(("stage", "offload", "wrapper", "offload_optimizer", "offload_param"), ("arm",))
 
 
-def answer(compared: Comparison) -> str:
-    """Return how much longer steps take in other environments than in the first, for cells that both ran."""
-    ratios: dict[str, list[float]] = {}
-    for row in compared.rows:
-        if row["vs A"] is not None and row["environment"] != "A":
-            ratios.setdefault(row["environment"], []).append(row["vs A"])
-    if not ratios:
-        cells = number_of(len(compared.rows), "cells")
-        return f"{cells}, none of them in two environments: no time is compared. --arms compares the arms."
-    spans = []
-    for letter, mine in ratios.items():
-        most = f" to {times(max(mine))}" if len(mine) > 1 else ""
-        spans.append(f"{letter} {times(min(mine))}{most} ({number_of(len(mine), 'cells')})")
-    return f"Compared with environment A, a step takes in {joined(spans)} as long."
+@dataclass(frozen=True)
+class Pair:
+    """The runs of one cell: those of the first side, and those that they are compared to."""
+
+    of: list[Run]
+    to: list[Run]
 
 
-def notes(compared: Comparison) -> list[str]:
-    """Return lines below the table: the letters of the environments, and the runs that are not in the table."""
-    machines = list(compared.environments.values())
-    names = _differing(machines) or [name for machine in machines[:1] for name in machine]
-    if any("changed" in machine.get("commit", "") for machine in machines):
-        names = list(dict.fromkeys([*names, "commit"]))
-    lines = [
-        f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
-        for letter, machine in compared.environments.items()
+def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> list[Pair]:
+    """Return the cells that were run on both sides. `named` are the conditions in which these differ on purpose."""
+    free = {"seed", *named, *itertools.chain.from_iterable(DECIDED_BY.get(name, ()) for name in named)}
+    ours = _by_cell(our_runs, free)
+    theirs = _by_cell(their_runs, free)
+    pairs = [Pair(runs, theirs[key]) for key, runs in ours.items() if key in theirs]
+    return [pair for pair in pairs if "precision" in named or _same_dtypes(pair)]
+
+
+def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
+    cells: dict[tuple, list[Run]] = {}
+    for run in runs:
+        machine = None if MACHINE in free else json.dumps(run.machine, sort_keys=True)
+        cells.setdefault((run.key(without=free), machine), []).append(run)
+    return cells
+
+
+def _same_dtypes(pair: Pair) -> bool:
+    """Return whether both sides hold states in the same dtypes: if not, they are not one precision."""
+    for role in ("weights", "moments"):
+        ours, theirs = ({run.record.observed.dtypes.get(role) for run in side} - {None} for side in (pair.of, pair.to))
+        if ours and theirs and ours != theirs:
+            return False
+    return True
+
+
+# --- the peaks of two runs ------------------------------------------------------------------------------------------
+
+TRACKED = "all that is tracked"
+BEYOND = ("seen by the allocator alone", "reserved and not in use", "outside the allocator")
+NEGLIGIBLE = 0.05  # of all that changes: a smaller part gets no reason
+# By component, why it grew and why it shrank, from the sources of DeepSpeed 0.19.8.
+REASONS = {
+    "weights": (
+        "the weights are not partitioned, are in a wider dtype, or are kept twice",
+        "a rank keeps only its partition, its part of each layer, or a narrower dtype",
+    ),
+    "master": (
+        "the optimizer keeps an fp32 copy of the weights; DeepSpeed does so even for fp32 weights",
+        "a rank keeps the fp32 copy of its partition only, or none",
+    ),
+    "gradients": (
+        "gradients are not partitioned, of several microbatches, or copied for the update",
+        "a rank keeps the gradients of its partition only, or they were already moved into buckets",
+    ),
+    "moments": (
+        "this rank holds the optimizer states of a larger part of the model",
+        "a rank keeps the optimizer states of its partition only, or they are on disk",
+    ),
+    "buckets": (
+        "their size is reduce_bucket_size, however small the model is and however many ranks share it",
+        "there are fewer buckets, or their dtype is narrower",
+    ),
+    "gathered_weights": (
+        "stage 3 and FSDP gather whole weights to use them; stage 3 releases them only after stage3_max_live_parameters"
+        " and stage3_max_reuse_distance, a billion parameters by default",
+        "fewer weights are gathered at once",
+    ),
+    "activations": (
+        "no stage partitions activations: there are more rows or tokens, or the peaks are at different moments",
+        "no stage partitions activations: ranks that read the same rows each keep a part, there are fewer rows or"
+        " tokens, or the peaks are at different moments",
+    ),
+    "temporaries": ("single operations need them briefly: copies, norms, flattened gradients",) * 2,
+    "other": ("the data set on this rank, and what was allocated before training",) * 2,
+    "staging": ("offloaded tensors pass through buffers", None),
+    "swap": ("tensors on disk pass through buffers", None),
+}
+
+
+def peaks(first: Run, second: Run) -> list[dict]:
+    """Return the difference of two peaks by component, the largest difference first, with the reason of a large one.
+
+    `share` is a component's part of all changes, whether it grows or shrinks. Last come the sum of the components, and
+    the rows that lead from there to the memory that the device reports as used.
+    """
+    ours, theirs = (_held(run) for run in (first, second))
+    rows = [_row(name, ours.get(name, 0), theirs.get(name, 0)) for name in ours | theirs]
+    rows.sort(key=lambda row: -abs(row["difference"]))
+    changed_bytes = sum(abs(row["difference"]) for row in rows)
+    for row in rows:
+        row["share"] = abs(row["difference"]) / max(changed_bytes, 1)
+        if row["share"] > NEGLIGIBLE:
+            grew, shrank = REASONS.get(row["component"], (None, None))
+            row["why"] = grew if row["difference"] > 0 else shrank
+    rows.append(_row(TRACKED, sum(ours.values()), sum(theirs.values())))
+    return rows + [_row(name, *sizes) for name, *sizes in zip(BEYOND, _beyond(first), _beyond(second), strict=True)]
+
+
+def _held(run: Run) -> dict[str, int]:
+    if components := metrics.components(run.record):
+        return components
+    what = f"{run.name} ({run.arm}, {run.status}) has no memory by component"
+    raise Stop(what, "run it again to its end, without --no-instruments")
+
+
+def _beyond(run: Run) -> list[int | None]:
+    """Return what only the device reports of the rank that held most; None without a GPU."""
+    number = metrics.fullest_rank(run.record) or 0
+    rank = run.record.memory.components.per_rank[number]
+    device = [*run.record.memory.per_rank[number : number + 1], RankMemory()][0]
+    levels = [
+        rank.tracked_peak_bytes,
+        device.peak_allocated_bytes,
+        device.peak_reserved_bytes,
+        device.device_used_bytes,
     ]
-    lines += [NOTE] if machines else []
-    lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
-    return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
+    return [_difference(*pair) for pair in itertools.pairwise(levels)]
 
 
-def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
-    """Return medians over the runs of one cell in one environment, and their step time over that in A."""
-    step_s = _median(runs, "step_s")
-    step_s_at_a = _median(at_a, "step_s")
-    low = high = None
-    if step_s is not None and len(runs) >= stats.FEWEST_RUNS:
-        in_order = [value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]
-        _, low, high = stats.median_with_interval(in_order, np.random.default_rng(0))  # it depends on the order
-    kind = "allocated"
-    peak_bytes = _median(runs, "peak_allocated_bytes")
-    if peak_bytes is None:
-        kind = "tracked"
-        peak_bytes = _median(runs, "tracked_peak_bytes")
-    return {
-        "runs": len(runs),
-        "seeds": len({run.seed for run in runs}),
-        "s/step": step_s,
-        "from": low,
-        "to": high,
-        "vs A": step_s / step_s_at_a if step_s and step_s_at_a else None,
-        "peak MB": None if peak_bytes is None else peak_bytes / 1e6,
-        "peak of": None if peak_bytes is None else kind,
-        "loss": _median(runs, "train_loss"),
-        "eval loss": _median(runs, "eval_loss"),
-    }
+def _row(name: str, first: int | None, second: int | None) -> dict:
+    difference = _difference(first, second)
+    return {"component": name, "first": first, "second": second, "difference": difference, "share": None, "why": None}
 
 
-def _median(runs: list[Run], quantity: str) -> float | None:
-    """Return the median over runs; None if one value is unknown, because a median of the rest would hide that."""
-    values = [value(run.record, quantity) for run in runs]
-    return stats.median(values) if values and None not in values else None
+def _difference(lower: int | None, upper: int | None) -> int | None:
+    return None if lower is None or upper is None else upper - lower
 
 
-def _differing(several: list[dict]) -> list[str]:
-    """Return the names whose values are not the same in all of them."""
-    names = dict.fromkeys(name for each in several for name in each)
-    return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]
+def unlike(first: Run, second: Run) -> list[dict]:
+    """Return the settings besides the arm and the seed in which two runs differ."""
+    sides = [run.cell | {"measure version": run.record.measure_version} for run in (first, second)]
+    names = [name for name in differing(sides) if name not in ("arm", "seed")]
+    return [{"setting": name, "first": sides[0].get(name), "second": sides[1].get(name)} for name in names]

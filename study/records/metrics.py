@@ -144,6 +144,26 @@ def _at_peak(record: Record, *roles: str) -> float | None:
     return most(sum(rank.get(role, 0) for role in roles) for rank in ranks)
 
 
+def fullest_rank(record: Record) -> int | None:
+    """Return the rank that held most at its peak; None without instruments."""
+    ranks = {number: rank for number, rank in enumerate(record.memory.components.per_rank) if rank.at_peak}
+    # A rank whose components sum to its peak comes before one with a gap.
+    exact = [number for number, rank in ranks.items() if sum((rank.at_peak or {}).values()) == rank.tracked_peak_bytes]
+    return max(exact or ranks, key=lambda number: ranks[number].tracked_peak_bytes, default=None)
+
+
+def components(record: Record) -> dict[str, int]:
+    """Return the bytes by component at the peak of the rank that held most; empty without instruments."""
+    number = fullest_rank(record)
+    if number is None:
+        return {}
+    rank = record.memory.components.per_rank[number]
+    held = dict(rank.at_peak or {})
+    if rest_bytes := rank.tracked_peak_bytes - sum(held.values()):
+        held["not told apart"] = rest_bytes
+    return held
+
+
 def tracked_peak_bytes(record: Record) -> float | None:
     """Return the peak of the tensors, which formulas predict."""
     return most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)

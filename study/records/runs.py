@@ -14,7 +14,6 @@ from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.gpus import measured_flops
 from study.records import metrics, store
-from study.records.explain import peak
 from study.records.impossible import impossible
 from study.records.privacy import redact
 from study.records.schema import Record, Requested
@@ -167,8 +166,7 @@ class Run:
 
     @cached_property
     def components(self) -> dict[str, int]:
-        """Return the bytes by component at the peak of the rank that held most; empty without instruments."""
-        return peak(self.record).components if self.record.memory.components.per_rank else {}
+        return metrics.components(self.record)
 
     @cached_property
     def traffic(self) -> dict[str, int]:

@@ -2,8 +2,7 @@
 
 from typing import Any, TypeVar
 
-from study.core.errors import Stop
-from study.records import explain
+from study.records import metrics
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Collective, Record
 
@@ -64,10 +63,7 @@ class Facts:
     @property
     def peak(self) -> dict[str, int]:
         """Bytes by component at the peak of the rank that holds most."""
-        try:
-            return required(explain.peak(self.record).components)
-        except Stop:
-            raise Unknown from None
+        return required(metrics.components(self.record) or None)
 
     @property
     def peak_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """Tables that documents print, and beside them what was measured and predicted here; and document 002's script."""
 
+import statistics
 from typing import Any
 
 import pandas as pd
@@ -8,7 +9,6 @@ from matplotlib.figure import Figure
 from study.core.numbers import size
 from study.core.words import joined
 from study.predict.front import Setup, estimate, named
-from study.records import stats
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import style
@@ -113,7 +113,7 @@ def throughput_000(runs: Runs) -> pd.DataFrame:
         for arm, mine in of_arm.items() if all(of_arm.values()) else ():
             run = mine[0]
             speed_up = middle(seconds(of_arm["ddp"]), seconds(mine))
-            step_s = stats.median(seconds(mine))
+            step_s = statistics.median(seconds(mine))
             row = {"group": group, "arm": arm, "tokens_per_s_and_rank": None, "over_ddp": speed_up.pop("median")}
             if run.rows_per_step and run.sequence and run.ranks:
                 row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
@@ -137,7 +137,7 @@ def offload_001(runs: Runs) -> pd.DataFrame:
             row: dict[str, Any] = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine)}
             row["peak_bytes"] = None if memory.has_one_memory(run) else run.peak_bytes
             row["outcome"] = ", ".join(sorted({each.status for each in mine}))
-            samples_per_s = run.rows_per_step / stats.median(times) if times and run.rows_per_step else None
+            samples_per_s = run.rows_per_step / statistics.median(times) if times and run.rows_per_step else None
             rows.append(row | {"samples_per_s": samples_per_s})
     return pd.DataFrame(rows).dropna(axis="columns", how="all")
 

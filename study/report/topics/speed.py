@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.numbers import size
-from study.records import stats
+from study.records import compare as comparing
 from study.records.compare import compare
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
@@ -40,18 +40,18 @@ def middle(values: list[float], over: list[float] | None = None) -> dict:
     rng = np.random.default_rng(0)
     if over is None:
         n = len(values)
-        median, low, high = stats.median_with_interval(values, rng)
+        median, low, high = comparing.median_with_interval(values, rng)
     else:
         n = min(len(values), len(over))
-        median, low, high = stats.ratio_of_medians(values, over, rng)
-    enough = n >= stats.FEWEST_RUNS
+        median, low, high = comparing.ratio_of_medians(values, over, rng)
+    enough = n >= comparing.FEWEST_RUNS
     return {"median": median, "low": low if enough else None, "high": high if enough else None, "n": n}
 
 
 def note(rows: pd.DataFrame) -> str:
     """Return what the points of a figure are: medians of how many runs, and whether they have intervals."""
     with_intervals = rows["low"].notna().any()
-    intervals = f"95 % intervals from {stats.FEWEST_RUNS} runs on" if with_intervals else "too few for intervals"
+    intervals = f"95 % intervals from {comparing.FEWEST_RUNS} runs on" if with_intervals else "too few for intervals"
     return f"Points: medians over runs, {style.counted(rows)}, {intervals}."
 
 
