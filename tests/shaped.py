@@ -133,12 +133,12 @@ def _memory(stage: int | None, count: int, weight_bytes: int, ranks: int, writer
     held = {"weights": weights, "master": 4 * part, "moments": 8 * part, "gradients": weights}
     held["activations"] = 10**6
     total = sum(held.values())
-    peaks = {"host_peak_bytes": 6 * 10**8, "host_resident_bytes": 6 * 10**8, "host_proportional_bytes": 5 * 10**8}
+    peaks = {"host_peak_bytes": 6 * 10**8, "host_resident_bytes": 6 * 10**8}
     if gpu:
         peaks |= {"peak_allocated_bytes": total + 10**6, "peak_reserved_bytes": total + 2 * 10**6}
         peaks |= {"device_used_bytes": total + 10**9}
     of_rank = {"at_peak": held, "after_step": {"weights": held["weights"]}, "tracked_peak_bytes": total}
-    components = {"per_rank": [of_rank] * writers, "optimizer_home": "none", "weights_home": "none"}
+    components = {"per_rank": [of_rank] * writers}
     return {"per_rank": [peaks] * writers, "components": components}
 
 

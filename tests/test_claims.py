@@ -13,7 +13,7 @@ from study.ledger import agreement, texts
 from study.ledger.evidence import REPORTS, kept_answer
 from study.ledger.expressions import FUNCTIONS, computed
 from study.ledger.texts import LEVELS
-from study.records import evidence, runs
+from study.records import runs
 
 MOST_LINES = 2500  # of TOML
 CENTRAL = range(3, 6)  # of a text
@@ -30,7 +30,7 @@ EVIDENCE = [
 
 @pytest.fixture(scope="module")
 def records():
-    return evidence.gather(runs.load(sorted(REPORTS.glob("*/runs")))).runs
+    return runs.load(sorted(REPORTS.glob("*/runs"))).counting
 
 
 @pytest.mark.parametrize(("claim", "piece"), EVIDENCE)

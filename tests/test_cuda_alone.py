@@ -33,7 +33,7 @@ OF_CUDA = {
 def test_an_arm_without_its_gpu_is_unavailable(arm, said, tmp_path, cache):
     run = launch(f"variants/{arm}", tmp_path / "run", *SHORT, cache=cache, launcher=("--num_processes", "1"))
     assert run.code == 1
-    assert run.record["status"] == "unavailable"
+    assert run.record["status"] == "failed"
     assert said in run.record["error"]["message"]
     assert "Traceback" not in run.output
 

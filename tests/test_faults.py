@@ -68,7 +68,7 @@ def test_a_rank_that_is_killed_is_named(struck):
 
 def test_a_rank_that_is_refused_memory_is_not_a_failure_of_the_trainer(struck):
     record = struck("out of memory")
-    assert record.status == "host_oom"
+    assert record.status == "oom"
     assert "refused more memory" in record.error.message
 
 
@@ -134,7 +134,7 @@ def record_of(what: str, status: str = "failed", where: str | None = None, error
 
 NO_RECORD = store.new("run", [])
 BUG = record_of("ValueError: no such row", error="ValueError")
-ASKED_TO_END = record_of("interrupted", "interrupted", error="KeyboardInterrupt")
+ASKED_TO_END = record_of("killed", "interrupted", error="KeyboardInterrupt")
 GONE = record_of("another rank ended without an error message", where="another rank")
 IN_IMPORTS = """Traceback (most recent call last):
   File "study/train.py", line 1, in <module>
@@ -157,8 +157,8 @@ NO_ROW = f"{NO_REASON}ValueError: no such row"
 NO_SPACE = f"{NO_REASON}record.json cannot be written (No space left on device)"
 # fmt: off
 ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status, words, rank
-    (BUG, SIGKILLED, 1, [71], {}, "host_oom", None, "rank 3"),
-    (BUG, "", 1, [71], {71: 3}, "host_oom", None, "rank 3"),
+    (BUG, SIGKILLED, 1, [71], {}, "oom", None, "rank 3"),
+    (BUG, "", 1, [71], {71: 3}, "oom", None, "rank 3"),
     (BUG, "", 1, [555], {71: 3}, None, None, None),  # another process of this machine
     (ASKED_TO_END, "", 1, [555], {71: 3}, None, None, None),
     (GONE, TORCHRUN.replace("-11", "3"), 1, [], {}, "failed", "rank 3 ended with exit code 3 and no message", "rank 3"),
@@ -167,10 +167,10 @@ ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status,
     (NO_RECORD, IN_IMPORTS + FAILED + TERMINATED, 1, [], {}, "failed", NO_ROW, "rank 3"),
     # On a full disk there is no room for the record, but some in the last block of the output.
     (NO_RECORD, PRINTED + FAILED, 1, [], {}, "failed", NO_SPACE, "rank 3"),
-    (NO_RECORD, TERMINATED_3, 1, [], {}, "interrupted", "interrupted: SIGTERM ended rank 3", "rank 3"),
-    (NO_RECORD, SIGNALLED, 1, [], {}, "interrupted", "interrupted: SIGINT ended the launcher", None),
-    (NO_RECORD, "", -15, [], {}, "interrupted", "interrupted: SIGTERM ended the launcher", None),
-    (NO_RECORD, HUNG_UP, 1, [], {}, "interrupted", "interrupted: SIGHUP ended a rank", None),
+    (NO_RECORD, TERMINATED_3, 1, [], {}, "killed", "interrupted: SIGTERM ended rank 3", "rank 3"),
+    (NO_RECORD, SIGNALLED, 1, [], {}, "killed", "interrupted: SIGINT ended the launcher", None),
+    (NO_RECORD, "", -15, [], {}, "killed", "interrupted: SIGTERM ended the launcher", None),
+    (NO_RECORD, HUNG_UP, 1, [], {}, "killed", "interrupted: SIGHUP ended a rank", None),
 ]
 # fmt: on
 
@@ -183,7 +183,7 @@ def test_how_a_launch_ended(record, output, code, pids, heartbeats, status, what
 
 
 def test_where_the_kernel_only_counts_its_kills_one_is_enough():
-    assert outcomes.killed(ASKED_TO_END, "", 1, OomKills(1), {71: 3}).status == "host_oom"
+    assert outcomes.killed(ASKED_TO_END, "", 1, OomKills(1), {71: 3}).status == "oom"
 
 
 def test_the_kernels_log_is_read_from_now_on(tmp_path):

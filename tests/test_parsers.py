@@ -20,7 +20,7 @@ from study.ledger import texts as claims
 from study.predict.advice import question
 from study.predict.outside import published
 from study.records import collectives, store
-from study.records.privacy import redact
+from study.records.keeping import redact
 from study.sweeps import protocol
 from study.watch import evidence, trends
 from study.watch import sources as configs

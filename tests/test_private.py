@@ -15,7 +15,7 @@ from test_report import quick  # noqa: F401  a fixture
 
 from study.ledger import texts
 from study.records import runs as records
-from study.records.privacy import redact
+from study.records.keeping import redact
 from study.records.schema import Record
 from study.report.notebook import Book
 from study.report.templating import machine, no_formula

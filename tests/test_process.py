@@ -141,7 +141,7 @@ def test_a_lost_connection_is_another_ranks_death(message, monkeypatch):
     )
     assert "report" not in stop.remedy
     monkeypatch.setattr(ending, "oom_kills", lambda: 4)
-    for kills_before, status in ((4, "failed"), (3, "host_oom")):
+    for kills_before, status in ((4, "failed"), (3, "oom")):
         stop = reason(RuntimeError(message), Launch(1, 0.0, "x", None, kills_before))
         assert (stop.status, stop.where) == (status, "another rank")
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -150,7 +150,7 @@ def test_a_lost_connection_is_another_ranks_death(message, monkeypatch):
 
 @pytest.mark.parametrize(
     ("number", "alive", "status"),
-    [("SIGTERM", 2, "interrupted"), ("SIGINT", 1, "interrupted"), ("SIGTERM", 1, "failed")],
+    [("SIGTERM", 2, "killed"), ("SIGINT", 1, "killed"), ("SIGTERM", 1, "failed")],
 )
 def test_ended_by_torchrun_because_another_rank_is_gone(number, alive, status, monkeypatch):
     """torchrun ends the others by SIGTERM. So does somebody who ends the launcher, but then all ranks are alive."""
@@ -165,8 +165,8 @@ def test_where_the_launcher_is_gone_all_ranks_are_ended_and_none_is_another_ones
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
     monkeypatch.setattr(ending, "_parents", [os.getppid() + 1])
-    assert reason(KeyboardInterrupt("SIGTERM")).status == "interrupted"
-    assert reason(RuntimeError(GLOO)).status == "interrupted"
+    assert reason(KeyboardInterrupt("SIGTERM")).status == "killed"
+    assert reason(RuntimeError(GLOO)).status == "killed"
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_run_that_gets_two_signals_ends_once(tmp_path):
     """
     output = ranks_of(code, tmp_path, ranks=1).output
     assert "Traceback" not in output
-    assert "interrupted: interrupted" in output
+    assert "killed: interrupted" in output
 
 
 def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
@@ -256,9 +256,9 @@ def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
         library.pthread_mutex_lock(mutex)
     """
     run = ranks_of(code, folder, ranks=1)
-    assert (run.code, run.output.count("interrupted: interrupted. What to do: start it again.")) == (1, 1), run.output
+    assert (run.code, run.output.count("killed: interrupted. What to do: start it again.")) == (1, 1), run.output
     assert run.seconds < 10
-    assert store.load(folder).status == "interrupted"
+    assert store.load(folder).status == "killed"
 
 
 def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
@@ -293,5 +293,5 @@ def test_a_run_that_is_given_no_more_memory_at_all_still_says_why(folder):
             ending.fail(Path({str(folder)!r}), 0, error)
     """
     output = ranks_of(code, folder, ranks=1).output
-    assert "host_oom: the host refused more memory" in output, output
-    assert store.load(folder).status == "host_oom"
+    assert "oom: the host refused more memory" in output, output
+    assert store.load(folder).status == "oom"

@@ -17,7 +17,7 @@ from shaped import finished, put
 
 from study.core.errors import Stop
 from study.ledger import texts as ledger
-from study.records.privacy import redact
+from study.records.keeping import redact
 from study.report import readme as digest
 from study.report import site as report
 from study.report.templating import as_html, prose

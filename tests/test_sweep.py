@@ -40,7 +40,7 @@ seed = [1, 2, 3]
 [part.tiny]
 """
 LATE = Stop("it took longer than 60 s", "wait", "timeout")
-OVER = Stop("the window ended", "start the sweep again", "interrupted")
+OVER = Stop("the window ended", "start the sweep again", "killed")
 
 
 def mini(tmp_path: Path, text: str = MINI) -> Path:
@@ -171,7 +171,7 @@ def test_what_a_machine_cannot_run_is_a_row_and_not_launched(tmp_path, monkeypat
     cell = protocol.cells(protocol.read("smoke"), "one_gpu")[0]
     (outcome,) = sweep.sweep([sweep.Turn(cell, 2)], tmp_path, 60, None, Listener())
     record = store.load(tmp_path / f"{cell.name}-r2.0")
-    assert outcome.status == record.status == "unavailable"
+    assert outcome.status == record.status == "failed"
     assert record.cell.model_dump() == {"protocol": "smoke", "part": "arms", "scale": "one_gpu", "repeat": 2}
     assert "needs a GPU" in record.error.message
     assert sweep.why_not(cell, gpus=1) is None
@@ -212,7 +212,7 @@ GLOO = {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [
 NCCL = {"kind": "DistBackendError", "message": "NCCL error: remote process exited"}
 BUG = {"kind": "ValueError", "message": "no such row"}
 OOM = "the kernel killed "
-OPEN = ("running", "interrupted", "failed")
+OPEN = ("running", "killed", "failed")
 # What the trainer left, why the sweep ended it, how many processes the kernel killed for memory: what the record says.
 ENDS = [
     # what a run has found out stays when its time is up
@@ -220,19 +220,19 @@ ENDS = [
     # what is ended says why
     *[({"status": status}, LATE, 0, "timeout", LATE.what) for status in OPEN],
     # a rank that the kernel killed: whoever survives, the launcher alone, or a rank that torchrun ended, or another
-    *[({"status": status, "output": killed}, None, 1, "host_oom", OOM) for status in OPEN for killed in SIGKILLED],
-    ({"status": "running"}, None, 1, "host_oom", OOM),
-    ({"status": "interrupted", "kind": "KeyboardInterrupt"}, None, 1, "host_oom", OOM),
-    ({"status": "failed", **GLOO}, None, 1, "host_oom", OOM),
-    ({"status": "failed", **NCCL}, None, 1, "host_oom", OOM),
+    *[({"status": status, "output": killed}, None, 1, "oom", OOM) for status in OPEN for killed in SIGKILLED],
+    ({"status": "running"}, None, 1, "oom", OOM),
+    ({"status": "killed", "kind": "KeyboardInterrupt"}, None, 1, "oom", OOM),
+    ({"status": "failed", **GLOO}, None, 1, "oom", OOM),
+    ({"status": "failed", **NCCL}, None, 1, "oom", OOM),
     # the kernel's count is the machine's: a run that tells a reason of its own keeps it
     ({"status": "failed", **BUG}, None, 1, "failed", "no such row"),
     ({"status": "failed", "message": "the connection to the hub is lost"}, None, 1, "failed", "the hub"),
     ({"status": "diverged"}, None, 1, "diverged", ""),
     # a rank that somebody killed is no lack of memory, and a run that somebody interrupted stays interrupted
-    ({"status": "interrupted", "output": SIGKILLED[1]}, None, 0, "failed", "not for lack of memory"),
-    ({"status": "interrupted", "output": SIGKILLED[1]}, None, None, "failed", "does not say"),
-    ({"status": "interrupted"}, None, 0, "interrupted", ""),
+    ({"status": "killed", "output": SIGKILLED[1]}, None, 0, "failed", "not for lack of memory"),
+    ({"status": "killed", "output": SIGKILLED[1]}, None, None, "failed", "does not say"),
+    ({"status": "killed"}, None, 0, "killed", ""),
     ({"status": "running", "output": "the end"}, None, 0, "failed", "exit code 1 and no record of why: the end"),
 ]
 
@@ -393,7 +393,7 @@ def test_ctrl_c_while_a_launch_is_being_ended_ends_it_now(tmp_path, launching):
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep(turns(tmp_path), runs, 60, None, listener)
     assert working_on(runs) == []
-    assert list(statuses(runs).values()) == ["interrupted"]
+    assert list(statuses(runs).values()) == ["killed"]
 
 
 DEEP = """

@@ -95,7 +95,6 @@ def assert_arms_differ(trained, *flags) -> None:
     for name in ("zero1_cpu", "zero2_cpu", "zero3_cpu"):
         run = trained(name, *flags)
         assert run.record["observed"]["optimizer"] == CPU_ADAM
-        assert run.record["memory"]["components"]["optimizer_home"] == "cpu"
     kinds = {name: set(run.record["traffic"]["per_rank"][0]) for name, run in runs.items()}
     assert kinds["ddp"] == {"all_reduce"}
     assert kinds["zero1"] == kinds["zero2"] == {"all_reduce", "all_gather"}

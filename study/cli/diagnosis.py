@@ -72,7 +72,7 @@ def _answer(path: Path) -> dict:
 
 def _out_of_memory(record: Record, file: Path) -> list[Finding]:
     """Return what `study oom` reads in the error of a run that ended so, and the command that finds what would fit."""
-    if record.status not in ("oom", "host_oom") or record.error is None:
+    if record.status != "oom" or record.error is None:
         return []
     seen = record.observed
     flags = {"arm": seen.arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}

@@ -22,7 +22,7 @@ from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 
 NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: it shows how much is too much
-UNFINISHED = {"left", "interrupted"}  # the same command continues with these
+UNFINISHED = {"left", "killed"}  # the same command continues with these
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

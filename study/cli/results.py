@@ -11,7 +11,6 @@ from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, show
 from study.ledger import agreement, texts
 from study.ledger.texts import Claim, Fault
-from study.records import evidence
 from study.records.runs import load
 
 
@@ -82,7 +81,7 @@ def of_fault(fault: Fault) -> list[str]:
 def _compare(chosen: list[Claim], folders: tuple[Path, ...], in_full: bool) -> None:
     """Show whether some runs give the numbers that claims name. Otherwise only those that differ."""
     loaded = load(folders, every_folder_has_runs=True)
-    rows = agreement.compared(chosen, evidence.gather(loaded).runs)
+    rows = agreement.compared(chosen, loaded.counting)
     counts = {word: sum(row.answer == word for row in rows) for word in agreement.ANSWERS}
     answer = f"{number_of(len(loaded), 'runs')}, {number_of(len(rows), 'numbers')} of claims that rest on runs: "
     say_wrapped(answer + ", ".join(f"{count} {word}" for word, count in counts.items()) + ".", "")

@@ -69,7 +69,6 @@ class ComponentLook:
         result = max(looks, key=lambda each: (each.at_peak is not None, each.tracked_peak_bytes))
         result.after_step = self._after
         result.tracked_mean_bytes = self.mode.sum / self.mode.operations if len(self._looks) == LOOKS else None
-        result.gloo_copy_bytes = self.mode.gloo_copy_bytes
         return result
 
 

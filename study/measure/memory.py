@@ -36,8 +36,6 @@ def peaks() -> RankMemory:
     result = RankMemory(
         host_peak_bytes=_kib(status.get("VmHWM")),
         host_resident_bytes=_kib(status.get("VmRSS")),
-        # Shared pages count in proportion, so this, unlike the resident set, can be added over ranks.
-        host_proportional_bytes=_kib(fields("/proc/self/smaps_rollup").get("Pss")),
     )
     if CUDA:
         free_bytes, total_bytes = torch.cuda.mem_get_info()
@@ -121,7 +119,6 @@ class MemoryWatch(TorchDispatchMode):
         self.at_peak: dict[str, int] | None = None
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
-        self.gloo_copy_bytes = 0  # the largest single copy that gloo allocated; not in the total
         self._live: dict[int, Live] = {}
 
     def __enter__(self):
@@ -237,7 +234,6 @@ class MemoryWatch(TorchDispatchMode):
         self._add(tensor, "gloo")
         if (live := self._live.get(id(tensor.untyped_storage()))) is not None:
             self.total -= live.size
-            self.gloo_copy_bytes = max(self.gloo_copy_bytes, live.size)
             live.size = 0
 
     def _gone(self, key: int) -> None:

@@ -6,7 +6,6 @@ Nothing here copies a request. A value that cannot be read is None.
 import contextlib
 import hashlib
 import math
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,7 +50,6 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         checkpointing=getattr(plain, "is_gradient_checkpointing", None),
         compiled=getattr(model, "is_compiled", False) or isinstance(model, torch._dynamo.OptimizedModule),
         threads=torch.get_num_threads(),
-        omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
         autocast=mixed if mixed != "no" else None,
         tf32=torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
     ).model_copy(update=_sizes(model))

@@ -1,4 +1,4 @@
-"""Compares runs: equal cells between machines, arms with a baseline, the two sides of a ratio, and the peaks of two runs."""
+"""Compares runs: equal cells on machines, losses with a baseline, the sides of a ratio, and the peaks of two runs."""
 
 import itertools
 import json
@@ -103,8 +103,8 @@ def notes(compared: Comparison) -> list[str]:
         f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
         for letter, machine in machines.items()
     ]
-    lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
-    return [*lines, NOTE, *(f"unreadable: {sentence}" for sentence in compared.unreadable)]
+    lines += [NOTE, *(f"left out: {number} {status}" for status, number in compared.left_out.items())]
+    return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
 
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:

@@ -1,12 +1,12 @@
-"""Copies records of runs into a folder, without private information."""
+"""Keeps the records of runs: without values that no run can have, and without private information."""
 
+import ipaddress
+import re
+import socket
 from pathlib import Path
 
 from study.core.errors import Stop
 from study.records import store
-from study.records.impossible import impossible
-from study.records.privacy import redact
-from study.records.runs import run_folders
 from study.records.schema import Record
 
 
@@ -19,14 +19,17 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
     left_out: list[str] = []
     kept: list[Path] = []
     for top in folders:
-        paths = [path.resolve() for path in run_folders(top)]
+        paths = [path.resolve() for path in store.run_folders(top)]
         if not paths:
             raise Stop(f"there is no run below {top}", "give folders with runs")
         for folder in paths:
             relative = folder.relative_to(top.resolve())
             target = into / "runs" / top.resolve().name / (relative if relative.parts else folder.name)
             try:
-                record = _record_to_keep(folder)
+                record = store.load(folder)
+                refuse_impossible(folder, record)
+                if record.status == "running":
+                    raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
                 if target in kept:
                     raise Stop(f"{folder} would be kept as {target}, where another run is: rename a folder", "")
             except Stop as stop:
@@ -34,15 +37,150 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
                 continue
             kept.append(target)
             if target.resolve() != folder:
-                store.write(target, Record.model_validate(redact(record.model_dump(by_alias=True))))
+                store.write(target, shared(record))
     return len(kept), left_out
 
 
-def _record_to_keep(folder: Path) -> Record:
-    """Return the record of a run that has ended. Raise Stop if it has not."""
-    record = store.load(folder)
-    if record.status == "running":
-        raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
-    if faults := impossible(record):
-        raise Stop(f"{folder} has impossible values: {'; '.join(faults)}", "run that cell again")
-    return record
+# --- values that no run can have ------------------------------------------------------------------------------------
+# The schema refuses what no record may hold, such as negative bytes. These values are wrong only in a run that is done,
+# so that a run which fails can still be written and read.
+
+MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
+# What a process holds is in its device, or in its host.
+ON_DEVICE = ("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes")
+ON_HOST = ("host_peak_bytes", "host_resident_bytes", "host_pinned_peak_bytes")
+
+
+def refuse_impossible(folder: Path, record: Record) -> None:
+    """Raise Stop for a finished run with a value that no training can have measured."""
+    if record.status != "done":
+        return
+    faults = _impossible_memory(record)
+    if not record.is_watched:  # a user's own script may have any loss
+        faults += _impossible_losses(record)
+    for number, each in enumerate(record.observed.runs, start=1):
+        if min(each.steps, len(each.losses), each.training_s) <= 0 or each.peak_bytes == 0:
+            faults.append(f"training {number} took no step, no time or no memory, or has no loss")
+    if record.is_script and not record.observed.runs:
+        faults.append("the script is done, but no training is recorded")
+    if faults:
+        raise Stop(f"{folder / store.RECORD} has impossible values: {'; '.join(faults)}", "run that cell again")
+
+
+def _impossible_losses(record: Record) -> list[str]:
+    losses = [*record.loss.train, *(each.eval_loss for each in record.loss.eval)]
+    losses += [loss for each in record.observed.runs for loss in each.losses]
+    shares = [each.accuracy for each in record.loss.eval if each.accuracy is not None]
+    faults = [
+        f"a loss is {loss:g}, but should be above 0"
+        for loss in {min(losses, default=1), max(losses, default=1)}
+        if not 0 < loss < MOST_LOSS
+    ]
+    return faults + [f"the accuracy is {share:g}, but should be from 0 to 1" for share in shares if not 0 <= share <= 1]
+
+
+def _impossible_memory(record: Record) -> list[str]:
+    """Return what is larger than the device or the host that it is in, if that is known."""
+    devices = [device.memory_bytes for device in record.hardware.devices]
+    hosts = [record.hardware, *(machine.hardware for machine in record.machines)]
+    host_bytes = max(host.host_memory_bytes or 0 for host in hosts)
+    faults = []
+    for number, rank in enumerate(record.memory.per_rank):
+        room = dict.fromkeys(ON_HOST, host_bytes)
+        if devices:
+            room |= dict.fromkeys(ON_DEVICE, devices[number % len(devices)])
+        for name, limit in room.items():
+            if limit and (getattr(rank, name) or 0) > limit:
+                faults.append(f"rank {number}: {name} is more than there is ({limit} bytes)")
+    return faults
+
+
+# --- private information --------------------------------------------------------------------------------------------
+
+# An absolute path of two parts or more, as itself or as a file: address. What stands before it tells it from a relative
+# path, from the // of an address and from the end of an HTML element; compilers are given -I/usr/include.
+BEFORE_PATH = r"(?:(?<![\w/.<~}])|(?<=-[ILB]))(?:file://[\w.-]*(?=/))?"
+PATH = re.compile(BEFORE_PATH + r"(/(?:[^\s/'\"<>:]+/)+(?:[^\s/'\"<>:,;)]+/?)?)")
+QUOTED_PATH = re.compile(r"(?<=(['\"]))(/(?:[^\n/'\"<>:]+/)+[^\n/'\"<>:]*)(?=\1)")  # it may hold spaces
+HOME = re.compile(r"/root/?|.*/(?:home|users)/[^/]+/?", re.IGNORECASE)  # its last part is a person's name
+LOGIN = re.compile(r"(?<=://)[^\s/@'\"<>]+@")  # the user and token in an address
+# Not in a version: ==9.1.0.70, v9.1.0.70, .so.9.1.0.70.
+ADDRESS = re.compile(
+    r"(?<![\w.:-])(?<!==)(?:\d{1,3}(?:\.\d{1,3}){3}|[\da-fA-F]{0,4}(?::[\da-fA-F]{0,4}){2,7})(?![\w.]*\w)"
+)
+# Secrets by their form: of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, AWS, Slack, Google; a JSON web token.
+TOKEN = re.compile(
+    r"\b(?:hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|A[KS]IA[A-Z0-9]{16}"
+    r"|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+# And by what they are called: HF_TOKEN=..., --wandb-api-key ..., "password": "...", Authorization: Bearer ...
+SECRET_NAME = (
+    r"(?:(?<![\w-])[\w-]{0,64}?(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|authorization|credential"
+    r"|(?:hf|hub|access|auth|api|refresh|session|github|gitlab|private|user)[_-]?token)s?|(?<![\w-])(?:--)?token)"
+)
+SECRET_KEY = re.compile(SECRET_NAME, re.IGNORECASE)
+SECRET = re.compile(  # a number is a count of tokens
+    rf"({SECRET_NAME}(?:['\"]?\s*[=:]\s*['\"]?|\s+(?=\S*\d))(?:bearer\s+|basic\s+)?)(?!\d[\d.]*(?![\w-]))[^\s'\"&,;<>]{{6,}}",
+    re.IGNORECASE,
+)
+PERSON = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|(?<![\w@./])[\w.-]+@[\w.-]+(?=:)")  # an e-mail, alice@host:
+# Names of machines in networks that nobody else sees.
+HOST = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|localdomain|internal|intranet|intra|lan|corp|home\.arpa)\b", re.I)
+OWN_NAME = re.compile(r"(?=.*[\d.-]).{5,}")  # a host name that is no word: "node-7", not "gpu"
+
+
+def shared(record: Record) -> Record:
+    """Return a record without private information."""
+    content = record.model_dump(mode="json", by_alias=True)
+    return Record.model_validate(redact(content))
+
+
+def redact(value):
+    """The same value without private information about a machine and its user.
+
+    Every absolute path is cut down to its last part, and a home folder to `~`. Logins, e-mail and IP addresses, names
+    of machines, and texts that look like secrets are removed.
+    """
+    if isinstance(value, dict):
+        return {key: _without_secret(key, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redact(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = _redact(value)
+    while text != value:  # a removal may join two parts of another private text
+        value = text
+        text = _redact(text)
+    return text
+
+
+def _redact(text: str) -> str:
+    if "@" in text:
+        text = PERSON.sub("(address)", LOGIN.sub("", text))
+    text = SECRET.sub(lambda secret: f"{secret[1]}(secret)", TOKEN.sub("(secret)", text))
+    text = ADDRESS.sub(lambda address: _hidden(address[0]), HOST.sub("(host)", text))
+    if (own := socket.gethostname()) in text and OWN_NAME.fullmatch(own):
+        text = text.replace(own, "(host)")
+    if "/" not in text:
+        return text
+    text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), text)
+    return LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text))
+
+
+def _without_secret(key, value):
+    """The value of a key without private information. If the key names a secret, the whole text is removed."""
+    is_secret = isinstance(value, str) and value and SECRET_KEY.fullmatch(str(key))
+    return "(secret)" if is_secret else redact(value)
+
+
+def _last_part(path: str) -> str:
+    return "~" if HOME.fullmatch(path) else path.rstrip("/").rpartition("/")[2]
+
+
+def _hidden(address: str) -> str:
+    """A placeholder for the address of a machine. Loopback addresses stay, as every machine has them."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:  # a time of day, or another number with points in it
+        return address
+    return address if known.is_loopback or known.is_unspecified else "(IP address)"

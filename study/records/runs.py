@@ -10,12 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from study.core.arms import NAMES
+from study.core.arms import NAMES, ROOT
 from study.core.errors import Stop
 from study.core.gpus import measured_flops
 from study.records import metrics, store
-from study.records.impossible import impossible
-from study.records.privacy import redact
+from study.records.keeping import refuse_impossible, shared
 from study.records.schema import Record, Requested
 
 # Settings that say where files are or how often something is printed. They change no number.
@@ -32,7 +31,6 @@ NOT_IN_A_CELL = (
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
 FIELDS = ("folder", "record", "environment")  # of a Run
-LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +272,12 @@ class Runs:
         machines = {run.environment: run.machine for run in self.done}
         return dict(sorted(machines.items(), key=lambda item: (int(item[0][1:] or 0), item[0])))
 
+    @property
+    def counting(self) -> list[Run]:
+        """Return the runs that may count as evidence: those that have ended, and are not of other people's scripts."""
+        ended = [run for run in self.runs if run.status != "running" and not run.record.is_watched]
+        return sorted(ended, key=lambda run: run.folder)
+
     def select(self, **wanted) -> "Runs":
         """Return the runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
         choices = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in wanted.items()}
@@ -312,6 +316,11 @@ def _row(run: Run) -> dict:
     } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes.items()}
 
 
+def default_folders() -> list[Path]:
+    """Return where runs are if no folders are named: runs/, and the runs kept in reports/."""
+    return [path for path in (Path("runs"), *sorted((ROOT / "reports").glob("*/runs"))) if path.is_dir()]
+
+
 def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool = False) -> Runs:
     """Return every run below the folders, once. Several folders are given as a list, or as one text with commas.
 
@@ -319,7 +328,7 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
     """
     if isinstance(folders, (str, Path)):
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
-    paths_below = {Path(top): run_folders(Path(top)) for top in folders}
+    paths_below = {Path(top): store.run_folders(Path(top)) for top in folders}
     tops = list(paths_below)
     for top in tops:
         if every_folder_has_runs and not paths_below[top]:
@@ -340,13 +349,11 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
 
 def _load_run(folder: Path) -> tuple[Run | None, str | None]:
     """Return the run of a folder, if it can be used, and what is wrong with it."""
-    path = folder / store.RECORD
     try:
         run = Run(folder, store.load(folder))
+        refuse_impossible(folder, run.record)
     except Stop as stop:
         return None, f"{stop.what}. {stop.remedy}"
-    if faults := impossible(run.record):
-        return None, f"{path} has impossible values: {'; '.join(faults)}"
     if run.status == "running":
         return run, f"{folder} is half-written: it is still running, or was killed. Run that cell again"
     return run, None
@@ -365,19 +372,8 @@ def _with_environments(runs: Iterable[Run]) -> list[Run]:
 def load_to_share(folders: str | Iterable[str | Path]) -> Runs:
     """Return the same runs without private information, so that everything in them may be published."""
     loaded = load(folders)
-    return replace(loaded, runs=tuple(replace(run, record=_to_share(run.record)) for run in loaded))
-
-
-def _to_share(record: Record) -> Record:
-    content = record.model_dump(mode="json", by_alias=True)
-    return record if (shared := redact(content)) == content else Record.model_validate(shared)
+    return replace(loaded, runs=tuple(replace(run, record=shared(run.record)) for run in loaded))
 
 
 def _machine_key(run: Run) -> str:
     return json.dumps(run.machine, sort_keys=True)
-
-
-def run_folders(folder: Path) -> list[Path]:
-    """Return every run folder below a folder. Folders inside a run folder are not runs."""
-    holders = {path.parent for name in (store.RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
-    return sorted(path for path in holders if not any(above in holders for above in path.parents))

@@ -1,8 +1,7 @@
 """Defines the record of a run: every section and field that `record.json` may have.
 
 A record holds what was measured. `study.records.metrics` computes what follows from it. An unknown value is None, or an
-empty list or section; it is never 0, -1 or infinity. A field that is not declared here is an error, so that writers and
-readers cannot drift apart.
+empty list or section; it is never 0, -1 or infinity. Fields of older records that are not declared here are ignored.
 """
 
 import datetime
@@ -10,29 +9,23 @@ import re
 from collections import Counter
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from study.core.errors import Stop
 from study.core.files import safe_name
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null
-# Fields of schemas 1 and 2 that `study.records.metrics` computes. A reader drops them.
-DERIVED = {
-    "loss": ("final_train", "final_eval"),
-    "time": ("median_step_s", "tokens_per_s", "samples_per_s", "peak_flops_per_s", "mfu", "training_s"),
-    "traffic": ("gloo_wire_bytes",),
-}
-# Fields of runs over an emulated network, which the trainer no longer has. A reader drops them.
-EMULATED = {"observed": ("network",), "traffic": ("per_link", "link_steps")}
 # Raise this number when the way of measuring changes: records of two versions are not pooled.
 # 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
 # 3: rates divide by the wall time of the timed windows, not by the sum of the slowest rank's steps.
 MEASURE_VERSION = 3
 
-Status = Literal["running", "done", "oom", "host_oom", "failed", "timeout", "diverged", "interrupted", "unavailable"]
+# How a run ended. oom: of the device, or of its host. killed: by a signal. An error says why a run is not done.
+Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diverged"]
+OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
 MEASURED = ("loss", "time", "memory", "traffic", "energy")
-NEEDED_WHEN_DONE = ("finished_utc", "requested", "observed", "hardware", "software", "time")
+NEEDED_WHEN_DONE = ("finished_utc", "requested", "observed", "hardware", "software", "time", "loss")
 KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
 
 # Values that no run can have make a record invalid, so that it is set aside by its name.
@@ -47,12 +40,7 @@ StepSeconds = Annotated[float, Field(gt=0)]  # no step takes no time
 class Section(BaseModel):
     """A section of a record. It is empty if nothing in it is known."""
 
-    model_config = ConfigDict(
-        extra="forbid", protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS
-    )
-
-    def __bool__(self) -> bool:
-        return any(value or value == 0 for value in self.__dict__.values())
+    model_config = ConfigDict(protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS)
 
 
 def _safe_name(name: str) -> str:
@@ -229,7 +217,6 @@ class Observed(Section):
     checkpointing: bool | None = None
     compiled: bool | None = None
     threads: int | None = None
-    omp_num_threads: str | None = None
     autocast: str | None = None
     loss_scale: float | None = None
     tf32: bool | None = None
@@ -328,7 +315,6 @@ class RankMemory(Section):
     host_peak_bytes: Peak | None = None
     host_pinned_peak_bytes: Bytes | None = None
     host_resident_bytes: Bytes | None = None
-    host_proportional_bytes: Bytes | None = None
     nvme_read_bytes: Bytes | None = None
     nvme_written_bytes: Bytes | None = None
 
@@ -342,13 +328,10 @@ class RankComponents(Section):
     tracked_peak_step_before_bytes: Bytes | None = None
     allocator_peak_bytes: Bytes | None = None  # of the same step; includes what libraries allocate
     tracked_mean_bytes: float | None = None
-    gloo_copy_bytes: Bytes | None = None
 
 
 class Components(Section):
     per_rank: list[RankComponents] = []
-    optimizer_home: str | None = None  # where the arm offloads to; on a CPU, host and device are one memory
-    weights_home: str | None = None
 
 
 class Memory(Section):
@@ -390,7 +373,6 @@ class CheckpointSaved(Section):
     written_bytes_per_rank: list[int | None] = []  # by the kernel's count of what each process wrote
     save_s_per_rank: list[float] = []  # in `save_state`
     seal_s: float | None = None  # the first rank's time for checksums, syncing and renaming
-    before_per_rank: list[RankMemory] = []
     peak_per_rank: list[RankMemory] = []  # while it was saved
 
 
@@ -403,11 +385,8 @@ class Resume(Section):
     step: int  # the next run resumed after this step
     arm: str  # the interrupted run's
     ranks: int
-    route: str = "load_state"  # how it was loaded; "universal" in older records
     passed_over: list[str] = []  # newer checkpoints that were not complete, and why
     random_states: bool | None = None  # whether each rank has the random states of that checkpoint
-    load_s_per_rank: list[float] = []  # in `load_state`
-    before_per_rank: list[RankMemory] = []
     peak_per_rank: list[RankMemory] = []  # while it was loaded
 
 
@@ -437,7 +416,7 @@ class Record(Section):
     measure_version: int = MEASURE_VERSION
     run_id: Annotated[str, AfterValidator(_safe_name)]
     cell: Cell = Cell()
-    status: Status = "running"
+    status: Annotated[Status, BeforeValidator(lambda given: OLD_ENDINGS.get(str(given), given))] = "running"
     started_utc: str
     finished_utc: str | None = None
     commit: str | None = None
@@ -464,26 +443,24 @@ class Record(Section):
         """Read schemas 1 and 2. Schema 1 has null for unknown values, and no cell."""
         if not isinstance(record, dict):
             return record
-        record = _without(EMULATED, record)
-        if record.get("schema", SCHEMA) == SCHEMA:
-            return record
-        if record["schema"] not in (1, 2):
-            raise ValueError(f"schema {record['schema']!r} is not one that this version reads (1 to {SCHEMA})")
-        if record["schema"] == 1:
+        schema = record.get("schema", SCHEMA)
+        if schema not in (1, 2, SCHEMA):
+            raise ValueError(f"schema {schema!r} is not one that this version reads (1 to {SCHEMA})")
+        if schema == 1:
             record = _without_nulls(record)
-            record = record | {"cell": record.get("cell") or _cell_of_folder(record)}
-        return _without(DERIVED, record) | {"schema": SCHEMA}
+            record.setdefault("cell", _cell_of_folder(record))
+        return record | {"schema": SCHEMA}
 
     @model_validator(mode="after")
     def _is_complete(self):
         """Refuse a finished run without all its sections, and a failed run without its error."""
-        if self.status == "done":
-            needed = (*NEEDED_WHEN_DONE, *(() if self.is_virtual else ("loss",)))
-            needed = KNOWN_OF_ANY_SCRIPT if self.is_watched else needed
-            if missing := [name for name in needed if not getattr(self, name)]:
-                raise ValueError(f"status is done, but {missing[0]!r} is empty")
-        elif self.status != "running" and self.error is None:
-            raise ValueError(f"status is {self.status}, but 'error' does not say why")
+        needed = {"done": NEEDED_WHEN_DONE, "running": ()}.get(self.status, ("error",))
+        if self.status == "done" and self.is_watched:
+            needed = KNOWN_OF_ANY_SCRIPT
+        for name in needed:
+            # A virtual run has no loss.
+            if getattr(self, name) == Record.model_fields[name].default and not (name == "loss" and self.is_virtual):
+                raise ValueError(f"status is {self.status}, but {name!r} is empty")
         return self
 
     @property
@@ -499,7 +476,7 @@ class Record(Section):
     @property
     def is_watched(self) -> bool:
         """Return whether this is a run of a user's own script."""
-        return bool(self.watched)
+        return self.watched != Watched()
 
     @property
     def arm(self) -> str | None:
@@ -535,15 +512,6 @@ class Record(Section):
         """
         times = (self.started_utc, self.finished_utc, self.requested.arm, self.requested.seed)
         return (*map(str, times), self.model_dump_json(include=set(MEASURED)), str(self.observed.runs))
-
-
-def _without(fields: dict[str, tuple[str, ...]], record: dict) -> dict:
-    """Remove fields, by their section."""
-    record = dict(record)
-    for section, names in fields.items():
-        if isinstance(record.get(section), dict):
-            record[section] = {name: value for name, value in record[section].items() if name not in names}
-    return record
 
 
 def _without_nulls(value):

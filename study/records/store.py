@@ -24,9 +24,10 @@ from pydantic import ValidationError
 from study.core import files, parsing
 from study.core.errors import Stop
 from study.core.load import load as load_file
-from study.records.schema import Cell, Error, Record
+from study.records.schema import OLD_ENDINGS, Cell, Error, Record
 
 RECORD = "record.json"
+LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
 MOST_NAMES = 24  # of runs in a sentence
@@ -106,6 +107,12 @@ def load(folder: Path) -> Record:
     return read(folder / RECORD)
 
 
+def run_folders(folder: Path) -> list[Path]:
+    """Return every run folder below a folder. Folders inside a run folder are not runs."""
+    holders = {path.parent for name in (RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
+    return sorted(path for path in holders if not any(above in holders for above in path.parents))
+
+
 def newest_try(path: Path) -> Path:
     """Return the newest folder of a sweep's cell, for the name of the cell as the sweep prints it; else the path."""
     if path.exists():
@@ -170,7 +177,8 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
 
 def ended(record: Record, stop: Stop, kind: str) -> Record:
     error = Error(kind=kind, message=stop.what[:LONGEST_MESSAGE], where=stop.where, what_to_do=stop.remedy)
-    return record.model_copy(update={"status": stop.status, "finished_utc": now_utc(), "error": error})
+    status = OLD_ENDINGS.get(stop.status, stop.status)
+    return record.model_copy(update={"status": status, "finished_utc": now_utc(), "error": error})
 
 
 def explain_what_failed(folder: Path, name: str, reason: str) -> str:

@@ -20,7 +20,6 @@ from study.core.files import safe_join
 from study.core.settings import Settings
 from study.core.words import joined
 from study.ledger import texts
-from study.records import evidence
 from study.records import runs as records
 from study.records.runs import Run, Runs
 from study.report import grouping
@@ -32,7 +31,7 @@ NAME = "study_name"  # in the metadata of an output: its file in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ("group", "line", "against", "largest_difference", "seeds_differ_by", "final_loss", "steps", "n")
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
-OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
+OUTCOMES = {"oom": "out of memory"}  # other outcomes are words
 
 
 class Book:
@@ -48,7 +47,7 @@ class Book:
             self.runs = replace(self.runs, runs=mine)
         for folder in self.runs.folders:
             if not folder.is_dir():
-                known = ", ".join(map(str, evidence.default_folders())) or "none: study sweep smoke makes some"
+                known = ", ".join(map(str, records.default_folders())) or "none: study sweep smoke makes some"
                 raise Stop(f"runs = {str(folder)!r} is not a folder", f"give folders with runs (there are {known})")
 
     def inventory(self) -> None:

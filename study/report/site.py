@@ -25,7 +25,7 @@ from study.core.tables import say
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
-from study.records.privacy import redact
+from study.records.keeping import redact
 from study.records.runs import Runs
 from study.report import answers, calculator, claim_pages, notebook, style
 from study.report import readme as digest

@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 
 from study.core.numbers import quantity, short, size
-from study.records.privacy import redact
+from study.records.keeping import redact
 from study.records.runs import Run
 from study.report.grouping import records
 from study.report.style import conditions

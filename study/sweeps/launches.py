@@ -29,7 +29,7 @@ OF_A_RANK = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
 ANSWERS_WITHIN_S = 2.0  # how long ranks may take to write where they are
-INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "interrupted")
+INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "killed")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
         remedy = "look in its output.txt for the stacks of the ranks, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
     if time.monotonic() >= over:
-        return Stop(f"the window ended {seconds:.0f} s after its start", "start the sweep again", "interrupted")
+        return Stop(f"the window ended {seconds:.0f} s after its start", "start the sweep again", "killed")
     return None
 
 

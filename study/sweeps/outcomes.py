@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LAST_LINES = 15
 # Statuses that the trainer decides. Any other may only mean that the trainer was ended or lost another rank.
-ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
+ANSWERS = ("done", "oom", "diverged")
 # torchrun's report on a failed rank (torch 2.13).
 REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
 # A rank that ignored SIGTERM after another rank had died: torchrun kills it 30 s later, and reports that too.
@@ -128,12 +128,12 @@ def _out_of_memory(
     victims = [f"rank {ranks[pid]}" for pid in ranks if pid in kills.pids]
     if not victims and kills.count and not (kills.pids and ranks):
         victims = [each.name for each in deaths if each.signal == "SIGKILL"]
-        if code == -signal.SIGKILL or _lost_peer(record) or record.status in ("running", "interrupted"):
+        if code == -signal.SIGKILL or _lost_peer(record) or record.status in ("running", "killed"):
             victims.append("a rank")
     if not victims:
         return None
     what = f"the kernel killed {victims[0]} because the host ran out of memory"
-    return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victims[0]))
+    return Stop(what, MORE_MEMORY, "oom", _if_numbered(victims[0]))
 
 
 def _without_deaths(record: Record, output: str, code: int | None) -> Stop | None:
@@ -150,7 +150,7 @@ def _without_deaths(record: Record, output: str, code: int | None) -> Stop | Non
         ended.append((_name(-code), "the launcher"))
     if ended and ended[0][0] in ON_PURPOSE:
         name, victim = ended[0]
-        return Stop(f"interrupted: {name} ended {victim}", "start it again", "interrupted", _if_numbered(victim))
+        return Stop(f"interrupted: {name} ended {victim}", "start it again", "killed", _if_numbered(victim))
     failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in by_torchrun]
     return _failed_first(*failed[0], output) if failed else None
 

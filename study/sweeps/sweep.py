@@ -37,8 +37,8 @@ from study.sweeps.protocol import Cell
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
 SETTLED = ("done", "oom")  # a second try would end in the same way
 RANK_HOST_BYTES = 4e8  # the least memory of a rank without a GPU that we saw: bert-tiny under DDP, 0.41 GB (PSS)
-RESUMED = ("running", "interrupted", "failed", "timeout", "host_oom")  # a resumed try may get further
-SURVIVES = {"done": True, "oom": False, "host_oom": False}  # any other status says nothing about memory
+RESUMED = ("running", "killed", "failed", "timeout")  # a resumed try may get further
+SURVIVES = {"done": True, "oom": False}  # any other status says nothing about memory
 FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
 BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
 GROWTH = 1.25  # a try that was cut off needs more time than it had, and another may take a little longer
@@ -255,7 +255,7 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 
     def survives(rung: int) -> bool | None:
         statuses.append(run(cell.at(rung)))
-        if statuses[-1] == "unavailable" and "done" in statuses:
+        if statuses[-1] == "failed" and "done" in statuses:
             return False  # the machine can run a smaller rung, so it lacks memory or disk space for this one
         return SURVIVES.get(statuses[-1])
 
@@ -314,7 +314,7 @@ def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
 def expected_s(cell: Cell, runs: Path) -> float:
     """Return the seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
-    tries = [record.wall_s for record in records if record.status not in ("running", "unavailable")]
+    tries = [record.wall_s for record in records if record.status not in ("running", "failed")]
     if known := [seconds for seconds in tries if seconds is not None]:
         return GROWTH * max(known) + BEFORE_THE_RECORD_S
     if isinstance(cell.reserve_s, dict):

@@ -105,7 +105,6 @@ def save(run: Run, history: History, step: int) -> None:
             written_bytes_per_rank=[each.written_bytes for each in costs],
             save_s_per_rank=[each.seconds for each in costs],
             seal_s=sealing.seconds,
-            before_per_rank=[each.before for each in costs],
             peak_per_rank=[each.peak for each in costs],
         )
     )
@@ -219,8 +218,6 @@ def _resume(run: Run, history: History, source: Source) -> int:
         ranks=progress.ranks,
         passed_over=source.passed_over,
         random_states=restored,
-        load_s_per_rank=[each.seconds for each in costs],
-        before_per_rank=[each.before for each in costs],
         peak_per_rank=[each.peak for each in costs],
     )
     run.record.checkpoints.resumes = [*progress.resumes, resume]

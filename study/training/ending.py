@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from study.core import disk as nvme
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
+from study.core.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
@@ -141,7 +141,7 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     victim = f"rank {dead[0]}" if dead else "another rank"
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
         what = f"the kernel killed {victim} because the host ran out of memory"
-        return Stop(what, MORE_MEMORY, "host_oom", victim)
+        return Stop(what, MORE_MEMORY, "oom", victim)
     if not dead and not on_several_machines() and not some_rank_is_gone():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "check the network between them", where="another rank")
@@ -149,9 +149,7 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     return Stop(f"{victim} ended without an error message", remedy, where=victim)
 
 
-def reason(
-    error: BaseException, launch: Launch | None = None, capped: bool = False, folder: Path | None = None
-) -> Stop:
+def reason(error: BaseException, launch: Launch | None = None, folder: Path | None = None) -> Stop:
     """Return why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
     if isinstance(error, Stop):
         return error
@@ -162,8 +160,7 @@ def reason(
     if host_is_full(error):
         detail = str(error).rpartition("err == 0. ")[2] or "MemoryError"
         remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
-        status = "oom" if capped else "host_oom"  # under a cap the host stands for a device
-        return Stop(f"the host refused more memory ({detail})", remedy, status)
+        return Stop(f"the host refused more memory ({detail})", remedy, "oom")
     lost = lost_another_rank(error)
     gone = launcher_is_gone()
     if lost and not gone:
@@ -171,7 +168,7 @@ def reason(
     if isinstance(error, KeyboardInterrupt) and (earlier := earlier_reason()):
         return earlier
     if isinstance(error, KeyboardInterrupt) or lost:
-        return Stop("interrupted", "start it again", "interrupted")
+        return Stop("interrupted", "start it again", "killed")
     if isinstance(error, OSError) and (stop := refused_by_the_system(error, folder)):
         return stop
     return _by_its_words(str(error)) or Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
@@ -211,10 +208,9 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     ended_by_others = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: ended_by_others.set())  # this process is ending already
-    capped = private_memory_is_capped()
     lift_memory_cap()
     _spare.clear()
-    stop = reason(error, launch, capped, folder)
+    stop = reason(error, launch, folder)
     stop.where = stop.where or rank_name(rank)
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
     # An older record belongs to an earlier launch. The kernel rounds the boot time to seconds, hence the margin.

@@ -147,5 +147,4 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if components is not None and not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
-    homes = {"optimizer_home": run.arm.offload_optimizer, "weights_home": run.arm.offload_param}
-    run.record.memory.components = Components(per_rank=run.gathered(components), **homes)
+    run.record.memory.components = Components(per_rank=run.gathered(components))

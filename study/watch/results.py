@@ -59,9 +59,7 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
     seen.held_parameters_per_rank = _each(ranks, "held_parameters")
     record.watched.host_freed_bytes = _each(ranks, "host_freed_bytes")
     record.watched.inputs_per_rank = _each(ranks, "inputs")
-    components = Components(
-        per_rank=_each(ranks, "components"), optimizer_home=seen.offload_optimizer, weights_home=seen.offload_param
-    )
+    components = Components(per_rank=_each(ranks, "components"))
     record.memory = Memory(per_rank=_each(ranks, "memory"), components=components)
     record.traffic = Traffic(per_rank=_each(ranks, "traffic"))
     seen.steps = 0

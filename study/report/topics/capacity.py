@@ -37,7 +37,7 @@ def table(runs: Runs) -> pd.DataFrame:
     Offloading without a GPU is left out: the emulated device then holds what is offloaded as well.
     """
     rows = []
-    ended = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
+    ended = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom")]
     capped = [run for run in ended if not memory.has_one_memory(run)]
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]

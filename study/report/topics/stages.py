@@ -32,8 +32,7 @@ def _trains_all(run: Run) -> bool:
 
 
 def _after_step(run: Run) -> dict[str, int]:
-    components = run.record.memory.components if run.record.memory else None
-    return components.per_rank[0].after_step if components else {}
+    return next((rank.after_step for rank in run.record.memory.components.per_rank), {})
 
 
 def figure_to_drag() -> str:
