@@ -6,6 +6,7 @@ import pytest
 
 from study.core.arms import ROOT
 from study.core.numbers import nats
+from study.records import metrics
 from study.records import runs as records
 from study.report import answers, style
 from study.report.topics import memory
@@ -31,16 +32,16 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
     """Recomputed from the records themselves. What offloads is predicted: without a GPU its split is not measured."""
     rows = index["memory"].rows
     rows = rows[rows["model"] == "Llama-3-8B"]
-    chosen = [run for run in kept.done if run.model == "llama3-8b" and run.ranks == 8 and run.requested.checkpointing]
+    chosen = [run for run in kept.select(model="llama3-8b", ranks=8).done if run.record.requested.checkpointing]
     assert len(chosen) >= 8
     drawn = texts(index["memory"])
     measured, predicted = (answers.totals(rows, basis) for basis in (answers.VIRTUAL, answers.PREDICTED))
-    assert measured.keys() == {run.arm for run in chosen if not memory.has_one_memory(run)}
+    assert measured.keys() == {run.record.arm for run in chosen if not memory.has_one_memory(run)}
     for run in chosen:
-        if run.arm in measured:
-            assert measured[run.arm] == sum(run.components.values())
-            assert measured[run.arm] == pytest.approx(predicted[run.arm], rel=0.024), "as the scoreboard has it"
-            assert f"{measured[run.arm] / 1e9:.3g} GB" in drawn
+        if run.record.arm in measured:
+            assert measured[run.record.arm] == sum(metrics.components(run.record).values())
+            assert measured[run.record.arm] == pytest.approx(predicted[run.record.arm], rel=0.024)
+            assert f"{measured[run.record.arm] / 1e9:.3g} GB" in drawn
     for arm, name in (("ddp", "DDP"), ("zero1", "stage 1"), ("zero2", "stage 2"), ("zero3", "stage 3")):
         assert f"{measured[arm] / 1e9:.3g} GB under {name}" in index["memory"].sentence
     published = rows[rows["basis"] == answers.PUBLISHED].set_index("arm")["bytes"].to_dict()

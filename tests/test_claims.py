@@ -112,7 +112,7 @@ def test_claims_are_found_by_id_document_and_words():
 def test_other_runs_agree_differ_or_decide_nothing(records):
     answers = {row.answer for row in agreement.compared(CLAIMS, records)}
     assert answers == {agreement.AGREES}
-    without = [run for run in records if run.arm != "zero2"]
+    without = [run for run in records if run.record.arm != "zero2"]
     assert {row.answer for row in agreement.compared(CLAIMS, without)} >= {agreement.AGREES, agreement.NO_RUNS}
 
 

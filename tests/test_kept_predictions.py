@@ -64,7 +64,7 @@ def traffic_agrees(run: Run, estimate: Estimate) -> bool | None:
 def by_arm(pairs: list[tuple[Run, Estimate]]) -> str:
     groups = defaultdict(list)
     for run, estimate in pairs:
-        groups[folder_of(run), run.arm].append((run, estimate))
+        groups[folder_of(run), run.record.arm].append((run, estimate))
     lines = ["protocol, arm: runs, within 1 %, worst error of the peak, traffic as counted"]
     for (protocol, arm), group in sorted(groups.items()):
         errors = np.array([peak_error(*pair) for pair in group])

@@ -143,7 +143,7 @@ def test_a_parameter_that_is_misspelt_names_the_possible_values(baseline, tasks,
 def test_a_page_of_a_document_draws_the_runs_of_its_protocol(book):
     """A record that does not name its protocol is in a folder that does."""
     runs = [finished("mine", cell__protocol="stages"), finished("other", cell__protocol="smoke"), finished("by-hand")]
-    assert [run.name for run in book(*runs, protocols=["stages"]).runs] == ["mine"]
+    assert [run.record.run_id for run in book(*runs, protocols=["stages"]).runs] == ["mine"]
 
 
 def run_colab(shell, **parameters) -> None:

@@ -103,12 +103,12 @@ def test_kept_records_hold_what_is_predicted():
     for row in held:
         assert row["measured"] == pytest.approx(row["predicted"], rel=0.01), row
     theories = [(run, predicted(run.record)) for run in kept]
-    assert {run.requested.optimizer for run, theory in theories if theory is None} == {"muon"}
+    assert {run.record.requested.optimizer for run, theory in theories if theory is None} == {"muon"}
     for run, theory in theories:
         if theory is None:
             continue
         rank = run.record.memory.components.per_rank[0]
-        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=0.01), run.name
+        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=0.01), run.record.run_id
         sent = {kind: moved.bytes for kind, moved in run.record.traffic.per_rank[0].items() if moved.bytes > 100}
         assert sent == pytest.approx(theory.traffic, rel=0.01)
 

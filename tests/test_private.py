@@ -175,6 +175,6 @@ def test_a_number_below_zero_is_no_formula():
 
 
 def test_a_readme_takes_a_machines_words_as_text(stranger):
-    (line,) = {machine(run) for run in records.load_to_share([stranger]).done}
+    (line,) = {machine(run) for run in records.load([stranger], to_share=True).done}
     assert not re.search(r"(?<!\\)[<\[`|]", line)
     assert not [word for word in TELLS if word in line]

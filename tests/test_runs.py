@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from shaped import changed, failed, finished, put, rows
 
+from study.core.errors import Stop
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
 from study.report.topics import capacity, documents, losses, memory, speed, traffic
@@ -29,7 +30,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "steps.jsonl").write_text("")
     loaded = load(tmp_path)
-    assert ([run.name for run in loaded], [run.name for run in loaded.done]) == (["good", "half"], ["good"])
+    assert [run.record.run_id for run in loaded] == ["good", "half"]
+    assert loaded.done == [loaded.runs[0]]
     problems = {
         "alien": "schema 99",
         "bare": "record.json' cannot be read",
@@ -64,7 +66,7 @@ def test_folders_are_a_list_or_a_text_and_a_copy_counts_once(tmp_path):
     put(tmp_path / "b", finished("one") | {"run_id": "renamed"})
     for folders in (tmp_path, [tmp_path / "a", tmp_path / "b"], f"{tmp_path / 'a'}, {tmp_path / 'b'}"):
         loaded = load(folders)
-        assert (sorted(run.name for run in loaded), loaded.copies) == (["one", "two"], 2)
+        assert (sorted(run.record.run_id for run in loaded), loaded.copies) == (["one", "two"], 2)
 
 
 def test_runs_of_two_machines_are_never_pooled(of):
@@ -166,11 +168,10 @@ def test_a_run_out_of_memory_marks_the_frontier(of):
 
 def test_a_field_that_no_run_has_is_refused(of):
     loaded = of(finished("one"))
-    assert loaded.runs[0].value("memory_cap_gib") is None, "a setting that was not given"
     for name in ("memroy_cap_gib", "arn"):
-        with pytest.raises(AttributeError, match=name):
+        with pytest.raises(Stop, match=name):
             loaded.select(**{name: "zero2"})
-    assert [run.name for run in loaded.select(arm="zero2", repair=None)] == ["one"]
+    assert [run.record.run_id for run in loaded.select(arm="zero2", repair=None)] == ["one"]
 
 
 def test_ranks_and_rows_are_no_seeds(of):

@@ -138,9 +138,3 @@ def test_another_setting_or_number_of_ranks_is_another_cell(path):
 def test_places_and_the_width_of_windows_are_no_part_of_a_cell(setting):
     other = run(**{f"requested__{setting}": 3 if setting == "log_every" else "/elsewhere"})
     assert other.key() == run().key()
-
-
-def test_a_key_of_few_settings_ignores_the_others():
-    only = ["model", "micro_batch"]
-    assert run(requested__lr=0.5).key(only=only) == run().key(only=only)
-    assert run(requested__model="gpt2").key(only=only) != run().key(only=only)

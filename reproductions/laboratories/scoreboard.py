@@ -19,7 +19,7 @@ from study.core.shapes import SHAPES, shape_of
 from study.core.tables import say, show
 from study.predict.estimate import Estimate
 from study.predict.trace.transformer import Transformer
-from study.records import runs
+from study.records import metrics, runs
 from study.records.runs import Run, Runs
 from study.report.of_record import architecture, predicted
 from study.report.topics import predictions
@@ -106,7 +106,7 @@ def left_out(run: Run) -> str | None:
     shape = shape_of(run.record.requested.model or "")
     if record.is_script or record.is_watched:
         return "it ran a script that is not ours"
-    if not run.components:
+    if not metrics.components(run.record):
         return "its memory is not known by component"
     if shape not in SHAPES:
         return f"{record.requested.model} is no built-in shape, and a record does not keep a model's config"
@@ -124,7 +124,7 @@ def score(run: Run, tracker: bool = False) -> dict:
     ours = cast(Estimate, predicted(record))  # left_out has looked for a prediction
     measured_bytes = rank.tracked_peak_bytes
     at_peak = rank.at_peak or {}
-    family = SHAPES[shape_of(run.model or "")]["model_type"]
+    family = SHAPES[shape_of(run.record.requested.model or "")]["model_type"]
     bytes_of = {"ours": ours.peak_bytes, "torch": None} | library_estimates(run)
     if tracker and fsdp_tracker.applies(record):
         bytes_of["torch"] = fsdp_tracker.peak_bytes(record)
@@ -133,14 +133,14 @@ def score(run: Run, tracker: bool = False) -> dict:
     missed = {part: ours.at_peak.get(part, 0) - at_peak.get(part, 0) for part in [*at_peak, *ours.at_peak]}
     worst = max(missed, key=lambda part: abs(missed[part]))
     return {
-        "cell": f"{run.model} {run.arm}",
+        "cell": f"{run.record.requested.model} {run.record.arm}",
         "family": family,
-        "arm": run.arm,
-        "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks,
-        "precision": run.precision,
-        "rows": run.micro_batch,
-        "acc": run.accumulation,
-        "tokens": run.sequence,
+        "arm": run.record.arm,
+        "ranks": f"{run.record.observed.ranks} virtual" if run.record.is_virtual else run.record.observed.ranks,
+        "precision": run.record.requested.precision,
+        "rows": run.record.requested.micro_batch,
+        "acc": run.record.requested.accumulation,
+        "tokens": run.record.requested.sequence,
         "held out": bool(record.cell.part and record.cell.part.startswith(HELD_OUT)),
         "measured GB": measured_bytes / 1e9,
         **off,
@@ -155,9 +155,10 @@ def library_estimates(run: Run) -> dict:
     sizes = [tensor.elements for tensor in model.tensors]
     observed = run.record.observed
     homes = (observed.offload_optimizer, observed.offload_param)
-    states = deepspeed_bytes(sizes, run.stage, run.ranks or 1, run.ranks or 1, homes)
-    on_host = states[1] / (run.ranks or 1) if states and homes[0] != "none" else 0  # on a CPU both are one memory
-    usage = accelerate_bytes(sum(sizes), run.precision)
+    ranks = observed.ranks or 1
+    states = deepspeed_bytes(sizes, observed.stage, ranks, ranks, homes)
+    on_host = states[1] / ranks if states and homes[0] != "none" else 0  # on a CPU both are one memory
+    usage = accelerate_bytes(sum(sizes), run.record.requested.precision)
     return {"deepspeed": states and states[0] + on_host, "accelerate": usage}
 
 

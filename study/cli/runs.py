@@ -34,7 +34,7 @@ def runs(
         return loaded.rows()
     say(f"{part_of(len(loaded.done), len(loaded), 'runs')} done.", "")
     show(loaded.rows())
-    ended = [(run.name, run.record.error) for run in loaded if run.record.error]
+    ended = [(run.record.run_id, run.record.error) for run in loaded if run.record.error]
     say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     return None
@@ -115,7 +115,7 @@ def _explain(runs: list[Run], as_json: bool) -> dict | None:
         return {"unlike": unlike, "components": rows}
     total = next(row for row in rows if row["component"] == comparing.TRACKED)
     sizes = [size(total[side]) for side in ("first", "second")]
-    say(f"At the peak {second.arm} holds {sizes[1]}, and {first.arm} {sizes[0]}.", "")
+    say(f"At the peak {second.record.arm} holds {sizes[1]}, and {first.record.arm} {sizes[0]}.", "")
     if unlike:
         say("They differ in more than the arm:", "")
         show(unlike)

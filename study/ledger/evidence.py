@@ -81,7 +81,7 @@ class OfRuns(Piece):
     def computed(self, runs: Sequence[Run]) -> Value:
         runs = [run for run in runs if _is_virtual(run) == (self.kind == "virtual")]
         if self.quantity in MOVED and "ranks" not in self.where:
-            runs = [run for run in runs if run.ranks != 1]  # a single rank sends nothing
+            runs = [run for run in runs if run.record.observed.ranks != 1]  # a single rank sends nothing
         quantity = Quantity(self.quantity, self.per, self.collectives, self.node_ranks)
         if self.over is None:
             return self.in_unit(selection.of_runs(runs, self.where, quantity, self.take))
@@ -90,7 +90,7 @@ class OfRuns(Piece):
 
 def _is_virtual(run: Run) -> bool:
     """Return whether a run moved no data between ranks, or its weights had no values."""
-    return run.virtual or run.record.requested.init == "none"
+    return run.record.is_virtual or run.record.requested.init == "none"
 
 
 class Reproduction(Piece):

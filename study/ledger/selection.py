@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from study.core.arms import all_paths
 from study.records import metrics
 from study.records.compare import paired
-from study.records.facts import UNKNOWN, facts, refuse_impossible
-from study.records.runs import Run
+from study.records.runs import Run, Runs
 
 MOVED = ("volume", "tensors", "calls")
 TRAINING = "training"  # in a selection: which training of the script of document 002
@@ -18,20 +16,8 @@ USUAL: dict[str, tuple] = {"optimizer": (None, "adamw"), "lora_rank": (None,), "
 
 def chosen(runs: Sequence[Run], where: dict) -> list[Run]:
     """Return the runs that are done and have these facts. A list means any of its values."""
-    wanted = {name: value if isinstance(value, list) else [value] for name, value in where.items() if name != TRAINING}
-    arms = [*all_paths(), *{run.arm for run in runs}]
-    for name, values in wanted.items():
-        refuse_impossible(name, values, arms)
-    usual = {name: values for name, values in USUAL.items() if name not in wanted}
-    return [run for run in runs if run.done and _has(run, wanted, usual)]
-
-
-def _has(run: Run, wanted: dict[str, list], usual: dict[str, tuple]) -> bool:
-    known = facts(run)
-    requested = run.record.requested
-    return all(known[name] in values for name, values in wanted.items()) and all(
-        getattr(requested, name) in values for name, values in usual.items()
-    )
+    wanted = {name: value for name, value in where.items() if name != TRAINING}
+    return Runs(tuple(runs)).select(**(USUAL | wanted)).done
 
 
 class Quantity:
@@ -43,7 +29,7 @@ class Quantity:
         self.collectives = collectives
         self.node_ranks = node_ranks
         if name not in MOVED:
-            metrics.value(UNKNOWN, name)  # refuses a name that no record has
+            metrics.refuse_unknown(name)
 
     def of(self, run: Run, training: int | None = None):
         value = self._whole(run, training)

@@ -77,7 +77,7 @@ def compare(runs: Runs) -> Comparison:
             for (letter,) in sorted(in_environment, key=lambda each: list(runs.environments).index(*each)):
                 row = {name: settings.get(name) for name in columns} | {"environment": letter}
                 rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
-    left_out = Counter(run.status for run in runs if not run.done)
+    left_out = Counter[str](run.record.status for run in runs if run.record.status != "done")
     if runs.copies:
         left_out["copy"] = runs.copies
     return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
@@ -122,7 +122,7 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
         peak_bytes = _median(runs, "tracked_peak_bytes")
     return {
         "runs": len(runs),
-        "seeds": len({run.seed for run in runs}),
+        "seeds": len({run.record.requested.seed for run in runs}),
         "s/step": step_s,
         "from": low,
         "to": high,
@@ -151,7 +151,7 @@ def differing(several: list[dict]) -> list[str]:
 
 def baseline_arm(runs: Iterable[Run], first: str = "ddp") -> str | None:
     """Return the arm that the others are compared with: `first`, or else the plainest arm that there is."""
-    present = {run.arm for run in runs}
+    present = {run.record.arm for run in runs}
     return next((arm for arm in (first, *NAMES) if arm in present), None)
 
 
@@ -163,26 +163,29 @@ def loss_partner(run: Run, members: Iterable[Run], baseline: str | None) -> Run 
     """
 
     def alike(other: Run) -> tuple:
-        return other.seed, other.rows_per_step, len(other.losses), other.requested.init == "in_place"
+        return (
+            other.record.requested.seed,
+            other.record.observed.rows_per_step,
+            len(other.record.loss.train),
+            other.record.requested.init == "in_place",
+        )
 
-    if run.arm == baseline or run.requested.init == "in_place" or not run.losses:
+    if run.record.arm == baseline or run.record.requested.init == "in_place" or not run.record.loss.train:
         return None
-    others = [other for other in members if other.arm == baseline and other.done and alike(other) == alike(run)]
-    return min(others, key=lambda other: other.ranks != run.ranks, default=None)
+    others = [
+        other
+        for other in members
+        if other.record.arm == baseline and other.record.status == "done" and alike(other) == alike(run)
+    ]
+    return min(others, key=lambda other: other.record.observed.ranks != run.record.observed.ranks, default=None)
 
 
 def loss_distances(run: Run, partner: Run) -> list[float]:
     """Return how far the losses of two runs are apart at each step, in nats."""
-    return [abs(ours - theirs) for ours, theirs in zip(run.losses, partner.losses, strict=True)]
+    return [abs(ours - theirs) for ours, theirs in zip(run.record.loss.train, partner.record.loss.train, strict=True)]
 
 
 # --- the two sides of a ratio ---------------------------------------------------------------------------------------
-
-MACHINE = "machine"
-# If the sides name the condition, these parts of the cell may differ as well. All other parts must be equal.
-DECIDED_BY: dict[str, tuple[str, ...]] = {"batch": ("micro_batch", "accumulation"), "parameters": ("model",)}
-DECIDED_BY |= {"virtual": ("virtual_ranks",), "device": (MACHINE,), "device_memory": (MACHINE,)}
-DECIDED_BY |= dict.fromkeys(("stage", "offload", "wrapper", "offload_optimizer", "offload_param"), ("arm",))
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,9 @@ class Pair:
 
 def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> list[Pair]:
     """Return the cells that were run on both sides. `named` are the conditions in which these differ on purpose."""
-    free = {"seed", *named, *itertools.chain.from_iterable(DECIDED_BY.get(name, ()) for name in named)}
+    free = {"seed", *named}
+    if "batch" in named:
+        free |= {"micro_batch", "accumulation"}
     ours = _by_cell(our_runs, free)
     theirs = _by_cell(their_runs, free)
     pairs = [Pair(runs, theirs[key]) for key, runs in ours.items() if key in theirs]
@@ -205,7 +210,7 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
 def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
     cells: dict[tuple, list[Run]] = {}
     for run in runs:
-        machine = None if MACHINE in free else json.dumps(run.machine, sort_keys=True)
+        machine = json.dumps(run.machine, sort_keys=True)
         cells.setdefault((run.key(without=free), machine), []).append(run)
     return cells
 
@@ -285,7 +290,7 @@ def peaks(first: Run, second: Run) -> list[dict]:
 def _held(run: Run) -> dict[str, int]:
     if components := metrics.components(run.record):
         return components
-    what = f"{run.name} ({run.arm}, {run.status}) has no memory by component"
+    what = f"{run.record.run_id} ({run.record.arm}, {run.record.status}) has no memory by component"
     raise Stop(what, "run it again to its end, without --no-instruments")
 
 

@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
+from study.core.numbers import number_of
 from study.records.runs import Run
 
 LABELS = {  # the names of settings in a label; any other setting keeps its own name
@@ -29,12 +30,15 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
     """
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        left_out = {*VARIES, *without, *(("epochs",) if run.requested.steps else ())}  # --steps overrides --epochs
-        cell = {name: value for name, value in json.loads(run.key(left_out, only)).items() if value is not None}
-        conditions = [f"on {run.device}", f"measured by version {run.record.measure_version}"]
-        if only is None:
-            conditions = [f"environment {run.environment}"]
-        members.setdefault((json.dumps(cell, sort_keys=True), *conditions), []).append(run)
+        record = run.record
+        left_out = {*VARIES, *without}
+        if record.requested.steps:
+            left_out.add("epochs")  # --steps overrides it
+        conditions = [f"environment {run.environment}"]
+        if only is not None:
+            left_out |= run.cell.keys() - set(only)
+            conditions = [f"on {record.observed.device}", f"measured by version {record.measure_version}"]
+        members.setdefault((run.key(left_out), *conditions), []).append(run)
     cells = list(dict.fromkeys(cell for cell, *_ in members))
     names = dict(zip(cells, labels([json.loads(cell) for cell in cells]), strict=True))
     columns = [column for column in zip(*members, strict=True) if len(set(column)) > 1]
@@ -71,20 +75,18 @@ def _setting(name: str, value: object) -> str:
 
 def lines(runs: list[Run]) -> dict[str, list[Run]]:
     """Return the runs of a group by line of a figure: by arm, and by ranks and kind if an arm has several."""
-    ranks = {arm: {run.ranks for run in runs_of_arm} for (arm,), runs_of_arm in by(runs, "arm").items()}
     members: dict[str, list[Run]] = {}
-    for run in runs:
-        name = run.arm
-        if len(ranks[name]) > 1:
-            name += f", {run.ranks} rank" if run.ranks == 1 else f", {run.ranks} ranks"
-        members.setdefault(name if run.kind == "real" else f"{name} ({run.kind})", []).append(run)
+    for (arm,), runs_of_arm in by(runs, "arm").items():
+        several = len(by(runs_of_arm, "ranks")) > 1
+        for run in runs_of_arm:
+            name = f"{arm}, {number_of(run.record.observed.ranks or 0, 'ranks')}" if several else arm
+            members.setdefault(name if run.kind == "real" else f"{name} ({run.kind})", []).append(run)
     return members
 
 
-def by(items: Iterable, *names: str) -> dict[tuple, list]:
-    """Return runs, or rows, grouped by these values, in the order in which they come."""
-    members: dict[tuple, list] = {}
-    for item in items:
-        value = item.value if isinstance(item, Run) else item.get
-        members.setdefault(tuple(value(name) for name in names), []).append(item)
+def by(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
+    """Return runs grouped by these values, in the order in which they come."""
+    members: dict[tuple, list[Run]] = {}
+    for run in runs:
+        members.setdefault(tuple(run.facts[name] for name in names), []).append(run)
     return members

@@ -111,11 +111,6 @@ def _of_final_evaluation(name: str) -> Callable[[Record], float | None]:
     return lambda record: getattr(final_evaluation(record), name, None)
 
 
-def curve(record: Record, training: int | None = None) -> list[float] | None:
-    """Return the training losses step by step, as far as they were recorded."""
-    return (record.loss.train or None) if training is None else dig(record, f"observed.runs.{training}.losses")
-
-
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +174,13 @@ def peak_bytes(record: Record) -> float | None:
     return peak_allocated_bytes(record) or tracked_peak_bytes(record)
 
 
+def peak_of(record: Record) -> str | None:
+    """Return whose peak `peak_bytes` is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
+    if peak_allocated_bytes(record):
+        return "allocated"
+    return "tracked" if tracked_peak_bytes(record) else None
+
+
 def weight_bytes(record: Record) -> float | None:
     """Return the bytes of all weights, in their observed dtype."""
     size = record.observed.parameters
@@ -204,6 +206,12 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
         for kind, count in counts.items()
         for group, size in count.by_ranks(ranks).items()
     )
+
+
+def sent(record: Record) -> dict[str, int]:
+    """Return the bytes of a step by collective, of the first rank."""
+    per_rank = record.traffic.per_rank
+    return {kind: count.bytes for kind, count in per_rank[0].items()} if per_rank else {}
 
 
 def wire_bytes_per_rank(record: Record) -> list[float | None]:

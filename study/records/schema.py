@@ -479,9 +479,9 @@ class Record(Section):
         return self.watched != Watched()
 
     @property
-    def arm(self) -> str | None:
+    def arm(self) -> str:
         """Return the arm of the settings; for a user's own script, the arm that its prepared objects are."""
-        return self.requested.arm or self.observed.arm
+        return self.requested.arm or self.observed.arm or "unknown"
 
     @property
     def machine_line(self) -> str:

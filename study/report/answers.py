@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from study.core.numbers import count, nats, size
 from study.core.words import joined
 from study.predict.front import estimate, papers
+from study.records import metrics
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import answer_figures, grouping, side_by_side
@@ -57,7 +58,7 @@ class Answer:
 
 def name_of(run: Run) -> str:
     """Return the model of a run as people call it."""
-    return NAMES.get(run.model or "", run.model or "a model")
+    return NAMES.get(run.record.requested.model or "", run.record.requested.model or "a model")
 
 
 def answers(runs: Runs) -> list[Answer]:
@@ -93,13 +94,13 @@ def of_losses(runs: Runs) -> Answer:
         command = "study sweep smoke --runs runs/smoke"
         return Answer("losses", question, "No two arms have trained on the same rows yet.", command=command)
     names = set(rows["run"])
-    mine = [run for run in runs if run.name in names]
+    mine = [run for run in runs if run.record.run_id in names]
     first = mine[0]  # a group is of one model and precision
     answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ by more than fp32 rounding explains."
     arms = rows[rows["difference"].notna()]["arm"].nunique()
     curve = rows.groupby("step")["loss"].mean()
     sentence = (
-        f"**{answer}** With {name_of(first)} in {first.precision}, the losses of {arms} arms stay"
+        f"**{answer}** With {name_of(first)} in {first.record.requested.precision}, the losses of {arms} arms stay"
         f" within {nats(worst['difference'])} of {worst['against']}'s at each of {len(curve)} steps"
         f" (furthest: {worst['arm']}), while the loss goes from {curve.iloc[0]:.2f} to {curve.iloc[-1]:.2f}."
     )
@@ -116,7 +117,11 @@ def of_memory(runs: Runs) -> Answer:
     question = "Does it save memory?"
     at_scale = of_scale(runs)
     tiny = trained_here(runs)
-    of_models = [row for mine in at_scale.values() for row in (*memory_rows(mine), *_published(mine[0].model or ""))]
+    of_models = [
+        row
+        for mine in at_scale.values()
+        for row in (*memory_rows(mine), *_published(mine[0].record.requested.model or ""))
+    ]
     rows = pd.DataFrame(of_models + memory_rows(tiny))
     if rows.empty:
         return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
@@ -141,25 +146,37 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
 
     If a model has runs that recompute activations, only those.
     """
-    chosen = [run for run in runs.select(ranks=RANKS).done if run.record.cell.protocol == PROTOCOL and run.components]
+    chosen = [
+        run
+        for run in runs.select(ranks=RANKS).done
+        if run.record.cell.protocol == PROTOCOL and metrics.components(run.record)
+    ]
     of_model = {}
     for (model,), members in by(chosen, "model").items():
-        mine = [run for run in members if run.requested.checkpointing] or members
-        if len(mine) > 1 and BASELINE in {run.arm for run in mine}:
+        mine = [run for run in members if run.record.requested.checkpointing] or members
+        if len(mine) > 1 and BASELINE in {run.record.arm for run in mine}:
             of_model[model] = mine
-    by_size = sorted(of_model, key=lambda model: -(of_model[model][0].parameters or 0))
+    by_size = sorted(of_model, key=lambda model: -(of_model[model][0].record.observed.parameters or 0))
     by_size.sort(key=lambda model: len(of_model[model]) < max(map(len, of_model.values())))
     return {model: of_model[model] for model in (*by_size[:1], *by_size[1:][-1:])}
 
 
 def trained_here(runs: Runs) -> list[Run]:
     """Return one run per arm of the model whose losses are shown; if there is none, of the group with the most arms."""
-    real = [run for run in runs.done if run.components and not run.virtual and (run.ranks or 1) > 1]
-    known = [run for run in real if not run.requested.memory_cap_gib]
+    real = [
+        run
+        for run in runs.done
+        if metrics.components(run.record) and not run.record.is_virtual and (run.record.observed.ranks or 1) > 1
+    ]
+    known = [run for run in real if not run.record.requested.memory_cap_gib]
     for choice in (Runs(tuple(known)).select(**TINY).runs, known):
         alike = groups(choice, only=grouping.SETTINGS).values()
-        for members in sorted(alike, key=lambda mine: -len({run.arm for run in mine})):
-            of_arm = {run.arm: run for run in reversed(members) if run.ranks == members[0].ranks}
+        for members in sorted(alike, key=lambda mine: -len({run.record.arm for run in mine})):
+            of_arm = {
+                run.record.arm: run
+                for run in reversed(members)
+                if run.record.observed.ranks == members[0].record.observed.ranks
+            }
             if BASELINE in of_arm and len(of_arm) > 1:
                 return list(of_arm.values())
     return []
@@ -172,13 +189,17 @@ def memory_rows(members: list[Run]) -> list[dict]:
     need other memory than the CPU on which the other arms were measured.
     """
     rows: list[dict] = []
-    is_like_gpu = all(_is_like_gpu(run) for run in members if run.arm == BASELINE)
+    is_like_gpu = all(_is_like_gpu(run) for run in members if run.record.arm == BASELINE)
     for run in sorted(members, key=grouping.in_order):
-        about = {"model": name_of(run), "parameters": run.parameters, "ranks": run.ranks}
-        about |= {"conditions": conditions(run), "arm": run.arm, "memory": GPU}
+        about = {
+            "model": name_of(run),
+            "parameters": run.record.observed.parameters,
+            "ranks": run.record.observed.ranks,
+        }
+        about |= {"conditions": conditions(run), "arm": run.record.arm, "memory": GPU}
         if not memory.has_one_memory(run):
-            basis = VIRTUAL if run.virtual else MEASURED
-            rows += _parts(about | {"basis": basis}, memory.part_bytes(run.components))
+            basis = VIRTUAL if run.record.is_virtual else MEASURED
+            rows += _parts(about | {"basis": basis}, memory.part_bytes(metrics.components(run.record)))
             rows += _parts(about | {"basis": PREDICTED}, memory.predicted_parts(run))
         elif is_like_gpu and (setup := setup_of(run.record)):
             on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
@@ -195,7 +216,7 @@ def _parts(about: dict, sizes: dict[str, float]) -> list[dict]:
 def _is_like_gpu(run: Run) -> bool:
     """Return whether a GPU would need as much memory for a run as the CPU did: kernels of attention may differ."""
     setup = setup_of(run.record)
-    if run.device != "cpu" or setup is None:
+    if run.record.observed.device != "cpu" or setup is None:
         return True
     on_gpu = estimate(replace(setup, device="cuda", data_bytes=0)).peak_bytes
     return abs(on_gpu / memory.held_bytes(run) - 1) < LIKE
@@ -203,8 +224,9 @@ def _is_like_gpu(run: Run) -> bool:
 
 def conditions(run: Run) -> str:
     """Return what a rank did in a pass: `rows per pass 1, tokens 2048, activations recomputed`."""
-    activations = "recomputed" if run.requested.checkpointing else "kept"
-    return f"rows/pass {run.micro_batch}, tokens {run.sequence}, activations {activations}"
+    activations = "recomputed" if run.record.requested.checkpointing else "kept"
+    requested = run.record.requested
+    return f"rows/pass {requested.micro_batch}, tokens {requested.sequence}, activations {activations}"
 
 
 def _published(model: str) -> list[dict]:
@@ -324,31 +346,31 @@ def of_traffic(runs: Runs) -> Answer:
     if rows.empty:
         return Answer("traffic", question, "No two arms have records of what they send yet.", command=AT_SCALE)
     names = set(rows["run"])
-    mine = [run for run in runs if run.name in names]
+    mine = [run for run in runs if run.record.run_id in names]
     return Answer(
         name="traffic",
         question=question,
         sentence=f"{traffic_in_words(rows)} {many_passes(mine)}",
         rows=rows,
         figure=answer_figures.traffic(rows),
-        bases=(VIRTUAL if mine[0].virtual else MEASURED,),
+        bases=(VIRTUAL if mine[0].record.is_virtual else MEASURED,),
         where=machines(mine),
         links=(("claims.html#S000-20", "claim S000-20"), ("compare.html#Bytes-moved", "every group of runs")),
-        command="" if mine[0].virtual else AT_SCALE,
+        command="" if mine[0].record.is_virtual else AT_SCALE,
     )
 
 
 def sent(runs: Runs) -> pd.DataFrame:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
     chosen = next(iter(of_scale(runs).values()), None) or trained_here(runs)
-    members = [run for run in chosen if run.traffic]
+    members = [run for run in chosen if metrics.sent(run.record)]
     rows = traffic.table(Runs(tuple(members)))
     counted = traffic.by_arm(rows, traffic.COUNTED) if len(rows) else {}
     if BASELINE not in counted or len(counted) < 2:
         return pd.DataFrame()
     first = members[0]
     rows = rows[rows["source"].isin([traffic.COUNTED, traffic.PAPER])]
-    runs_of = {run.arm: run.name for run in members}
+    runs_of = {run.record.arm: run.record.run_id for run in members}
     return rows.assign(model=name_of(first), conditions=conditions(first), run=rows["arm"].map(runs_of))
 
 
@@ -375,7 +397,7 @@ def many_passes(members: list[Run]) -> str:
     for run in members:
         if setup := setup_of(run.record):
             prediction = estimate(replace(setup, accumulation=PASSES))
-            sent[run.arm] = papers.wire_bytes(prediction.traffic, setup.ranks)
+            sent[run.record.arm] = papers.wire_bytes(prediction.traffic, setup.ranks)
     if BASELINE not in sent:
         return ""
     words = [f"{sent[arm] / sent[BASELINE]:.2g} with {IN_WORDS[arm]}" for arm in STAGES if arm in sent]

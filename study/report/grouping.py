@@ -27,12 +27,12 @@ ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 def columns(run: Run, *names: str) -> dict:
     """Return attributes of a run as columns."""
-    return {name: run.value(name) for name in names}
+    return {name: run.facts[name] for name in names}
 
 
 def in_order(run: Run) -> int:
     """Return the place of a run's arm in every table."""
-    return ORDER.get(run.arm, len(ORDER))
+    return ORDER.get(run.record.arm, len(ORDER))
 
 
 def parts(rows: pd.DataFrame, *names: str) -> dict[str, pd.DataFrame]:
@@ -79,7 +79,7 @@ def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) ->
     """
     split = {}
     for group, members in members_of.items():
-        lone = [run for run in members if with_lone and run.arm == "single"]
+        lone = [run for run in members if with_lone and run.record.arm == "single"]
         shared = by([run for run in members if run not in lone], "ranks") or {(1,): []}
         is_named = with_lone or len(shared) > 1
         for (ranks,), mine in shared.items():

@@ -41,7 +41,7 @@ class Book:
         self.name = name
         self.protocols = protocols
         self.data = Path(data) if data else None
-        self.runs = records.load_to_share(runs)
+        self.runs = records.load(runs, to_share=True)
         if protocols:
             mine = tuple(run for run in self.runs if protocol_of(run) in protocols)
             self.runs = replace(self.runs, runs=mine)
@@ -52,7 +52,7 @@ class Book:
 
     def inventory(self) -> None:
         """Say how many runs were read, how they ended, and what could not be read."""
-        counts = Counter(run.status for run in self.runs)
+        counts = Counter(run.record.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
         outcomes = ", ".join(f"{count} {OUTCOMES.get(status, status)}" for status, count in counts.items())
         sweeps = f" of {joined([f'`study sweep {name}`' for name in self.protocols])}" if self.protocols else ""
@@ -63,9 +63,9 @@ class Book:
     def chosen(self, baseline: str, tasks: str) -> list[str]:
         """Return the tasks that were chosen. Raise Stop if a baseline or a task does not exist."""
         chosen = [task.strip() for task in tasks.split(",") if task.strip()]
-        _check("baseline", baseline, {run.arm for run in self.runs}, all_paths())
+        _check("baseline", baseline, {run.record.arm for run in self.runs}, all_paths())
         for task in chosen:
-            _check("tasks", task, {run.task for run in self.runs} - {None}, TASKS)
+            _check("tasks", task, {run.record.requested.task for run in self.runs} - {None}, TASKS)
         return chosen
 
     def figure(

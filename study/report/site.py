@@ -53,7 +53,7 @@ def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
 def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> tuple[Runs, list[str]]:
     """Write the site. Return the runs, and the names of notebooks that failed."""
     started = time.monotonic()
-    runs = records.load_to_share(folders)
+    runs = records.load(folders, to_share=True)
     check(runs, out)
     # The kernel of this environment, not one of its name that the user has installed.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"

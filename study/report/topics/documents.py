@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from study.core.numbers import size
 from study.core.words import joined
 from study.predict.front import Setup, estimate, named
+from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import style
@@ -53,11 +54,13 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     for arm, printed_bytes in MEMORY_000.items():
         place: dict[str, Any] = {"group": GROUP_000, "line": arm, "arm": arm}
         place |= {"ranks": RANKS_000, "parameters": shape.parameters, "kind": "real", "panel": ""}
-        measured = [run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if run.components]
+        measured = [
+            run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if metrics.components(run.record)
+        ]
         for recompute, how in ((False, ""), (True, ", recomputing")):
-            if repeats := [run for run in measured if bool(run.requested.checkpointing) == recompute]:
+            if repeats := [run for run in measured if bool(run.record.requested.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
-                bytes_by_part = memory.part_bytes(run.components)
+                bytes_by_part = memory.part_bytes(metrics.components(run.record))
                 rows += memory.stack(place | {"kind": run.kind}, f"measured{how}", bytes_by_part, len(repeats))
             ours = estimate(Setup.of_arm(shape, arm, **setting, **more, checkpointing=recompute))
             rows += memory.stack(place, f"predicted{how}", memory.part_bytes(ours.at_peak), 0)
@@ -105,18 +108,23 @@ def throughput_000(runs: Runs) -> pd.DataFrame:
         row |= {"steps_per_hour": STEPS_PER_HOUR_000[arm], "steps_per_hour_by_its_tokens": by_tokens}
         rows.append(row)
     of_group = {
-        group: [run for run in members if run.arm in TOKENS_PER_S_AND_GPU_000]
+        group: [run for run in members if run.record.arm in TOKENS_PER_S_AND_GPU_000]
         for group, members in groups(timed(runs)).items()
     }
     for group, members in split_by_ranks(of_group).items():
-        of_arm = {arm: [run for run in members if run.arm == arm] for arm in TOKENS_PER_S_AND_GPU_000}
+        of_arm = {arm: [run for run in members if run.record.arm == arm] for arm in TOKENS_PER_S_AND_GPU_000}
         for arm, mine in of_arm.items() if all(of_arm.values()) else ():
             run = mine[0]
             speed_up = middle(seconds(of_arm["ddp"]), seconds(mine))
             step_s = statistics.median(seconds(mine))
             row = {"group": group, "arm": arm, "tokens_per_s_and_rank": None, "over_ddp": speed_up.pop("median")}
-            if run.rows_per_step and run.sequence and run.ranks:
-                row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
+            if run.record.observed.rows_per_step and run.record.requested.sequence and run.record.observed.ranks:
+                row["tokens_per_s_and_rank"] = (
+                    run.record.observed.rows_per_step
+                    * run.record.requested.sequence
+                    / step_s
+                    / run.record.observed.ranks
+                )
             rows.append(row | speed_up | {"steps_per_hour": 3600 / step_s})
     return pd.DataFrame(rows)
 
@@ -130,14 +138,18 @@ def offload_001(runs: Runs) -> pd.DataFrame:
     """Return our runs of the arms in document 001's table, however they ended."""
     rows = []
     for group, members in groups(runs.select(arm=ARMS_001)).items():
-        with_disk = any(run.arm == "zero3_nvme" for run in members)
+        with_disk = any(run.record.arm == "zero3_nvme" for run in members)
         for line, mine in lines(members).items() if with_disk else ():
-            times = seconds(run for run in mine if run.device == "cuda")
+            times = seconds(run for run in mine if run.record.observed.device == "cuda")
             run = mine[0]
-            row: dict[str, Any] = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine)}
-            row["peak_bytes"] = None if memory.has_one_memory(run) else run.peak_bytes
-            row["outcome"] = ", ".join(sorted({each.status for each in mine}))
-            samples_per_s = run.rows_per_step / statistics.median(times) if times and run.rows_per_step else None
+            row: dict[str, Any] = {"group": group, "arm": line, "ranks": run.record.observed.ranks, "n": len(mine)}
+            row["peak_bytes"] = None if memory.has_one_memory(run) else metrics.peak_bytes(run.record)
+            row["outcome"] = ", ".join(sorted({each.record.status for each in mine}))
+            samples_per_s = (
+                run.record.observed.rows_per_step / statistics.median(times)
+                if times and run.record.observed.rows_per_step
+                else None
+            )
             rows.append(row | {"samples_per_s": samples_per_s})
     return pd.DataFrame(rows).dropna(axis="columns", how="all")
 
@@ -154,8 +166,8 @@ def script(runs: Runs) -> pd.DataFrame:
     for run in runs.select(arm="single").done:
         for number, training in enumerate(run.record.observed.runs, 1):
             about: dict[str, Any] = {
-                "script": REPAIRS[run.requested.repair or "none"],
-                "seed": run.seed,
+                "script": REPAIRS[run.record.requested.repair or "none"],
+                "seed": run.record.requested.seed,
                 "training": number,
             }
             about |= {"name": training.name, "batch": training.batch, "weights_from": training.weights_from}

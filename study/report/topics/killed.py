@@ -87,7 +87,13 @@ def hangs_in_words(rows: pd.DataFrame) -> str:
 def ended_badly(runs: Runs) -> pd.DataFrame:
     """Return a row for each run that did not end well, with its own reason."""
     rows = [
-        {"run": run.name, "arm": run.arm, "status": run.status, "error": error.message, "what to do": error.what_to_do}
+        {
+            "run": run.record.run_id,
+            "arm": run.record.arm,
+            "status": run.record.status,
+            "error": error.message,
+            "what to do": error.what_to_do,
+        }
         for run in runs
         if (error := run.record.error) is not None
     ]

@@ -29,9 +29,11 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     In a group without the baseline, the plainest arm takes its place; `against` names it. Runs with other rows per step
     than the baseline are not compared.
     """
-    chosen = [run for run in runs.done if run.losses and not run.virtual and not run.record.is_script]
+    chosen = [
+        run for run in runs.done if run.record.loss.train and not run.record.is_virtual and not run.record.is_script
+    ]
     rows = []
-    for group, members in groups(run for run in chosen if not tasks or run.task in tasks).items():
+    for group, members in groups(run for run in chosen if not tasks or run.record.requested.task in tasks).items():
         reference = baseline_arm(members, baseline)
         for line, repeats in lines(members).items():
             for run in repeats:
@@ -40,19 +42,19 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
 
 
 def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
-    about: dict[str, Any] = {"group": group, "line": line, "arm": run.arm, "run": run.name}
+    about: dict[str, Any] = {"group": group, "line": line, "arm": run.record.arm, "run": run.record.run_id}
     about |= columns(run, "seed", "rows_per_step", "kind") | {"recipe": _recipe(run)}
-    losses = np.array(run.losses, dtype=float)
+    losses = np.array(run.record.loss.train, dtype=float)
     difference = loss_distances(run, other) if other else np.full(len(losses), np.nan)
     about |= {"step": np.arange(1, len(losses) + 1), "loss": losses, "difference": difference}
-    return pd.DataFrame(about | {"against": other.arm if other else None})
+    return pd.DataFrame(about | {"against": other.record.arm if other else None})
 
 
 def _recipe(run: Run) -> str:
     """Return what rounding depends on."""
-    if run.requested.optimizer not in (None, FIRST_OPTIMIZER):
+    if run.record.requested.optimizer not in (None, FIRST_OPTIMIZER):
         return "with other optimizers"
-    return "in fp32 with AdamW" if run.precision == "fp32" else "with weights or autocast in 16 bits"
+    return "in fp32 with AdamW" if run.record.requested.precision == "fp32" else "with weights or autocast in 16 bits"
 
 
 def learning(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from matplotlib.ticker import NullFormatter
 from study.core import arms
 from study.core.numbers import size
 from study.predict.front import papers
+from study.records import metrics
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
@@ -39,7 +40,7 @@ def table(runs: Runs) -> pd.DataFrame:
     """Return what a rank holds at its peak, by part: measured, predicted, and states by the ZeRO paper."""
     rows = []
     for place, run, n in _largest(runs):
-        rows += stack(place, "measured", part_bytes(run.components), n)
+        rows += stack(place, "measured", part_bytes(metrics.components(run.record)), n)
         rows += stack(place, "predicted", predicted_parts(run), n)
         rows += stack(place, PAPER, _of_paper(run), n)
     return pd.DataFrame(rows)
@@ -54,14 +55,16 @@ def predicted_parts(run: Run) -> dict[str, float]:
 
 def _of_paper(run: Run) -> dict[str, float]:
     """Return the states by the ZeRO paper's formula; none for what it does not describe: FSDP2, other optimizers."""
+    precision = run.record.requested.precision
     trains_all_with_adam = (
-        run.requested.optimizer in (None, FIRST_OPTIMIZER)
-        and not run.requested.lora_rank
-        and not run.requested.train_only
+        run.record.requested.optimizer in (None, FIRST_OPTIMIZER)
+        and not run.record.requested.lora_rank
+        and not run.record.requested.train_only
     )
-    if run.precision in (None, "fp8") or not (run.parameters and trains_all_with_adam) or run.record.observed.fsdp:
+    seen = run.record.observed
+    if precision in (None, "fp8") or not (seen.parameters and trains_all_with_adam) or seen.fsdp:
         return {}
-    return papers.states_bytes(run.parameters, run.stage or 0, run.ranks or 1, run.precision)
+    return papers.states_bytes(seen.parameters, seen.stage or 0, seen.ranks or 1, precision)
 
 
 def buckets(runs: Runs) -> pd.DataFrame:
@@ -69,12 +72,14 @@ def buckets(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     defaults = {arm: arms.read(arms.all_paths()[f"{arm}_default"]).deepspeed for arm in ("zero1", "zero2", "zero3")}
     for place, run, n in _largest(runs):
-        arm = run.arm.removesuffix("_default")
+        arm = run.record.arm.removesuffix("_default")
         if arm not in defaults:
             continue
-        line = place["line"].replace(run.arm, f"{arm}, {'default' if run.arm != arm else 'small'} buckets")
-        rows += stack(place | {"line": line}, "measured", part_bytes(run.components), n)
-        if run.arm == arm and (estimate := predicted(run.record, deepspeed=defaults[arm])):
+        line = place["line"].replace(
+            run.record.arm, f"{arm}, {'default' if run.record.arm != arm else 'small'} buckets"
+        )
+        rows += stack(place | {"line": line}, "measured", part_bytes(metrics.components(run.record)), n)
+        if run.record.arm == arm and (estimate := predicted(run.record, deepspeed=defaults[arm])):
             bytes_by_part = part_bytes(estimate.at_peak)
             rows += stack(place | {"line": f"{arm}, default buckets"}, "predicted", bytes_by_part, 0)
     if not rows:
@@ -84,7 +89,9 @@ def buckets(runs: Runs) -> pd.DataFrame:
 
 def _largest(runs: Runs) -> Iterator[tuple[dict, Run, int]]:
     """Yield for each line of each group the run with the highest peak, and the number of runs."""
-    known = split_by_ranks(groups([run for run in runs.done if run.components], only=SETTINGS), with_lone=True)
+    known = split_by_ranks(
+        groups([run for run in runs.done if metrics.components(run.record)], only=SETTINGS), with_lone=True
+    )
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=held_bytes)
@@ -97,12 +104,12 @@ def has_one_memory(run: Run) -> bool:
     """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
     observed = run.record.observed
     places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
-    return run.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
+    return run.record.observed.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
 
 
 def held_bytes(run: Run) -> int:
     """Return the bytes of all components at the peak."""
-    return sum(run.components.values())
+    return sum(metrics.components(run.record).values())
 
 
 def stack(place: dict, source: str, bytes_by_part: Mapping[str, float], n: int) -> list[dict]:
@@ -180,13 +187,19 @@ def peaks(runs: Runs, ranks: Iterable[int] = RANKS, most: int | None = None) -> 
     `most` limits it to the groups with the most arms, because each prediction takes a part of a second.
     """
     rows = []
-    known = [run for run in runs.done if run.tracked_bytes and run.kind != "capped"]
-    by_arms = sorted(groups(known, only=SETTINGS).items(), key=lambda item: -len({run.arm for run in item[1]}))
+    known = [run for run in runs.done if metrics.tracked_peak_bytes(run.record) and run.kind != "capped"]
+    by_arms = sorted(groups(known, only=SETTINGS).items(), key=lambda item: -len({run.record.arm for run in item[1]}))
     for group, members in by_arms[:most]:
         for repeats in by(members, "arm", "ranks", "kind").values():
-            seen = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
+            seen = {
+                "source": "seen",
+                "bytes": max(metrics.tracked_peak_bytes(run.record) for run in repeats),
+                "n": len(repeats),
+            }
             rows.append({"group": group} | columns(repeats[0], "arm", "ranks", "kind") | seen)
-        for (arm,), mine in by([run for run in members if run.ranks and run.ranks > 1], "arm").items():
+        for (arm,), mine in by(
+            [run for run in members if run.record.observed.ranks and run.record.observed.ranks > 1], "arm"
+        ).items():
             estimates = {count: predicted(mine[0].record, ranks=count) for count in ranks}
             about = {"group": group, "arm": arm, "kind": "predicted", "source": "predicted", "n": 0}
             rows += [about | {"ranks": count, "bytes": ours.peak_bytes} for count, ours in estimates.items() if ours]
@@ -243,15 +256,15 @@ def states(runs: Runs) -> pd.DataFrame:
     hold none, and DDP's buckets all.
     """
     members: dict[tuple, list[Run]] = {}
-    for run in (run for run in runs.done if run.components and run.parameters):
-        members.setdefault((*_place(run).values(), run.model), []).append(run)
+    for run in (run for run in runs.done if metrics.components(run.record) and run.record.observed.parameters):
+        members.setdefault((*_place(run).values(), run.record.requested.model), []).append(run)
     rows = []
     for place in sorted(members, key=str):
         run = members[place][0]
         after_step = run.record.memory.components.per_rank[0].after_step
         theory = predicted(run.record)
         of_papers = claimed(run)
-        parameters = run.parameters or 1
+        parameters = run.record.observed.parameters or 1
         for component in COMPONENTS:
             numbers = {"claimed": of_papers.get(component)}
             numbers["predicted"] = theory.after_step.get(component, 0) / parameters if theory else None
@@ -266,15 +279,16 @@ def claimed(run: Run) -> dict[str, float]:
 
     They count a master copy of 16-bit weights alone, and nothing that an engine keeps beside the moments.
     """
-    optimizer = run.requested.optimizer or FIRST_OPTIMIZER
-    weights, _, whole_states = papers.states_of_a_parameter(run.precision or "fp32", optimizer)
-    master = 4 if run.precision == "bf16_cast" else 0
+    requested = run.record.requested
+    optimizer = requested.optimizer or FIRST_OPTIMIZER
+    weights, _, whole_states = papers.states_of_a_parameter(requested.precision or "fp32", optimizer)
+    master = 4 if requested.precision == "bf16_cast" else 0
     observed = run.record.observed
     stage = 3 if observed.fsdp else observed.stage or 0
-    divided_by = run.ranks or 1
+    divided_by = run.record.observed.ranks or 1
     trained = 1.0
-    if observed.trained_parameters and run.parameters:
-        trained = observed.trained_parameters / run.parameters
+    if observed.trained_parameters and run.record.observed.parameters:
+        trained = observed.trained_parameters / run.record.observed.parameters
     share = trained / (divided_by if stage else 1)
     whole = {"weights": weights / (divided_by if stage == 3 else 1), "master": master * share}
     return whole | {"moments": (whole_states - master) * share, "staging": 0}
@@ -282,9 +296,9 @@ def claimed(run: Run) -> dict[str, float]:
 
 def what_changes(run: Run) -> str:
     """Return the optimizer of a run, and which part of the model trains."""
-    part = f", only {run.requested.train_only}" if run.requested.train_only else ""
-    part = f", LoRA of rank {run.requested.lora_rank}" if run.requested.lora_rank else part
-    return f"{run.requested.optimizer or FIRST_OPTIMIZER}{part}"
+    part = f", only {run.record.requested.train_only}" if run.record.requested.train_only else ""
+    part = f", LoRA of rank {run.record.requested.lora_rank}" if run.record.requested.lora_rank else part
+    return f"{run.record.requested.optimizer or FIRST_OPTIMIZER}{part}"
 
 
 def _place(run: Run) -> dict:

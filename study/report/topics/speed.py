@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from study.core.numbers import size
 from study.records import compare as comparing
+from study.records import metrics
 from study.records.compare import compare
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
@@ -27,12 +28,18 @@ MEASURED = ("loss", "step_s", "peak_mb", "moved_mb")
 
 def timed(runs: Runs) -> list[Run]:
     """Return the finished runs whose seconds say something of other machines: on GPUs, or on links of a known speed."""
-    return [run for run in runs.done if run.median_step_s and not run.virtual and (run.device == "cuda" or run.hosts)]
+    return [
+        run
+        for run in runs.done
+        if metrics.value(run.record, "step_s")
+        and not run.record.is_virtual
+        and (run.record.observed.device == "cuda" or run.record.requested.hosts)
+    ]
 
 
 def seconds(runs: Iterable[Run]) -> list[float]:
     """Return the median seconds of a step of each run that has them."""
-    return [run.median_step_s for run in runs if run.median_step_s]
+    return [metrics.value(run.record, "step_s") for run in runs if metrics.value(run.record, "step_s")]
 
 
 def middle(values: list[float], over: list[float] | None = None) -> dict:
@@ -61,13 +68,13 @@ def note(rows: pd.DataFrame) -> str:
 def frontier(runs: Runs) -> pd.DataFrame:
     """Return the seconds of a step and the peak memory of each arm."""
     rows = []
-    known = [run for run in timed(runs) if run.peak_bytes]
+    known = [run for run in timed(runs) if metrics.peak_bytes(run.record)]
     for group, members in split_by_ranks(groups(known), with_lone=True).items():
-        if len({run.arm for run in members}) < 2:
+        if len({run.record.arm for run in members}) < 2:
             continue
         for line, mine in lines(members).items():
             place = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind")
-            place |= {"peak_bytes": max(run.peak_bytes or 0 for run in mine)}
+            place |= {"peak_bytes": max(metrics.peak_bytes(run.record) or 0 for run in mine)}
             place |= columns(mine[0], "peak_of", "rows_per_step")
             rows.append(place | middle(seconds(mine)))
     return pd.DataFrame(rows)
@@ -113,12 +120,12 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
     chosen = [run for run in runs.done if run.kind == "real" and not run.record.is_script]
     for group, members in groups(chosen, without=(setting, *SET_BY_MODEL * (setting == "model"))).items():
         alike = by(members, *({"arm", "ranks"} - {setting})).values()
-        if any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
+        if any(len({run.facts[setting] for run in mine}) > 1 for mine in alike):
             for (arm, value, ranks), mine in by(members, "arm", setting, "ranks").items():
                 row = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
                 of_runs = [row_of(run) for run in mine]
                 known = {name: [each[name] for each in of_runs if each[name] is not None] for name in MEASURED}
-                known["step_s"] = seconds(run for run in mine if run.device == "cuda")
+                known["step_s"] = seconds(run for run in mine if run.record.observed.device == "cuda")
                 medians = {name: statistics.median(values) if values else math.nan for name, values in known.items()}
                 rows.append(row | medians | {"peak_mb": max(known["peak_mb"], default=math.nan)})
     if not rows:
@@ -134,14 +141,14 @@ def row_of(run: Run) -> dict:
     evaluations = run.record.loss.eval
     about = columns(run, "status", "kind", "arm", "task", "model", "precision", "ranks")
     results = {
-        "loss": run.losses[-1] if run.losses else None,
+        "loss": run.record.loss.train[-1] if run.record.loss.train else None,
         "eval_loss": evaluations[-1].eval_loss if evaluations else None,
-        "step_s": run.median_step_s,
-        "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
-        "peak_of": run.peak_of,
-        "moved_mb": sum(run.traffic.values()) / 1e6 if run.traffic else None,
+        "step_s": metrics.value(run.record, "step_s"),
+        "peak_mb": (metrics.peak_bytes(run.record) or 0) / 1e6 or None,
+        "peak_of": metrics.peak_of(run.record),
+        "moved_mb": sum(metrics.sent(run.record).values()) / 1e6 or None,
     }
-    return {"run": run.name} | about | results | columns(run, "micro_batch", "accumulation", "seed")
+    return {"run": run.record.run_id} | about | results | columns(run, "micro_batch", "accumulation", "seed")
 
 
 def saved(runs: Runs) -> pd.DataFrame:

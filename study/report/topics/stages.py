@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from study.records import metrics
 from study.records.runs import Run, Runs
 from study.report.templating import TEMPLATES
 
@@ -20,15 +21,17 @@ def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame
     for arm in ARMS:
         matching = [run for run in runs.select(arm=arm, **wanted).done if _trains_all(run)]
         for run in matching[:1]:
-            sizes = _after_step(run) | run.traffic
-            in_bytes = {part: round(sizes.get(part, 0) / (run.parameters or 1), 3) for part in parts}
-            rows.append({"arm": arm} | in_bytes | {"parameters": run.parameters, "run": run.name})
+            sizes = _after_step(run) | metrics.sent(run.record)
+            in_bytes = {part: round(sizes.get(part, 0) / (run.record.observed.parameters or 1), 3) for part in parts}
+            rows.append(
+                {"arm": arm} | in_bytes | {"parameters": run.record.observed.parameters, "run": run.record.run_id}
+            )
     return pd.DataFrame(rows)
 
 
 def _trains_all(run: Run) -> bool:
     observed = run.record.observed
-    return observed is not None and observed.trained_parameters in (None, run.parameters)
+    return observed is not None and observed.trained_parameters in (None, run.record.observed.parameters)
 
 
 def _after_step(run: Run) -> dict[str, int]:

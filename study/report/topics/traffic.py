@@ -27,12 +27,14 @@ def table(runs: Runs) -> pd.DataFrame:
     Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
-    known = groups([run for run in runs.done if run.traffic and _all_reduce_bytes(run)])
+    known = groups([run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)])
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = repeats[0]
-            about = {"group": group, "line": line, "passes": run.accumulation} | columns(run, "arm", "ranks", "kind")
-            bars = {COUNTED: _counted(run), PAPER: _of_paper(run), DOCUMENT: PRINTED.get(run.arm, {})}
+            about = {"group": group, "line": line, "passes": run.record.requested.accumulation} | columns(
+                run, "arm", "ranks", "kind"
+            )
+            bars = {COUNTED: _counted(run), PAPER: _of_paper(run), DOCUMENT: PRINTED.get(run.record.arm, {})}
             for source, times_of in bars.items():
                 about |= {"source": source, "n": len(repeats) if source == COUNTED else 0}
                 rows += [about | {"collective": kind, "times": times} for kind, times in times_of.items()]
@@ -48,22 +50,22 @@ def _counted(run: Run) -> dict[str, float]:
 
 def _all_reduce_bytes(run: Run) -> float:
     """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
-    ranks = run.ranks or 1
-    bytes_each = 2 if run.precision == "bf16_cast" else 4
-    return 2 * (run.parameters or 0) * bytes_each * (ranks - 1) / ranks
+    ranks = run.record.observed.ranks or 1
+    bytes_each = 2 if run.record.requested.precision == "bf16_cast" else 4
+    return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
 def _of_paper(run: Run) -> dict[str, float]:
-    if run.stage:
-        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
+    if run.record.observed.stage:
+        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.record.observed.stage == 3 else 0.5}
     return {} if run.record.observed.fsdp else {"all-reduce": 1.0}
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
     """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
-    sent = dict.fromkeys(run.traffic, 0.0)
+    sent = dict.fromkeys(metrics.sent(run.record), 0.0)
     for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
-        for ranks, size_bytes in count.by_ranks(run.ranks or 1).items():
+        for ranks, size_bytes in count.by_ranks(run.record.observed.ranks or 1).items():
             sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
     return sent
 
@@ -75,7 +77,11 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     what gloo should write.
     """
     several = [
-        run for run in runs.done if run.traffic and (run.ranks or 0) > node_ranks and not (run.ranks or 0) % node_ranks
+        run
+        for run in runs.done
+        if metrics.sent(run.record)
+        and (run.record.observed.ranks or 0) > node_ranks
+        and not (run.record.observed.ranks or 0) % node_ranks
     ]
     rows = []
     for group, members in groups(several).items():
@@ -85,20 +91,22 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
     per_kind = run.record.traffic.per_rank[0]
-    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks or 1)} for kind, count in per_kind.items()}
+    moved: node_traffic.Groups = {
+        kind: {**count.by_ranks(run.record.observed.ranks or 1)} for kind, count in per_kind.items()
+    }
     split = node_traffic.by_node(moved, node_ranks)
     wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
     components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
     return {
-        "arm": run.arm,
-        "ranks": f"{run.ranks} virtual" if run.virtual else str(run.ranks),
+        "arm": run.record.arm,
+        "ranks": f"{run.record.observed.ranks} virtual" if run.record.is_virtual else str(run.record.observed.ranks),
         "inside_mb": sum(split["inside"].values()) / 1e6,
         "between_mb": sum(split["between"].values()) / 1e6,
         "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
         "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
-        "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
+        "peak_mb": (metrics.peak_bytes(run.record) or 0) / 1e6 or None,
     }
 
 
