@@ -29,7 +29,6 @@ PART = ".part"
 NAME = re.compile(r"step-([0-9]{8})(\.part)?")
 KEPT = 2  # the last checkpoint, and the one before in case the last one is damaged
 MAX_BYTES = 2**30  # of progress.json: a loss and a rate for each step, at most ten million
-CHUNK_BYTES = 2**20
 
 
 class Progress(Section):
@@ -142,11 +141,8 @@ def _all(run_folder: Path) -> list[tuple[Path, bool]]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _to_disk(path: Path) -> None:

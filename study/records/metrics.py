@@ -5,21 +5,17 @@ Values of ranks become their maximum. Unknown is None.
 
 import statistics
 from collections.abc import Callable, Iterable
-from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 
 from study.core import gpus, node_traffic
 from study.core.errors import Stop
 from study.core.validation import nearest
-from study.records.schema import Collective, Evaluation, Record
+from study.records.schema import Collective, Record
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
-DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}
-ELEMENT_BYTES = {dtype: size_bytes for size_bytes, dtypes in DTYPES.items() for dtype in dtypes}
-COMPONENT = "component."  # prefix of a component at the peak: component.weights
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1}
 
 
 # --- times and rates -----------------------------------------------------------------------------------------------
@@ -44,22 +40,13 @@ def steps_per_s(record: Record) -> float | None:
 
 
 def tokens_per_s(record: Record) -> float | None:
-    """Return the tokens of all ranks per second."""
-    return _per_s(record, record.observed.tokens_per_step, record.watched.timed_tokens)
-
-
-def samples_per_s(record: Record) -> float | None:
-    """Return the rows of all ranks per second."""
-    return _per_s(record, record.observed.rows_per_step, record.watched.timed_rows)
-
-
-def _per_s(record: Record, per_step: int | None, timed: int | None) -> float | None:
-    """Return a rate. A virtual run sends nothing, so no real group would be as fast: it has none."""
+    """Return the tokens of all ranks per second. None for a virtual run: no real group would be as fast."""
     speed = steps_per_s(record)
-    if record.is_virtual or speed is None:
+    if speed is None or record.is_virtual:
         return None
-    if timed is not None:  # a user's own loop may have steps of unequal size
-        return timed * speed / len(record.time.step_s)
+    if record.watched.timed_tokens is not None:  # a user's own loop may have steps of unequal size
+        return record.watched.timed_tokens * speed / len(record.time.step_s)
+    per_step = record.observed.tokens_per_step
     return None if per_step is None else per_step * speed
 
 
@@ -86,11 +73,6 @@ def mfu(record: Record) -> float | None:
     return reached / peak if reached and peak else None
 
 
-def _joules_per_step(record: Record) -> float | None:
-    joules = all_known(record.energy.joules_per_rank)
-    return sum(joules) / record.energy.steps if record.energy.steps and joules else None
-
-
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
@@ -102,13 +84,8 @@ def final_train_loss(record: Record) -> float | None:
     return losses[-1] if losses else None
 
 
-def final_evaluation(record: Record) -> Evaluation | None:
-    """Return the last evaluation."""
-    return record.loss.eval[-1] if record.loss.eval else None
-
-
 def _of_final_evaluation(name: str) -> Callable[[Record], float | None]:
-    return lambda record: getattr(final_evaluation(record), name, None)
+    return lambda record: getattr(record.loss.eval[-1], name) if record.loss.eval else None
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
@@ -127,10 +104,6 @@ def all_known(values: Iterable[float | None]) -> list[float]:
 def most(values: Iterable[float | None]) -> float | None:
     """Return the maximum; None if one of the values is unknown."""
     return max(all_known(values), default=None)
-
-
-def _over_ranks(name: str) -> Callable[[Record], float | None]:
-    return lambda record: most(getattr(rank, name) for rank in record.memory.per_rank)
 
 
 def _at_peak(record: Record, *roles: str) -> float | None:
@@ -166,7 +139,7 @@ def tracked_peak_bytes(record: Record) -> float | None:
 
 def peak_allocated_bytes(record: Record) -> float | None:
     """Return the peak of the device's allocator. None without a GPU."""
-    return _over_ranks("peak_allocated_bytes")(record)
+    return most(rank.peak_allocated_bytes for rank in record.memory.per_rank)
 
 
 def peak_bytes(record: Record) -> float | None:
@@ -246,39 +219,24 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
 # --- by name -------------------------------------------------------------------------------------------------------
 
 Quantity = Callable[[Record], float | None]
-TIMES: dict[str, Quantity] = {
-    "step_s": median_step_s,
-    "tokens_per_s": tokens_per_s,
-    "samples_per_s": samples_per_s,
-    "mfu": mfu,
-    "setup_s": lambda record: record.time.setup_s,
-    "joules_per_step": _joules_per_step,
-}
-LOSSES: dict[str, Quantity] = {
+TIMES: dict[str, Quantity] = {"step_s": median_step_s, "tokens_per_s": tokens_per_s, "mfu": mfu}
+QUANTITIES: dict[str, Quantity] = TIMES | {
     "train_loss": final_train_loss,
     "eval_loss": _of_final_evaluation("eval_loss"),
     "accuracy": _of_final_evaluation("accuracy"),
     "perplexity": _of_final_evaluation("perplexity"),
-}
-OF_THE_HOST = ("peak_reserved_bytes", "host_peak_bytes", "nvme_written_bytes", "nvme_read_bytes")
-SIZES: dict[str, Quantity] = {
     "peak_bytes": peak_bytes,
     "tracked_peak_bytes": tracked_peak_bytes,
     "peak_allocated_bytes": peak_allocated_bytes,
-    **{name: _over_ranks(name) for name in OF_THE_HOST},
+    "host_peak_bytes": lambda record: most(rank.host_peak_bytes for rank in record.memory.per_rank),
     "states_bytes": lambda record: _at_peak(record, *STATES),
     "parameters": lambda record: record.observed.parameters,
-    "held_parameters": lambda record: record.observed.held_parameters,
-    "saved_bytes": lambda record: record.observed.saved.bytes if record.observed.saved else None,
 }
-QUANTITIES = TIMES | LOSSES | SIZES
 OF_A_TRAINING = {  # quantities of a training of the published script, as paths below `observed.runs`
     "training_s": "training_s",
     "train_loss": "losses.-1",
-    "first_loss": "losses.0",
     "eval_loss": "evals.-1.eval_loss",
     "peak_bytes": "peak_bytes",
-    "printed_peak_bytes": "printed_peak_bytes",
 }
 
 
@@ -291,37 +249,23 @@ def value(record: Record, quantity: str, training: int | None = None) -> Any:
     refuse_unknown(quantity)
     if record.checkpoints.resumes and (quantity in TIMES or quantity.startswith(("time.", "energy."))):
         return None  # they cover only the part after an interruption, so they are not comparable
-    if quantity.startswith(COMPONENT):
-        return _at_peak(record, quantity.removeprefix(COMPONENT))
+    if quantity.startswith("component."):
+        return _at_peak(record, quantity.removeprefix("component."))
     return QUANTITIES[quantity](record) if quantity in QUANTITIES else dig(record, quantity)
 
 
-@cache
 def refuse_unknown(quantity: str) -> None:
-    """Raise Stop for a name or a path that no record can have, whatever is in its lists."""
-    if quantity in QUANTITIES or quantity.startswith(COMPONENT):
+    """Raise Stop for a name that is no quantity, and for a path to a field that no record has."""
+    section, _, path = quantity.partition(".")
+    if quantity in QUANTITIES or section == "component":
         return
-    if "." not in quantity or quantity.startswith("time."):
+    known = {name: field.annotation for name, field in Record.model_fields.items() if name != "time"}
+    if not path or section not in known:
         # A part of a step is not a step: DeepSpeed's autotuner once took a timer of the forward pass for one.
-        raise Stop(f"There is no quantity {quantity!r}", nearest(quantity, (*QUANTITIES, f"{COMPONENT}weights")))
-    hint: Any = Record
-    for name in quantity.split("."):
-        hint = _hint_below(hint, name, quantity)
-
-
-def _hint_below(hint: Any, name: str, path: str) -> Any:
-    """Return the type of what has this name, or this place in a list, in a value of a type."""
-    while get_origin(hint) in (Annotated, Union, UnionType):
-        hint = next(each for each in get_args(hint) if each is not NoneType)
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        if name not in hint.model_fields:
-            raise Stop(f"A record has no field {path!r}", nearest(name, hint.model_fields))
-        return hint.model_fields[name].annotation
-    if get_origin(hint) in (list, dict):
-        return get_args(hint)[-1]
-    if hint is dict:  # with any keys
-        return dict
-    raise Stop(f"A record has no field {path!r}", f"leave out {name!r} and what follows it")
+        raise Stop(f"there is no quantity {quantity!r}", nearest(quantity, (*QUANTITIES, "component.weights")))
+    fields = getattr(known[section], "model_fields", {})
+    if path.partition(".")[0] not in fields:
+        raise Stop(f"a record has no field {quantity!r}", nearest(path, fields))
 
 
 def dig(content: Any, path: str) -> Any:

@@ -193,7 +193,7 @@ def peaks(runs: Runs, ranks: Iterable[int] = RANKS, most: int | None = None) -> 
         for repeats in by(members, "arm", "ranks", "kind").values():
             seen = {
                 "source": "seen",
-                "bytes": max(metrics.tracked_peak_bytes(run.record) for run in repeats),
+                "bytes": max(metrics.tracked_peak_bytes(run.record) or 0 for run in repeats),
                 "n": len(repeats),
             }
             rows.append({"group": group} | columns(repeats[0], "arm", "ranks", "kind") | seen)
