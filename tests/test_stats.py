@@ -14,24 +14,12 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_known_ratio():
-    assert ratio_of_medians(SLOW, FAST, rng())[0] == pytest.approx(2.1)
-
-
 def test_the_interval_is_that_of_the_resamples_drawn_one_by_one():
     """By hand, from the same generator: medians of samples with replacement, and their quantiles."""
     generator = rng(3)
     medians = [np.median(generator.choice(sample, (2000, 7)), axis=1) for sample in (SLOW, FAST)]
     expected = np.quantile(medians[0] / medians[1], [0.025, 0.975])
-    assert ratio_of_medians(SLOW, FAST, rng(3))[1:] == pytest.approx(tuple(expected), rel=1e-12)
-
-
-def test_interval_holds_the_point():
-    for seed in range(5):
-        ratio, low, high = ratio_of_medians(*rng(seed).lognormal(size=(2, 25)), rng(seed))
-        assert low < ratio < high
-    ratio, low, high = ratio_of_medians(SLOW, SLOW, rng())
-    assert low <= ratio == 1 <= high
+    assert ratio_of_medians(SLOW, FAST, rng(3)) == pytest.approx((2.1, *expected), rel=1e-12)
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says(monkeypatch):

@@ -30,7 +30,6 @@ RECORD = "record.json"
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
-MOST_NAMES = 24  # of runs in a sentence
 LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress bar
 END = ("status", "finished_utc", "error")
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -123,12 +122,9 @@ def newest_try(path: Path) -> Path:
 
 def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
-    runs = [] if path.exists() else sorted(each.parent.name for each in path.parent.glob(f"*/{RECORD}"))
-    if runs:
-        what = f"{path.parent} holds runs, and is none itself"
-        raise Stop(what, f"name one of its runs ({len(runs)}): {', '.join(runs[:MOST_NAMES])}")
+    below = next(path.parent.glob(f"*/{RECORD}"), None)
+    missing = f"name one of its runs, such as {below.parent.name}" if below else "name the folder of a run"
     again = "run that cell again"
-    missing = "name the folder of a run"
     return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
 
 
