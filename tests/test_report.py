@@ -17,8 +17,7 @@ from shaped import finished, put
 
 from study.core.errors import Stop
 from study.ledger import texts as ledger
-from study.records.keeping import redact
-from study.report import readme as digest
+from study.records.privacy import redact
 from study.report import site as report
 from study.report.templating import as_html, prose
 
@@ -197,37 +196,3 @@ def test_a_report_over_250_runs_takes_a_minute_of_two_cores_and_15_mb(home, tmp_
     assert report.build([tmp_path / "runs"], tmp_path / "site", print)[1] == []
     assert sum(os.times()[:4]) - started < 2 * 60
     assert sum(path.stat().st_size for path in (tmp_path / "site").rglob("*") if path.is_file()) < 15e6
-
-
-# --- the README's part ---------------------------------------------------------------------------------------------
-
-
-def test_the_marked_part_is_made_from_the_records(real_runs, home, tmp_path, monkeypatch):
-    at_home(home, monkeypatch)
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n<!-- verdicts:start {real_runs} -->\nbygone\n<!-- verdicts:end -->\nafter\n")
-    digest.renew(readme)
-    text = readme.read_text()
-    assert re.fullmatch(r"before\n.*\| 002( \| \d+){6} \|.*no GPU, .*after\n", text, re.DOTALL)
-    assert "bygone" not in text
-    readme.write_text("nothing here\n")
-    with pytest.raises(Stop, match="has no marked part"):
-        digest.renew(readme)
-
-
-READMES = [path for path in (report.ROOT / "README.md", *report.ROOT.glob("reports/*/README.md")) if path.exists()]
-MARKED = [path for path in READMES if digest.MARKED.search(path.read_text())]
-
-
-@pytest.fixture(scope="module")
-def loaded() -> dict:
-    """What all marked parts name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(report.ROOT)
-        return digest.loaded("".join(path.read_text() for path in MARKED))
-
-
-@pytest.mark.parametrize("path", MARKED, ids=[str(path.relative_to(report.ROOT)) for path in MARKED])
-def test_text_and_records_agree(path, loaded):
-    """Where a README's verdicts are not what the records say: study report --runs ... --readme README.md"""
-    assert digest.renewed(path.read_text(), loaded) == path.read_text()

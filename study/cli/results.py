@@ -100,21 +100,15 @@ def _compare(chosen: list[Claim], folders: tuple[Path, ...], in_full: bool) -> N
     )
 
 
-def report(
-    *,
-    runs: tuple[Path, ...] = (),
-    out: Path = Path("reports/build"),
-    readme: Path | None = None,
-) -> None:
+def report(*, runs: tuple[Path, ...] = (), out: Path = Path("reports/build")) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
     Args:
         runs: Folders that contain runs, at any depth.
         out: The folder for the pages. An earlier report in it is replaced.
-        readme: Also write the answers into this file, between its two marker lines.
     """
     if not runs:
         raise Stop("study report needs --runs", "give folders that contain runs")
     from study.report.site import command
 
-    sys.exit(command(runs, out, readme))
+    sys.exit(command(runs, out))

@@ -28,7 +28,6 @@ from study.records import store
 from study.records.keeping import redact
 from study.records.runs import Runs
 from study.report import answers, calculator, claim_pages, notebook, style
-from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.templating import TEMPLATES, as_html, write_csv, write_page
 from study.report.topics import claims
@@ -40,14 +39,9 @@ AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
-def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
-    """Write the site and renew a README. Return 1 if a notebook failed."""
-    if readme:
-        digest.check(readme)  # before the minutes that a build takes
-    loaded, failed = build(list(runs), out)
-    if readme:
-        digest.renew(readme, {str(folder): loaded for folder in runs if len(runs) == 1})
-    return 1 if failed else 0
+def command(runs: tuple[Path, ...], out: Path) -> int:
+    """Write the site. Return 1 if a notebook failed."""
+    return 1 if build(list(runs), out)[1] else 0
 
 
 def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> tuple[Runs, list[str]]:
