@@ -5,7 +5,7 @@ const name = (node) => `<${node.tagName.toLowerCase()}> “${node.textContent.tr
 
 if (document.documentElement.scrollWidth > width) problems.push(`the page is wider than the window: ${document.documentElement.scrollWidth}`);
 for (const node of document.body.querySelectorAll("*")) {
-  if (node.closest(".scroll, pre, svg, details:not([open])")) continue;
+  if (node.closest(".scroll, .output_html, .text_cell_render table, pre, svg, details:not([open])")) continue;
   const box = node.getBoundingClientRect();
   if (box.width && (box.right > width + 1 || box.left < -1)) problems.push(`${name(node)} reaches from ${box.left} to ${box.right} of ${width}`);
 }
@@ -37,7 +37,7 @@ figures.forEach((svg, number) => {
 });
 
 // Rows of figures: no half of a row is empty where two figures have room.
-for (const figure of width > 1000 ? document.querySelectorAll(".outputs > figure") : []) {
+for (const figure of width > 1000 ? document.querySelectorAll(".output > :has(figure)") : []) {
   const [box, whole] = [figure, figure.parentElement].map((node) => node.getBoundingClientRect());
   const row = [...figure.parentElement.children].map((node) => node.getBoundingClientRect()).filter((other) => other.top < box.top + 40 && other.bottom > box.top + 40);
   if (Math.max(...row.map((other) => other.right)) - whole.left < 0.6 * whole.width) problems.push(`${name(figure)}: half of its row is empty`);

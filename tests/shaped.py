@@ -18,7 +18,6 @@ from study.predict.architecture import named
 from study.records import runs as records
 from study.records.runs import Run, Runs
 from study.records.schema import Record
-from study.report.grouping import records as records_of
 
 BYTES = {"fp32": 4, "bf16": 4, "bf16_cast": 2}
 ENGINE = "DeepSpeedEngine"
@@ -232,7 +231,8 @@ def run(fields: dict | None = None, environment: str = "A", **settings) -> Run:
 
 def rows(table: pd.DataFrame) -> list[dict]:
     """The rows of a table; what is not known is None."""
-    return records_of(table)
+    known = table.astype(object).where(table.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
 
 
 def runs(*folders: Path) -> Runs:

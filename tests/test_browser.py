@@ -70,7 +70,7 @@ def test_the_audit_can_fail(show):
 
 
 PLANTED = {
-    "half of its row is empty": "for (const each of document.querySelectorAll('.outputs > figure'))"
+    "half of its row is empty": "for (const each of document.querySelectorAll('.output > :has(figure)'))"
     " each.style.cssText = 'grid-column: 1 / -1; max-width: 20rem'",
     "px high": "for (const svg of document.querySelectorAll('figure svg')) svg.style.width = '25rem'",
     "a table of": "document.querySelector('.scroll').firstElementChild.style.width = '3000px'",
@@ -88,7 +88,7 @@ def test_the_audit_sees(problem, show):
 
 def test_tables_sort_both_ways(show):
     opened = show("index")
-    script = """const table = document.querySelector("#verdicts ~ .scroll table");
+    script = """const table = document.querySelector("#documents ~ .scroll table");
         table.tHead.rows[0].cells[1].querySelector("button").click();
         return [...table.tBodies[0].rows].map((row) => row.cells[1].textContent);"""
     up, down = opened.execute_script(script), opened.execute_script(script)

@@ -20,9 +20,9 @@ from study.predict.estimate import estimate, operations
 from study.predict.setup import Setup, distribution
 from study.predict.step_time import peak_flops_per_s
 from study.predict.trace.transformer import Transformer
-from study.report import calculator
+from study.report import calculator, site
 from study.report.calculator import ARMS, FILE, GPUS_TRIED
-from study.report.templating import TEMPLATES
+from study.report.site import TEMPLATES
 from study.report.topics import memory
 
 pytestmark = needs_browser
@@ -35,7 +35,7 @@ REMEDY = "the predictor has changed: run python reproductions/laboratories/calcu
 def page(tmp_path_factory):
     """The page in a browser, once its tables are read."""
     folder = tmp_path_factory.mktemp("calculator")
-    calculator.write(folder, {})
+    site.Pages(folder, {}).write("calculator", **calculator.values())
     for name in ("site.css", "site.js", calculator.SCRIPT):
         shutil.copyfile(TEMPLATES / name, folder / name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6

@@ -11,7 +11,7 @@ import pytest
 from test_cli import in_this_process
 
 from study.core.gpus import GPUS
-from study.report import answers, side_by_side
+from study.report import answers
 
 README = "--model mistral-7b --gpus 8 --gpu H100"
 NOTHING_FITS = "--model llama3-70b --gpus 1 --gpu T4"
@@ -68,4 +68,4 @@ def test_advise_and_estimate_give_one_answer(question, monkeypatch, capsys):
 def test_the_index_gives_the_same_answer(monkeypatch, capsys):
     """It answers README's question; tests/test_readme.py holds README to it."""
     assert answers.advice() == answer_to(f"advise {README}", monkeypatch, capsys)["in_words"]
-    assert side_by_side.ADVISED in README
+    assert answers.ADVISED in README

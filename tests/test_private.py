@@ -14,12 +14,11 @@ from shaped import failed, finished, put
 from test_report import quick  # noqa: F401  a fixture
 
 from study.ledger import texts
-from study.records import runs as records
 from study.records.keeping import redact
 from study.records.schema import Record
 from study.report.notebook import Book
-from study.report.templating import machine, no_formula
-from study.report.topics import speed, traffic
+from study.report.tables import no_formula
+from study.report.topics import traffic
 
 PRIVATE = {
     "a path": "/home/alice/thesis/plan.txt",
@@ -149,13 +148,12 @@ def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger,
 def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
     """What a notebook writes beside a report."""
     book = Book("compare", str(stranger), str(tmp_path))
-    rows = pd.DataFrame([speed.row_of(run) for run in book.runs])
+    rows = pd.DataFrame([{"run": run.name, "arm": run.arm, "model": run.model} for run in book.runs])
     assert {arm.partition(" ")[0] for arm in rows["arm"]} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
     bar = {"group": "<script>$\\frac{$", "arm": '=a|" <img src=x onerror=x>', "line": "=a|<img src=x onerror=x>"}
-    sent = {"source": traffic.COUNTED, "kind": "real", "n": 1, "collective": "all_reduce", "times": 1.0}
+    sent = {"source": traffic.COUNTED, "kind": "real", "n": 1, "collective": "all_reduce", "times": 1.0, "panel": "$"}
     book.figure(traffic.figure, pd.DataFrame([bar | sent]), "traffic")
-    book.inventory()
     (svg,) = tmp_path.glob("*.svg")
     xml.etree.ElementTree.fromstring(svg.read_text())
     for path in [svg, *tmp_path.glob("*.csv")]:
@@ -172,9 +170,3 @@ def test_a_number_below_zero_is_no_formula():
     assert [no_formula(text) for text in texts] == [f"'{text}" for text in texts]
     others = ["-1.5", "+2", -3, None, "a=b", "zero2"]
     assert list(map(no_formula, others)) == others
-
-
-def test_a_readme_takes_a_machines_words_as_text(stranger):
-    (line,) = {machine(run) for run in records.load([stranger], to_share=True).done}
-    assert not re.search(r"(?<!\\)[<\[`|]", line)
-    assert not [word for word in TELLS if word in line]

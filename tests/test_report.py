@@ -3,6 +3,7 @@
 import html
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from study.core.errors import Stop
 from study.ledger import texts as ledger
 from study.records.privacy import redact
 from study.report import site as report
-from study.report.templating import as_html, prose
+from study.report.tables import as_html, cell, heading
 
 BROKEN = {
     "broken-schema": "schema 99",
@@ -88,26 +89,28 @@ def test_every_figure_is_whole_and_has_its_data_beside_it(site):
         xml.etree.ElementTree.fromstring(image)
         assert redact(image) == image, "leaving out paths changes no figure"
         assert table(site / "data" / f"{name}.csv"), name
-    losses = table(site / "data" / "compare-losses.csv")
+    losses = table(site / "data" / "compare-losses-1.csv")
     assert {row["line"] for row in losses} == {"single", "ddp", "zero2", "zero3_cpu"}
 
 
-def test_markup_in_a_record_is_shown_as_text_and_a_heading_is_closed():
+def test_a_table_shows_markup_as_text_sizes_with_units_and_a_dash_for_what_is_unknown():
     """Records come from anybody."""
-    assert "<script>" not in prose("of `<b>` and <script>alert(1)</script>")
-    assert prose("## A b").strip() == '<h2 id="A-b">A b</h2>', "no element that stays open hides what follows"
     assert "<script>" not in as_html(pd.DataFrame({"arm": ["<script>alert(1)</script>"]}))
+    assert heading("peak_mb") == "peak MB"
+    assert [cell(4.4e7, "peak_bytes"), cell(0.12345678, "over"), cell(None, "n"), cell(math.nan, "n")] == [
+        *("44 MB", "0.1235", "-", "-"),
+    ]
 
 
 def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, tmp_path, monkeypatch):
     shutil.copytree(report.ROOT / "notebooks", tmp_path / "root" / "notebooks")
     bad = tmp_path / "root" / "notebooks" / "compare.ipynb"
-    bad.write_text(bad.read_text().replace("book.inventory()", "found = 1 / 0"))
+    bad.write_text(bad.read_text().replace("rows = memory.table(book.runs)", "found = 1 / 0"))
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("compare",))
     monkeypatch.setattr(report.style, "svg", lambda *_: "")
     lines: list[str] = []
-    assert report.build([real_runs], tmp_path / "out", lines.append)[1] == ["compare"]
+    assert report.build([real_runs], tmp_path / "out", lines.append) == ["compare"]
     assert "ZeroDivisionError" in "".join(lines)
     assert "ZeroDivisionError" in (tmp_path / "out" / "compare.html").read_text()
     assert "failed" in (tmp_path / "out" / "index.html").read_text()
@@ -116,15 +119,18 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, t
 # --- what is replaced, and what is not -----------------------------------------------------------------------------
 
 
+VALUES = report.calculator.values()
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """A build with its pages, and without verdicts and notebooks, after doing `during`."""
 
     def build(runs: Path, out: Path, during=lambda: None) -> list[str]:
-        monkeypatch.setattr(report.calculator, "write", lambda *_: during())
+        monkeypatch.setattr(report.calculator, "values", lambda: during() or VALUES)
         monkeypatch.setattr(report, "NOTEBOOKS", ())
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
-        return report.build([runs], out, lambda text: None)[1]
+        return report.build([runs], out, lambda text: None)
 
     return build
 
@@ -193,6 +199,6 @@ def test_a_report_over_250_runs_takes_a_minute_of_two_cores_and_15_mb(home, tmp_
         put(tmp_path / "runs", finished(name, arm, 2, seed, micro_batch=rows, step=0.1 + seed / 1000))
     at_home(home, monkeypatch)
     started = sum(os.times()[:4])
-    assert report.build([tmp_path / "runs"], tmp_path / "site", print)[1] == []
+    assert report.build([tmp_path / "runs"], tmp_path / "site", print) == []
     assert sum(os.times()[:4]) - started < 2 * 60
     assert sum(path.stat().st_size for path in (tmp_path / "site").rglob("*") if path.is_file()) < 15e6

@@ -137,4 +137,3 @@ def test_a_watch_costs_less_than_1_percent_of_long_steps():
     kept = json.loads(killed.WATCH_COST.read_text())
     assert kept["step_cpu_s"]["median"] >= 0.03
     assert kept["added_cpu_share"]["high"] < 0.01
-    assert f"{kept['added_cpu_share']['high']:.2%}" in killed.watch_cost()

@@ -109,6 +109,6 @@ def report(*, runs: tuple[Path, ...] = (), out: Path = Path("reports/build")) ->
     """
     if not runs:
         raise Stop("study report needs --runs", "give folders that contain runs")
-    from study.report.site import command
+    from study.report.site import build
 
-    sys.exit(command(runs, out))
+    sys.exit(1 if build(list(runs), out) else 0)

@@ -84,8 +84,8 @@ def _compare_arms(loaded: Runs, as_json: bool) -> list[dict] | None:
     if as_json:
         return compared
     for number, each in enumerate(compared):
-        answer, *more = each["in_words"] or ["there is no DDP to compare with."]
-        say_wrapped(*[""] * bool(number), f"{each['group']}. {answer}", *more, "", indent="  ")
+        lines = each["in_words"] or ["There is no DDP to compare with."]
+        say_wrapped(*[""] * bool(number), f"{each['group']}:", *lines, "", indent="  ")
         show([_shown(row) for row in each["rows"]])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     if not compared:

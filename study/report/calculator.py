@@ -22,7 +22,6 @@ from study.predict.front import (
 )
 from study.report import style
 from study.report.outside import accuracy
-from study.report.templating import write_page
 from study.report.topics import memory
 
 FILE = Path(__file__).with_name("calculator.json.gz")
@@ -43,8 +42,8 @@ PRECISIONS = {
 }
 
 
-def write(out: Path, titles: dict[str, str]) -> None:
-    """Write the page. Without JavaScript it names the command that answers."""
+def values() -> dict:
+    """Return what the page shows. Without JavaScript it names the command that answers."""
     tables = FILE.read_bytes()
     models = json.loads(gzip.decompress(tables))["models"]
     by_size = sorted(GPUS, key=lambda name: -GPUS[name].memory_bytes)
@@ -62,8 +61,7 @@ def write(out: Path, titles: dict[str, str]) -> None:
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
     }
-    values = choices | words | {"tables": base64.b64encode(tables).decode(), "machines": machines(), "script": SCRIPT}
-    write_page(out / "calculator.html", "calculator.html", titles=titles, here="calculator", **values)
+    return choices | words | {"tables": base64.b64encode(tables).decode(), "machines": machines(), "script": SCRIPT}
 
 
 def machines() -> dict:

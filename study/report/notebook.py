@@ -1,148 +1,99 @@
-"""What a notebook shows: figures, tables and sentences, and what is missing.
+"""What a notebook shows: tables, figures, and what is missing.
 
-Where `data` names a folder, the rows behind each figure and table are also written to it.
+Where `data` names a folder, the rows behind each table and figure are also written to it.
 """
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pandas as pd
-from IPython.display import Markdown, display
+from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
 from study.core.arms import all_paths
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.settings import Settings
-from study.core.words import joined
-from study.ledger import texts
 from study.records import runs as records
 from study.records.runs import Run, Runs
 from study.report import grouping
 from study.report.style import svg
-from study.report.templating import as_html, write_csv
-from study.report.topics import claims, losses
+from study.report.tables import as_html, write_csv
 
-NAME = "study_name"  # in the metadata of an output: its file in the data folder, without the suffix
 TASKS = get_args(get_type_hints(Settings)["task"])
-PARITY = ("group", "line", "against", "largest_difference", "seeds_differ_by", "final_loss", "steps", "n")
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
-OUTCOMES = {"oom": "out of memory"}  # other outcomes are words
 
 
 class Book:
     """One notebook over some runs."""
 
-    def __init__(self, name: str, runs: str, data: str = "", protocols: Collection[str] = ()):
+    def __init__(self, name: str, runs: str, data: str = ""):
         self.name = name
-        self.protocols = protocols
         self.data = Path(data) if data else None
-        self.runs = records.load(runs, to_share=True)
-        if protocols:
-            mine = tuple(run for run in self.runs if protocol_of(run) in protocols)
-            self.runs = replace(self.runs, runs=mine)
+        self.runs = records.load_to_share(runs)
         for folder in self.runs.folders:
             if not folder.is_dir():
-                known = ", ".join(map(str, records.default_folders())) or "none: study sweep smoke makes some"
-                raise Stop(f"runs = {str(folder)!r} is not a folder", f"give folders with runs (there are {known})")
+                raise Stop(
+                    f"runs = {str(folder)!r} is not a folder", "give folders with runs; study sweep smoke makes some"
+                )
+        say(f"**{len(self.runs)} runs**, {len(self.runs.done)} of them done, {len(self.runs.set_aside)} set aside.")
 
-    def inventory(self) -> None:
-        """Say how many runs were read, how they ended, and what could not be read."""
-        counts = Counter(run.record.status for run in self.runs)
-        where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
-        outcomes = ", ".join(f"{count} {OUTCOMES.get(status, status)}" for status, count in counts.items())
-        sweeps = f" of {joined([f'`study sweep {name}`' for name in self.protocols])}" if self.protocols else ""
-        say(f"**{len(self.runs)} runs** below {where}{sweeps}: {outcomes or 'none'}.")
-        if self.runs.set_aside:
-            say("Set aside:\n\n" + "\n".join(f"- {sentence}" for sentence in set_aside(self.runs)))
+    def of(self, *protocols: str) -> Runs:
+        """Return the runs of some protocols."""
+        return replace(self.runs, runs=tuple(run for run in self.runs if protocol_of(run) in protocols))
 
-    def chosen(self, baseline: str, tasks: str) -> list[str]:
-        """Return the tasks that were chosen. Raise Stop if a baseline or a task does not exist."""
-        chosen = [task.strip() for task in tasks.split(",") if task.strip()]
-        _check("baseline", baseline, {run.record.arm for run in self.runs}, all_paths())
-        for task in chosen:
-            _check("tasks", task, {run.record.requested.task for run in self.runs} - {None}, TASKS)
-        return chosen
-
-    def figure(
-        self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", **options: object
-    ) -> None:
+    def figure(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", **options) -> None:
         """Draw rows as a figure, or say which command makes them."""
         if rows.empty:
             return missing(f"the figure “{name}”", command)
         purpose = (draw.__doc__ or "").partition("\n")[0]
-        drawing = draw(rows, **options)
-        seen = " ".join(drawing.axes[0].get_title("left").split())
-        label = f"{seen}. {purpose}" if seen else purpose  # for a reader who does not see it
-        image = svg(drawing, name, label)
-        self._write(name, rows)
+        image = svg(draw(rows, **options), name, purpose)  # the label is for a reader who does not see it
+        self._show(f"<figure>{image}<figcaption>{purpose}{{}}</figcaption></figure>", rows, name)
         if self.data:
             safe_join(self.data, f"{self.name}-{name}.svg").write_text(image)
-        metadata = {NAME: f"{self.name}-{name}", "caption": purpose}
-        display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
     def figures(
-        self,
-        draw: Callable[..., Figure],
-        rows: pd.DataFrame,
-        name: str,
-        command: str = "",
-        most: int = 4,
-        which: str = "",
-        **options: bool,
+        self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2, **options
     ) -> None:
-        """Draw one figure per group, those with the most arms first, and say how many groups are not drawn."""
-        groups = 0 if rows.empty else rows["group"].nunique()
+        """Draw one figure for each of the groups with the most arms."""
         for number, mine in enumerate(grouping.largest_groups(rows, most) or [rows], 1):
-            self.figure(draw, mine, f"{name}-{number}" if groups > 1 else name, command, **options)
-        if groups > most:
-            say(f"Drawn: {most} of {groups} groups of runs{which}, those with the most arms.")
+            self.figure(draw, mine, f"{name}-{number}", command, **options)
 
     def table(
-        self, rows: pd.DataFrame, name: str, command: str = "", columns: Iterable[str] = (), most: int = 60
+        self, rows: pd.DataFrame, name: str, command: str = "", columns: Collection[str] = (), most: int = 60
     ) -> None:
         """Show rows as a table, or say which command makes them."""
         if rows.empty:
             return missing(f"the table “{name}”", command)
-        self._write(name, rows)
-        text = as_html(rows[:most], columns)
-        display({"text/html": text, "text/plain": f"table {name}"}, raw=True, metadata={NAME: f"{self.name}-{name}"})
-        if len(rows) > most:
-            say(f"Shown: the first {most} of {len(rows)} rows. The CSV file of the report has all of them.")
+        cut = f"The first {most} of {len(rows)} rows. " if len(rows) > most else ""
+        html = f'<div class="scroll" tabindex="0">{as_html(rows[:most], columns)}</div><p class="links">{cut}{{}}</p>'
+        self._show(html, rows, name)
 
-    def losses(self, rows: pd.DataFrame, command: str, most: int = 2) -> None:
-        """Show the losses of `losses.table`: a sentence, figures, and how far each arm is from the baseline."""
-        parity = losses.parity(rows)
-        say(losses.sentence(parity))
-        shown = losses.learning(rows)
-        self.figures(
-            losses.figure, shown, "losses", command, most, " in which the loss falls" * (len(shown) < len(rows))
-        )
-        self.table(parity, "parity", command, PARITY)
-
-    def central(self, document: str, answer: str = "") -> None:
-        """Show the claims that a document stands for."""
-        say(answer)
-        self.table(claims.table(each for each in claims.of(document) if each.central), "central")
-
-    def claims(self, document: str) -> None:
-        """Show the claims of one document; `study claims ID` shows the rest of each."""
-        rows = claims.of(document)
-        say(texts.in_words(rows))
-        self.table(claims.table(rows), "claims", most=len(rows))
-
-    def _write(self, name: str, rows: pd.DataFrame) -> None:
+    def _show(self, html: str, rows: pd.DataFrame, name: str) -> None:
+        """Show HTML, in which {} is the place of the link to its data, and write the data."""
+        before, _, after = html.rpartition("{}")
+        link = ""
         if self.data:
             write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
+            link = f' <a href="data/{self.name}-{name}.csv">data as CSV</a>'
+        display(HTML(f"{before}{link}{after}"), metadata={"study_name": name})
 
 
 def protocol_of(run: Run) -> str:
     """Return the protocol that a run is of; before records named it, that of its folder, as `study sweep` makes it."""
     return run.record.cell.protocol or run.folder.parent.name
+
+
+def chosen(runs: Runs, baseline: str, tasks: str) -> list[str]:
+    """Return the tasks that were chosen. Raise Stop if a baseline or a task does not exist."""
+    names = [task.strip() for task in tasks.split(",") if task.strip()]
+    _check("baseline", baseline, {run.arm for run in runs}, all_paths())
+    for task in names:
+        _check("tasks", task, {run.task for run in runs} - {None}, TASKS)
+    return names
 
 
 def _check(name: str, value: str, present: set, known: Iterable[str]) -> None:
@@ -159,9 +110,8 @@ def set_aside(runs: Runs) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Show text as Markdown; nothing if it is empty."""
-    if text:
-        display(Markdown(text))
+    """Show text as Markdown."""
+    display(Markdown(text))
 
 
 def missing(what: str, command: str) -> None:

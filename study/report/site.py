@@ -1,6 +1,7 @@
 """Write a report: a small static site whose first page has the answers, with the executed notebooks and every claim.
 
-Templates, the style sheet and the script are in `templates/`. Nothing is loaded from a network.
+Papermill executes the notebooks and nbconvert turns them into HTML. Templates, the style sheet and the script are in
+`templates/`. Nothing is loaded from a network.
 """
 
 import contextlib
@@ -13,39 +14,34 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jinja2
 import nbformat
 import papermill
+from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
 from study.core import output
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.files import safe_join
 from study.core.tables import say
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
 from study.records.runs import Runs
-from study.report import answers, calculator, claim_pages, notebook, style
-from study.report.answers import Answer
-from study.report.templating import TEMPLATES, as_html, write_csv, write_page
+from study.report import answers, calculator, notebook, style
+from study.report.tables import as_html, write_csv
 from study.report.topics import claims
 
-REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")  # these show verdicts
-NOTEBOOKS = ("stages", "compare", *REPLICATIONS)
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+NOTEBOOKS = ("stages", "compare", "replicate", "killed", "predictions")
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
-def command(runs: tuple[Path, ...], out: Path) -> int:
-    """Write the site. Return 1 if a notebook failed."""
-    return 1 if build(list(runs), out)[1] else 0
-
-
-def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> tuple[Runs, list[str]]:
-    """Write the site. Return the runs, and the names of notebooks that failed."""
+def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> list[str]:
+    """Write the site. Return the names of notebooks that failed."""
     started = time.monotonic()
     runs = records.load(folders, to_share=True)
     check(runs, out)
@@ -53,25 +49,31 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(output.replaced(out))
-        executed = stack.enter_context(tempfile.TemporaryDirectory())
+        executed = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = ThreadPoolExecutor(AT_ONCE)
         stack.callback(pool.shutdown, cancel_futures=True)
         (site / "data").mkdir()
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
-        waiting = {name: pool.submit(executed_page, name, Path(executed), parameters) for name in NOTEBOOKS}
+        waiting = {name: pool.submit(execute, name, executed, parameters) for name in NOTEBOOKS}
         titles = {name: title_of(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4)) for name in NOTEBOOKS}
-        claim_pages.write(site / "claims.html", titles)
-        calculator.write(site, titles)
-        answered = [(each, _draw(each, site)) for each in answers.answers(runs)]
+        pages = Pages(site, titles)
+        pages.write("claims", texts=texts.texts(), faults=texts.faults(), count=texts.in_words(texts.claims()))
+        pages.write("calculator", **calculator.values())
+        answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
         failed = []
         for name, future in waiting.items():
-            book, problem = future.result()
+            problem = future.result()
             failed += [name] * bool(problem)
-            write_notebook_page(site, name, book, problem, titles)
+            pages.write_notebook(name, nbformat.read(executed / f"{name}.ipynb", 4), problem)
             say(f"{name} {problem or 'is executed'}")
-        write_index(site, runs, failed, answered, titles)
+        values = {"answers": answered, "advice": answers.advice()[0], "failed": failed, "run_count": len(runs)}
+        values |= {"central": as_html(claims.table(central=True)), "headline": texts.in_words(texts.claims())}
+        values |= {"problems": redact(notebook.set_aside(runs)), "built_utc": store.now_utc()}
+        pages.write("index", **values, advised=answers.ADVISED)
+        for name in ("site.css", "site.js", "calculator.js"):
+            shutil.copyfile(TEMPLATES / name, site / name)
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
-    return runs, failed
+    return failed
 
 
 def check(runs: Runs, out: Path) -> None:
@@ -87,74 +89,59 @@ def check(runs: Runs, out: Path) -> None:
         raise Stop(f"no run can be read below {folders}{first}", "give folders with runs as --runs")
 
 
-def executed_page(name: str, into: Path, parameters: dict[str, str]) -> tuple[nbformat.NotebookNode, str]:
-    """Execute a notebook. Return it with its outputs, and what went wrong, which is nothing if it went well."""
-    path = into / f"{name}.ipynb"
-    problem = ""
+def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
+    """Execute a notebook. Return what went wrong, which is nothing if it went well."""
+    source, path = ROOT / "notebooks" / f"{name}.ipynb", into / f"{name}.ipynb"
+    quietly = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": QUIET}
     try:
-        papermill.execute_notebook(
-            ROOT / "notebooks" / path.name,
-            path,
-            parameters,
-            progress_bar=False,
-            kernel_name="python3",
-            extra_arguments=QUIET,
-        )
+        papermill.execute_notebook(source, path, parameters, **quietly)
     except PapermillExecutionError as error:
-        problem = f"FAILED: {error.ename}: {error.evalue}"
-    return nbformat.read(path, 4), problem
+        return f"FAILED: {error.ename}: {error.evalue}"
+    return ""
 
 
 def title_of(book: nbformat.NotebookNode) -> str:
     return book.cells[0].source.partition("\n")[0].removeprefix("# ")
 
 
-# --- pages -----------------------------------------------------------------------------------------------------------
+def _drawn(answer: answers.Answer, site: Path) -> dict:
+    """Return an answer as the index shows it. Write the rows of its figure as a file."""
+    image = ""
+    if answer.figure:
+        image = style.svg(answer.figure, f"index-{answer.name}", answer.name)
+        write_csv(site / "data" / f"index-{answer.name}.csv", answer.rows)
+    return {"image": image, "table": as_html(answer.table), "command": answer.command, "machines": answer.machines}
 
 
-def _draw(answer: Answer, out: Path) -> str:
-    """Return the figure of an answer as SVG. Write its rows as a file."""
-    if answer.figure is None:
-        return ""
-    image = style.svg(answer.figure, f"index-{answer.name}", f"{answer.sentence} {answer.more}".replace("**", ""))
-    write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
-    return image
+class Pages:
+    """The pages of a site, which all lead to each other."""
 
+    def __init__(self, site: Path, titles: dict[str, str]):
+        self.site = site
+        self.titles = titles
+        self.claims = {each.id for each in (*texts.claims(), *texts.faults())}
+        loader = jinja2.FileSystemLoader(TEMPLATES)
+        self.templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        self.templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 
-def write_notebook_page(
-    site: Path, name: str, book: nbformat.NotebookNode, problem: str, titles: dict[str, str]
-) -> None:
-    """Write the page of an executed notebook."""
-    cells = [cell for cell in book.cells if not ADDED & {*cell.metadata.get("tags", [])}]
-    texts = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    headings = re.findall(r"^## (.*)$", texts.replace("`", ""), re.MULTILINE)
-    values = {"title": titles[name], "headings": headings, "problem": redact(problem), "titles": titles}
-    values |= {"claims": known_ids(), "cells": cells, "here": name}
-    write_page(site / f"{name}.html", "notebook.html", **values)
+    def write(self, name: str, template: str = "", **values) -> None:
+        """Fill in a template. Ids of claims in tables lead to their places."""
+        filled = self.templates.get_template(f"{template or name}.html")
+        page = filled.render(values | {"titles": self.titles, "here": name})
+        known = rf"<td>({'|'.join(map(re.escape, self.claims))})</td>"
+        page = re.sub(known, r'<td><a href="claims.html#\1">\1</a></td>', page)
+        # Half of a surrogate pair, as JSON may hold, cannot be encoded.
+        (self.site / f"{name}.html").write_text(page, errors="replace")
 
-
-def known_ids() -> set[str]:
-    """Return what has a place on the page of claims."""
-    return {claim.id for claim in texts.claims()} | {fault.id for fault in texts.faults()}
-
-
-def write_index(
-    site: Path, runs: Runs, failed: list[str], answered: list[tuple[Answer, str]], titles: dict[str, str]
-) -> None:
-    """Write the first page: the answers and the verdicts."""
-    values = {
-        "answers": answered,
-        "advice": answers.advice()[0],
-        "findings": answers.BEYOND_PAPERS,
-        "central": as_html(claims.headline(), []),
-        "known": known_ids(),
-        "headline": texts.in_words(texts.claims()),
-        "run_count": len(runs),
-        "folders": [redact(str(folder)) for folder in runs.folders],
-        "problems": redact(notebook.set_aside(runs)),
-        "failed": failed,
-        "built_utc": store.now_utc(),
-    }
-    write_page(site / "index.html", "index.html", titles=titles, here="index", **values)
-    for name in ("site.css", "site.js", calculator.SCRIPT):
-        shutil.copyfile(TEMPLATES / name, site / name)
+    def write_notebook(self, name: str, book: nbformat.NotebookNode, problem: str) -> None:
+        """Write the page of an executed notebook: its texts, tables and figures, and the code that it opens."""
+        book.cells = [cell for cell in book.cells if not ADDED & {*cell.metadata.get("tags", [])}]
+        for cell in book.cells:
+            if cell.cell_type == "code":
+                cell.metadata["transient"] = {"remove_source": "open" not in cell.metadata.get("tags", [])}
+                # An error and a warning name folders of this machine.
+                cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]
+        exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
+        exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+        body, _ = exporter.from_notebook_node(book)
+        self.write(name, "notebook", body=body, problem=redact(problem), title=self.titles[name])

@@ -24,21 +24,16 @@ function sortBy(table, head) {
   for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", way === 1 ? "ascending" : "descending");
   for (const body of table.tBodies) {
-    const rows = rowsOf(body).map((row) => [value(row.cells[head.cellIndex]), row]);
+    const rows = [...body.rows].map((row) => [value(row.cells[head.cellIndex]), row]);
     rows.sort((a, b) => compare(a[0], b[0], way));
     body.append(...rows.map((pair) => pair[1]));
   }
 }
 
-// The rows to sort: without the row that names a group, which stays on top.
-function rowsOf(body) {
-  return [...body.rows].filter((row) => !row.classList.contains("group"));
-}
-
 for (const table of document.querySelectorAll("table")) {
   if (!table.tHead || !table.tHead.rows.length) continue;
   for (const head of table.tHead.rows[0].cells) {
-    const cells = [...table.tBodies].flatMap(rowsOf).map((row) => row.cells[head.cellIndex]);
+    const cells = [...table.tBodies].flatMap((body) => [...body.rows]).map((row) => row.cells[head.cellIndex]);
     const known = cells.map(value).filter((each) => each !== null);
     const numeric = cells.length > 0 && known.every((each) => typeof each === "number");
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
@@ -64,5 +59,5 @@ addEventListener("hashchange", openTarget);
 openTarget();
 
 addEventListener("beforeprint", () => {
-  for (const fold of document.querySelectorAll("details:not(.code)")) fold.open = true;
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
 });

@@ -1,7 +1,6 @@
 """What fits: how far each arm goes under a memory cap, and which arms of a protocol fit this machine by formulas."""
 
 import contextlib
-from typing import Any
 
 import pandas as pd
 import psutil
@@ -22,8 +21,7 @@ from study.predict.front import (
 )
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
-from study.report.grouping import SETTINGS
-from study.report.templating import heading
+from study.report.grouping import SETTINGS, columns
 from study.report.topics import memory
 from study.sweeps import protocol
 from study.sweeps.protocol import Cell
@@ -37,35 +35,31 @@ def table(runs: Runs) -> pd.DataFrame:
     Offloading without a GPU is left out: the emulated device then holds what is offloaded as well.
     """
     rows = []
-    ended = [run for run in runs if run.record.requested.memory_cap_gib and run.record.status in ("done", "oom")]
+    ended = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
     capped = [run for run in ended if not memory.has_one_memory(run)]
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
             sizes = _sizes(members, what)
-            tried = [run for run in members if run.facts[what] in sizes]
+            tried = [run for run in members if run.value(what) in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
-                row: dict[str, Any] = {"group": group, "line": line, "arm": mine[0].record.arm}
-                row |= {"what": heading(what), "cap_gib": mine[0].record.requested.memory_cap_gib}
-                done = [run.facts[what] for run in mine if run.record.status == "done"]
-                failed = [run.facts[what] for run in mine if run.record.status != "done"]
-                row["largest"] = max(done, key=lambda value: sizes[value], default=None)
-                row["size"] = sizes.get(row["largest"])
-                row["failed"] = min(failed, key=lambda value: sizes[value], default=None)
-                rows.append(row | {"failed_size": sizes.get(row["failed"]), "n": len(mine)})
+                done = {run.value(what) for run in mine if run.done}
+                failed = {run.value(what) for run in mine} - done
+                place = {"group": group, "line": line, "what": what} | columns(mine[0], "memory_cap_gib")
+                ends = {
+                    "largest": max(done, key=sizes.get, default=None),
+                    "failed": min(failed, key=sizes.get, default=None),
+                }
+                rows.append(place | ends | {"n": len(mine)})
     return pd.DataFrame(rows)
 
 
 def _sizes(members: list[Run], what: str) -> dict:
     """Return the values that were tried with what orders them: rows per pass by their number, models by parameters."""
     if what == "micro_batch":
-        return {run.record.requested.micro_batch: run.record.requested.micro_batch for run in members}
-    observed = {
-        run.record.requested.model: run.record.observed.parameters
-        for run in members
-        if run.record.requested.model and run.record.observed.parameters
-    }
-    for model in {run.record.requested.model for run in members if run.record.requested.model} - observed.keys():
+        return {run.micro_batch: run.micro_batch for run in members}
+    observed = {run.model: run.parameters for run in members if run.model and run.parameters}
+    for model in {run.model for run in members if run.model} - observed.keys():
         with contextlib.suppress(Stop):  # no built-in shape has this name
             observed[model] = named(shape_of(model)).parameters
     return observed

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 from study.core.errors import Stop
 from study.core.gpus import gpu_named
 from study.predict.front import Machine, Setup, memory_kinds, published, scores, step_time
-from study.records import metrics
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import parts
+from study.report.grouping import columns, parts
 from study.report.of_record import setup_of
 from study.report.style import INK, SHADE
 
@@ -22,20 +21,10 @@ FIELDS = {"allocated": "peak_allocated_bytes", "reserved": "peak_reserved_bytes"
 
 def table() -> pd.DataFrame:
     """Return every published number that has a prediction."""
-    columns = {"set", "source", "quantity", "measured", "ours"}
-    rows = pd.DataFrame(each.model_dump(include=columns) for each in scores.numbers()).dropna(subset="ours")
+    names = {"set", "source", "quantity", "measured", "ours"}
+    rows = pd.DataFrame(each.model_dump(include=names) for each in scores.numbers()).dropna(subset="ours")
     number = rows["set"].map(published.set_number)
     return rows.assign(error=rows["ours"] / rows["measured"] - 1, unseen=number == number.max())
-
-
-def by_set() -> pd.DataFrame:
-    """Return how far off predictions are, by the set that first saw the rows."""
-    return pd.DataFrame(scores.in_percent(scores.by_set()))
-
-
-def rivals() -> pd.DataFrame:
-    """Return how far off other predictors are, beside ours on the same rows."""
-    return pd.DataFrame(scores.in_percent(scores.rivals()))
 
 
 @style.figure
@@ -51,26 +40,20 @@ def figure(rows: pd.DataFrame) -> Figure:
         ax.plot(ends, ends, color=INK, linewidth=0.8)
         ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
         ax.set(xscale="log", yscale="log", xlabel=f"measured by others ({unit})", ylabel=f"predicted ({unit})")
-        title = f"Predictions: median error {mine['error'].abs().median():.1%}"
-        style.headed(ax, title, f"{quantity}, {len(mine)} published numbers")
+        ax.set_title(f"{quantity}: {len(mine)} published numbers, median error {mine['error'].abs().median():.1%}")
         style.plain(ax.xaxis)
         style.plain(ax.yaxis)
-    text = f"n = {len(rows)} published numbers. Line: exact. Band: up to 30 % off. Orange: the newest set, which no "
-    return style.finished(drawing, [], text + "constant was fitted to. None of these runs was made here.", 2)
+    note = "Line: exact. Band: up to 30 % off. Orange: the newest set, which no constant was fitted to. None of these"
+    return style.finished(drawing, [], f"{note} runs was made here.")
 
 
 def on_gpu(runs: Runs) -> pd.DataFrame:
     """Return our own runs on a GPU: what each measured, what was predicted, and predicted over measured."""
     rows = []
     for run in runs.done:
-        setup = setup_of(run.record) if run.record.observed.device == "cuda" else None
+        setup = setup_of(run.record) if run.device == "cuda" else None
         for quantity, measured, predicted in _of_run(run, setup) if setup else ():
-            ranks = f"{run.record.observed.ranks} virtual" if run.record.is_virtual else run.record.observed.ranks
-            about: dict = {
-                "cell": f"{run.record.requested.model} {run.record.arm}",
-                "ranks": ranks,
-                "quantity": quantity,
-            }
+            about = columns(run, "model", "arm", "ranks", "kind") | {"quantity": quantity}
             about |= {"measured": measured, "predicted": predicted}
             rows.append(about | {"predicted over measured": predicted / measured})
     return pd.DataFrame(rows)
@@ -85,17 +68,8 @@ def _of_run(run: Run, setup: Setup) -> Iterator[tuple[str, float, float]]:
     for kind, field in FIELDS.items():
         measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
         predicted = getattr(kinds, kind)
-        if measured and predicted and not (kind == "driver" and run.record.is_virtual):
+        if measured and predicted and not (kind == "driver" and run.virtual):
             yield kind, measured, predicted
-    if (
-        gpu
-        and metrics.value(run.record, "step_s")
-        and not run.record.is_virtual
-        and run.record.observed.offload_optimizer != "nvme"
-    ):
-        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.record.observed.ranks or 1)
-        yield (
-            "step",
-            metrics.value(run.record, "step_s"),
-            step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds,
-        )
+    if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
+        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.ranks or 1)
+        yield "step", run.median_step_s, step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds

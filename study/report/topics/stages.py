@@ -1,12 +1,12 @@
 """What a stage does, for learners: the records beside a calculation by hand, and a figure that a reader can drag."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pandas as pd
 
 from study.records import metrics
 from study.records.runs import Run, Runs
-from study.report.templating import TEMPLATES
 
 ARMS = ("ddp", "zero1", "zero2", "zero3")
 STATES = ("weights", "master", "moments")  # what is there after each step; gradients come and go
@@ -40,4 +40,4 @@ def _after_step(run: Run) -> dict[str, int]:
 
 def figure_to_drag() -> str:
     """Return a figure as HTML with its own script: what each rank holds, by stage, ranks and model."""
-    return (TEMPLATES / "stages.html").read_text()
+    return (Path(__file__).parents[1] / "templates" / "drag.html").read_text()

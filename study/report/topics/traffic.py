@@ -1,24 +1,20 @@
 """Bytes that a rank sends in a step: by collective, and inside and between nodes."""
 
-import math
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core import node_traffic
-from study.core.words import joined
-from study.predict.front import papers
+from study.predict.front import nodes, papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, in_order, largest_groups, sums
-from study.report.style import conditions, ordered
+from study.report.grouping import columns, in_order, sums
+from study.report.of_record import setup_of
 
-MORE = 1.01  # times what the ZeRO paper says: what is within it is called equal
-COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "document 000"  # sources of bars
+COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "the document"  # sources of bars
 # Document 000, "Communication Overhead Analysis": traffic over ZeRO-0's, which it says moves nothing in a step.
-PRINTED = {"zero2": {"any": 2.0}, "zero3": {"any": 4.0}}
+PRINTED = {"zero2": 2.0, "zero3": 4.0}
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -27,17 +23,19 @@ def table(runs: Runs) -> pd.DataFrame:
     Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
-    known = groups([run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)])
+    known = groups([run for run in runs.done if run.traffic and _all_reduce_bytes(run)])
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = repeats[0]
-            about = {"group": group, "line": line, "passes": run.record.requested.accumulation} | columns(
-                run, "arm", "ranks", "kind"
-            )
-            bars = {COUNTED: _counted(run), PAPER: _of_paper(run), DOCUMENT: PRINTED.get(run.record.arm, {})}
+            about = {"group": group, "panel": group, "line": line, "passes": run.accumulation, "n": len(repeats)}
+            about |= columns(run, "arm", "ranks", "kind")
+            bars = {COUNTED: _counted(run), PAPER: _of_paper(run)}
+            if run.arm in PRINTED and run.record.cell.protocol == "h100":  # the runs that replicate the document
+                bars[DOCUMENT] = {"any": PRINTED[run.arm]}
             for source, times_of in bars.items():
-                about |= {"source": source, "n": len(repeats) if source == COUNTED else 0}
-                rows += [about | {"collective": kind, "times": times} for kind, times in times_of.items()]
+                rows += [
+                    about | {"source": source, "collective": kind, "times": sent} for kind, sent in times_of.items()
+                ]
     return pd.DataFrame(rows)
 
 
@@ -50,39 +48,62 @@ def _counted(run: Run) -> dict[str, float]:
 
 def _all_reduce_bytes(run: Run) -> float:
     """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
-    ranks = run.record.observed.ranks or 1
-    bytes_each = 2 if run.record.requested.precision == "bf16_cast" else 4
-    return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
+    ranks = run.ranks or 1
+    bytes_each = 2 if run.precision == "bf16_cast" else 4
+    return 2 * (run.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
 def _of_paper(run: Run) -> dict[str, float]:
-    if run.record.observed.stage:
-        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.record.observed.stage == 3 else 0.5}
+    if run.stage:
+        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
     return {} if run.record.observed.fsdp else {"all-reduce": 1.0}
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
     """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
-    sent = dict.fromkeys(metrics.sent(run.record), 0.0)
+    sent = dict.fromkeys(run.traffic, 0.0)
     for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
-        for ranks, size_bytes in count.by_ranks(run.record.observed.ranks or 1).items():
+        for ranks, size_bytes in count.by_ranks(run.ranks or 1).items():
             sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
     return sent
+
+
+def by_line(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the multiples of an all-reduce of each line, one column for each source."""
+    if rows.empty:
+        return rows
+    wide = rows.groupby(["group", "line", "source"], sort=False)["times"].sum().unstack("source", sort=False)
+    return wide.reset_index()
+
+
+def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:
+    """Return the multiples of an all-reduce by arm, in the order of the arms."""
+    times = sums(rows[rows["source"] == source], "arm", "times")
+    return {arm: times[arm] for arm in style.ordered(times)}
+
+
+@style.figure
+def figure(rows: pd.DataFrame) -> Figure:
+    """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
+    note = (
+        f"Bars: counted, {style.counted(rows)}; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce"
+    )
+    note += " sends the data twice."
+    drawing = style.stacks(rows.assign(length=rows["times"]), "collective", style.COLLECTIVES, "{:.3g}".format, note)
+    drawing.axes[-1].set_xlabel("bytes sent in a step (1 = one all-reduce of the gradients)", loc="right")
+    return drawing
+
+
+# --- inside and between nodes --------------------------------------------------------------------------------------
 
 
 def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     """Return bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
 
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
-    what gloo should write.
+    what gloo should write. Only models with formulas have predictions.
     """
-    several = [
-        run
-        for run in runs.done
-        if metrics.sent(run.record)
-        and (run.record.observed.ranks or 0) > node_ranks
-        and not (run.record.observed.ranks or 0) % node_ranks
-    ]
+    several = [run for run in runs.done if run.traffic and (run.ranks or 0) > node_ranks and not run.ranks % node_ranks]
     rows = []
     for group, members in groups(several).items():
         rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
@@ -91,59 +112,19 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
     per_kind = run.record.traffic.per_rank[0]
-    moved: node_traffic.Groups = {
-        kind: {**count.by_ranks(run.record.observed.ranks or 1)} for kind, count in per_kind.items()
-    }
+    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks or 1)} for kind, count in per_kind.items()}
     split = node_traffic.by_node(moved, node_ranks)
+    setup = setup_of(run.record)
+    theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
     wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
     components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
-    return {
-        "arm": run.record.arm,
-        "ranks": f"{run.record.observed.ranks} virtual" if run.record.is_virtual else str(run.record.observed.ranks),
+    return columns(run, "arm", "ranks", "kind") | {
         "inside_mb": sum(split["inside"].values()) / 1e6,
         "between_mb": sum(split["between"].values()) / 1e6,
+        "predicted_between_mb": sum(theory.values()) / 1e6 if theory else None,
         "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
         "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
-        "peak_mb": (metrics.peak_bytes(run.record) or 0) / 1e6 or None,
+        "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
     }
-
-
-def sentence(rows: pd.DataFrame, most: int = 2) -> str:
-    """Return multiples of an all-reduce, in the `most` groups that are drawn, and where the ZeRO paper has less."""
-    sentences = []
-    for mine in largest_groups(rows, most):
-        counted = sums(mine[mine["source"] == COUNTED], "line", "times")
-        paper = sums(mine[mine["source"] == PAPER], "line", "times")
-        sent = joined([f"{line} {times:.3g}" for line, times in counted.items()])
-        text = f"In {conditions(mine['group'].iloc[0])}, a rank sends in a step, as multiples of one all-reduce of the"
-        text += f" gradients: {sent}."
-        if more := [
-            f"{line} ({paper[line]:.3g})" for line in counted if counted[line] > MORE * paper.get(line, math.inf)
-        ]:
-            text += f" **The ZeRO paper has less** for {joined(more)}."
-        sentences.append(text)
-    return "\n\n".join(sentences)
-
-
-@style.figure
-def figure(rows: pd.DataFrame) -> Figure:
-    """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients: counted and published."""
-    counted = rows[rows["source"] == COUNTED]
-    drawing = style.stacks(
-        rows.assign(length=rows["times"]),
-        part="collective",
-        colours=style.COLLECTIVES,
-        solid=COUNTED,
-        words=lambda times: f"{times:.3g}",
-        note=f"Counted: {style.counted(counted)}. Bytes as sent in rings, where an all-reduce sends the data twice.",
-    )
-    drawing.axes[0].set_xlabel("bytes sent in a step (1 = one all-reduce of the gradients)", loc="right")
-    return drawing
-
-
-def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:
-    """Return the multiples of an all-reduce by arm, in the order of the arms."""
-    times = sums(rows[rows["source"] == source], "arm", "times")
-    return {arm: times[arm] for arm in ordered(times)}
