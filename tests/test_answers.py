@@ -71,8 +71,3 @@ def test_traffic_and_time_are_multiples_of_ddps(index):
 def test_over_no_runs_each_says_what_makes_them():
     for answer in answers.answers(records.Runs(())):
         assert answer.figure or answer.command.startswith("study sweep "), answer.name
-
-
-def test_the_picture_of_the_readme_can_be_drawn(kept):
-    image = style.svg(answers.picture(kept), "headline")
-    assert all(words in image for words in ("161 GB", "22.1 GB", "2e-6 nats"))

@@ -58,12 +58,10 @@ FIGURES = {
     "losses": (losses.figure, losses.table),
     "memory": (memory.figure, memory.table),
     "traffic": (traffic.figure, traffic.table),
-    "peaks": (memory.figure_of_peaks, memory.peaks),
-    "frontier": (speed.figure_of_frontier, speed.frontier),
     "script": (documents.figure_of_script, documents.script),
     "memory_000": (memory.figure, documents.memory_000),
 }
-GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
+GROUPED = ("losses", "memory", "traffic")
 
 
 @pytest.fixture(scope="module")
@@ -159,23 +157,15 @@ def test_stacked_bars(drawn, name, value):
         assert_drawn([(total, places[line])], axes)
 
 
-def test_peaks_have_lines_and_points(drawn):
-    figure, rows = drawn["peaks"]
-    arms = style.ordered(rows["arm"])
-    assert set(rows["kind"]) == {"real", "virtual", "predicted"}
-    for row in rows.itertuples():
-        aside = 1 if row.source == "predicted" else 0.85 + 0.3 * arms.index(row.arm) / len(arms)
-        assert_drawn([(row.ranks * aside, row.bytes)], figure.axes[0])
-
-
 def test_capacity(all_runs):
     (row,) = capacity.table(all_runs).itertuples()
     assert (row.largest, row.failed, row.n) == (8, 16, 3)
 
 
-def test_frontier(drawn):
-    figure, rows = drawn["frontier"]
-    assert_drawn([(row.peak_bytes / 1e6, row.median) for row in rows.itertuples()], figure.axes[0])
+def test_frontier(all_runs):
+    rows = largest_group(speed.frontier(all_runs)).set_index("line")
+    assert rows.loc[[*FOUR], "median"].tolist() == pytest.approx([0.1002, 0.11022, 0.12024, 0.2004])
+    assert (rows["low"] < rows["median"]).all()
 
 
 # --- as a file -----------------------------------------------------------------------------------------------------

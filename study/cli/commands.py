@@ -37,7 +37,7 @@ COMMANDS = {
     "conform": ("study.conform.command:conform", "is a sharded training equal to one process? for any library"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
-    "export": ("study.report.export:export", "write records, claims and predictions as tables"),
+    "export": ("study.report.export:export", "write records and claims as tables"),
 }
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100

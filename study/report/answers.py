@@ -6,7 +6,7 @@ have them (virtual ranks), because on a tiny model ZeRO costs memory.
 """
 
 import functools
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,12 @@ from study.core.shapes import letters
 from study.predict.front import Given, Machine, Question, Setup, estimate, named, papers, step_time
 from study.predict.front import advise as advised
 from study.predict.front import published as others
-from study.records.groups import by, groups
+from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import advice as in_words
-from study.report import grouping, style
+from study.report import grouping
 from study.report.grouping import parts
 from study.report.of_record import setup_of
-from study.report.tables import machine
 from study.report.topics import losses, memory, speed, traffic
 
 BASELINE = "ddp"
@@ -35,11 +34,13 @@ MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published by others"
 TITLES = {"llama3-8b": "Llama-3-8B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT-large", "gemma2-9b": "Gemma2-9B"}
 TITLES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
 AT_SCALE, SMOKE = "study sweep at_scale --runs runs/at_scale", "study sweep smoke --runs runs/smoke"
-LIKE = 0.05  # share of a peak: what differs by less is called as much
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
-MODEL, ADVISED = "llama3-8b", "mistral-7b"  # of the predicted seconds, and of the advice
+MODEL, SMALL, ADVISED = "llama3-8b", "bert-large", "mistral-7b"  # the last one of the advice
 ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
-OURS = {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": True}  # as protocol at_scale has it
+BATCHES: tuple[dict[str, Any], ...] = (
+    {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": True},  # as protocol at_scale has it
+    {"sequence": 512, "micro_batch": 1, "accumulation": 4, "checkpointing": False},  # in which others measured
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class Answer:
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)  # that the figure draws
     figure: Figure | None = None
-    machines: tuple[str, ...] = ()  # of the runs
 
 
 def answers(runs: Runs) -> list[Answer]:
@@ -64,30 +64,29 @@ def title_of(run: Run) -> str:
     return TITLES.get(run.model or "", run.model or "a model")
 
 
-def machines(runs: Iterable[Run]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(machine, runs)))
-
-
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
 def of_losses(runs: Runs) -> Answer:
-    """Return how far arms are apart in a training that learns; if there is none, in the group with the most arms."""
-    for chosen in (runs.select(**TINY), runs.select(precision="fp32"), runs):
-        of_group = parts(losses.table(chosen), "group").values()
-        known = [mine for mine in of_group if mine["difference"].notna().any()]
-        if known:
-            rows = max(known, key=lambda mine: mine["arm"].nunique())
-            break
-    else:
+    """Return how far the arms of one training are apart, step by step."""
+    rows = losses.table(Runs(tuple(trained_here(runs))))
+    if rows.empty or rows["difference"].isna().all():
         return Answer("losses", SMOKE)
     curves = rows.groupby("line", sort=False)
     table = curves["loss"].agg(first_loss="first", last_loss="last").assign(steps=curves["step"].max())
     furthest = curves["difference"].max()
     table["largest difference"] = [None if pd.isna(each) else nats(each) for each in furthest]
-    table = table.reset_index().rename(columns={"line": "arm"})
-    mine = [run for run in runs if run.name in set(rows["run"])]
-    return Answer("losses", "", table, rows, losses.figure(rows), machines(mine))
+    return Answer("losses", "", table.reset_index(names="arm"), rows, losses.figure(rows))
+
+
+def trained_here(runs: Runs) -> list[Run]:
+    """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
+    for chosen in (runs.select(**TINY), runs):
+        of_group = groups(run for run in chosen.done if run.losses and run.components and not run.virtual).values()
+        several = [mine for mine in of_group if BASELINE in {run.arm for run in mine}]
+        if several:
+            return max(several, key=lambda mine: len({run.arm for run in mine}))
+    return []
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ def of_losses(runs: Runs) -> Answer:
 def of_memory(runs: Runs) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
     at_scale = of_scale(runs)
-    tiny = trained_here(runs)
+    tiny = list({run.arm: run for run in trained_here(runs) if (run.ranks or 1) > 1}.values())
     rows = pd.DataFrame([row for mine in (*at_scale.values(), tiny) for row in memory_rows(mine)])
     if rows.empty:
         return Answer("memory", AT_SCALE)
@@ -106,56 +105,34 @@ def of_memory(runs: Runs) -> Answer:
     peaks = rows[(rows["source"] == first) & (rows["part"] != "host memory")]
     wide = peaks.groupby(["arm", "model"], sort=False)["bytes"].sum().unstack("model", sort=False)
     table = wide.map(size, na_action="ignore").assign(basis=peaks.groupby("arm")["source"].first()).reset_index()
-    members = [run for mine in (*at_scale.values(), tiny) for run in mine]
-    return Answer("memory", "" if at_scale else AT_SCALE, table, rows, memory.figure(rows), machines(members))
+    return Answer("memory", "" if at_scale else AT_SCALE, table, rows, memory.figure(rows))
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """Return the protocol's runs on eight virtual ranks of two models: the one with the most arms, and the smallest.
-
-    If a model has runs that recompute activations, only those.
-    """
-    chosen = [run for run in runs.select(ranks=RANKS).done if run.record.cell.protocol == PROTOCOL and run.components]
-    of_model = {}
-    for (model,), members in by(chosen, "model").items():
-        mine = [run for run in members if run.requested.checkpointing] or members
-        if len(mine) > 1 and BASELINE in {run.arm for run in mine}:
-            of_model[model] = mine
-    by_size = sorted(of_model, key=lambda model: -(of_model[model][0].parameters or 0))
-    by_size.sort(key=lambda model: len(of_model[model]) < max(map(len, of_model.values())))
-    return {model: of_model[model] for model in (*by_size[:1], *by_size[1:][-1:])}
-
-
-def trained_here(runs: Runs) -> list[Run]:
-    """Return one run per arm of the model whose losses are shown; if there is none, of the group with the most arms."""
-    real = [run for run in runs.done if run.components and not run.virtual and (run.ranks or 1) > 1]
-    known = [run for run in real if not run.requested.memory_cap_gib]
-    for choice in (Runs(tuple(known)).select(**TINY).runs, known):
-        alike = groups(choice, only=grouping.SETTINGS).values()
-        for members in sorted(alike, key=lambda mine: -len({run.arm for run in mine})):
-            of_arm = {run.arm: run for run in reversed(members) if run.ranks == members[0].ranks}
-            if BASELINE in of_arm and len(of_arm) > 1:
-                return list(of_arm.values())
-    return []
+    """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
+    known = [run for run in runs.select(ranks=RANKS, virtual=True).done if run.record.cell.protocol == PROTOCOL]
+    large = [run for run in known if run.model == MODEL and run.requested.checkpointing]
+    small = [run for run in known if run.model == SMALL]
+    return {mine[0].model or "": mine for mine in (large, small) if BASELINE in {run.arm for run in mine}}
 
 
 def memory_rows(members: list[Run]) -> list[dict]:
     """Return the parts of a rank's peak of GPU memory, measured and predicted, and what others measured.
 
-    Where a run without a GPU offloads, both memories are one: its split is predicted. It is left out where a GPU would
-    need other memory than the CPU on which the other arms were measured.
+    Where a run without a GPU offloads, both memories are one: its split is predicted, for Llama-3-8B alone. Of smaller
+    models a GPU would need other memory than the CPU on which the other arms were measured.
     """
     rows: list[dict] = []
-    is_like_gpu = all(_is_like_gpu(run) for run in members if run.arm == BASELINE)
     for run in sorted(members, key=grouping.in_order):
         about = {"model": title_of(run), "panel": _panel(run), "line": run.arm, "n": 1}
         about |= grouping.columns(run, "arm", "ranks", "kind", "parameters")
         if not memory.has_one_memory(run):
             rows += memory.stack(about, MEASURED, memory.part_bytes(run.components), 1)
             rows += memory.stack(about, PREDICTED, memory.predicted_parts(run), 1)
-        elif is_like_gpu and (on_gpu := _on_gpu(run)):
-            rows += memory.stack(about, PREDICTED, memory.part_bytes(on_gpu.at_peak), 1)
-            rows += memory.stack(about, PREDICTED, {"host memory": on_gpu.host_bytes}, 1)
+        elif run.model == MODEL and (setup := setup_of(run.record)):
+            on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
+            on_host = {"host memory": on_gpu.host_bytes}
+            rows += memory.stack(about, PREDICTED, memory.part_bytes(on_gpu.at_peak) | on_host, 1)
         for other in published(run.model or "") if run.virtual else ():
             if other.memory_bytes and other.arm == run.arm:
                 rows.append(about | {"source": PUBLISHED, "part": "parts not given", "bytes": other.memory_bytes})
@@ -166,18 +143,6 @@ def _panel(run: Run) -> str:
     activations = "recomputed" if run.requested.checkpointing else "kept"
     about = f"{title_of(run)}, {count(run.parameters or 0)} parameters, on {run.ranks} {run.kind} ranks"
     return f"{about}\n{run.micro_batch} x {run.sequence} tokens in a pass, activations {activations}"
-
-
-def _on_gpu(run: Run):
-    """Return the estimate of a run as if it had a GPU."""
-    setup = setup_of(run.record)
-    return estimate(replace(setup, device="cuda", data_bytes=0)) if setup else None
-
-
-def _is_like_gpu(run: Run) -> bool:
-    """Return whether a GPU would need as much memory for a run as the CPU did: kernels of attention may differ."""
-    on_gpu = _on_gpu(run) if run.device == "cpu" else None
-    return on_gpu is None or abs(on_gpu.peak_bytes / memory.held_bytes(run) - 1) < LIKE
 
 
 def published(model: str = MODEL) -> list[others.Row]:
@@ -198,27 +163,22 @@ def of_time() -> Answer:
 
 @functools.cache
 def steps() -> list[dict]:
-    """Predict each arm in the setting of this study, and in those in which others measured the seconds of a step."""
-    settings = [OURS]
-    for row in published():
-        setting = {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc}
-        if row.step_s and all(setting.values()) and setting | {"checkpointing": False} not in settings:
-            settings.append(setting | {"checkpointing": False})
+    """Predict each arm in the setting of this study, and in that in which others measured the seconds of a step."""
     rows: list[dict] = []
-    for setting in settings:
+    for setting in BATCHES:
         usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
         times = {arm: step_time(Setup.of_arm(named(MODEL), arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
         ddp = times[BASELINE]
         batch = f"{setting['accumulation']} x {setting['sequence']} tokens"
         for arm, step in times.items():
-            row = {"setting": batch, "arm": arm, "source": PREDICTED, "seconds": step.seconds}
+            row: dict[str, Any] = {"setting": batch, "arm": arm, "source": PREDICTED, "seconds": step.seconds}
             # The ends are those of two predictions that err in opposite directions.
             row |= {"over DDP": step.seconds / ddp.seconds, "at least": step.low_s / ddp.high_s}
             rows.append(row | {"at most": step.high_s / ddp.low_s, "low": step.low_s, "high": step.high_s})
         rows += [
-            {"setting": batch, "arm": row.arm, "source": PUBLISHED, "seconds": row.step_s, "of": row.source}
-            for row in published()
-            if row.step_s and (row.seq, row.micro_batch, row.grad_acc) == tuple(setting.values())[:3]
+            {"setting": batch, "arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
+            for other in published()
+            if other.step_s and (other.seq, other.grad_acc) == (setting["sequence"], setting["accumulation"])
         ]
     return rows
 
@@ -235,19 +195,20 @@ def of_traffic(runs: Runs) -> Answer:
     if BASELINE not in counted or len(counted) < 2:
         return Answer("traffic", AT_SCALE)
     first = members[0]
-    rows = rows[rows["source"] != traffic.DOCUMENT].assign(panel=_panel(first), line=rows["arm"])
+    rows = rows.assign(panel=_panel(first), line=rows["arm"])
     paper = traffic.by_arm(rows, traffic.PAPER)
-    several = {run.arm: _sent_in(run, PASSES) for run in members}
+    sent = {run.arm: _sent_in(run, PASSES) for run in members}
+    several = pd.Series(sent, dtype=float) / (sent[BASELINE] or math.nan)
     table = pd.DataFrame(
         {
             "arm": arm,
             "over DDP": counted[arm] / counted[BASELINE],
             "by the ZeRO paper": paper.get(arm),
-            f"over DDP with {PASSES} passes, predicted": several[arm] and several[arm] / several[BASELINE],
+            f"over DDP with {PASSES} passes, predicted": several[arm],
         }
         for arm in counted
     )
-    return Answer("traffic", "" if first.virtual else AT_SCALE, table, rows, traffic.figure(rows), machines(members))
+    return Answer("traffic", "" if first.virtual else AT_SCALE, table, rows, traffic.figure(rows))
 
 
 def _sent_in(run: Run, passes: int) -> float | None:
@@ -256,30 +217,10 @@ def _sent_in(run: Run, passes: int) -> float | None:
     return papers.wire_bytes(estimate(replace(setup, accumulation=passes)).traffic, setup.ranks) if setup else None
 
 
-# --- the advice, and the README's picture --------------------------------------------------------------------------
+# --- the advice --------------------------------------------------------------------------
 
 
 @functools.cache
 def advice() -> list[str]:
     """Return which arm `study advise` recommends for 7 billion parameters on eight GPUs."""
     return in_words.in_words(advised(Question.of(named(ADVISED), RANKS, GPU, Given())))
-
-
-@style.figure
-def picture(runs: Runs) -> Figure:
-    """Compared with DDP: the same losses, less GPU memory, more traffic."""
-    rows, held, _, sent = (answer.rows for answer in answers(runs))
-    held = held[held["panel"] == held["panel"].iloc[0]]
-    drawing = Figure(figsize=(2 * style.WIDTH, 4.6), layout="constrained")
-    left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.35, 1.1))
-    losses.draw_curves(left, rows[rows["difference"].notna() | (rows["arm"] == BASELINE)])
-    left.set_title(f"Same losses: at most {nats(rows['difference'].max())} apart")
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
-    bars = held[held["source"] != PUBLISHED]
-    style.draw_stacks(middle, bars.assign(length=bars["bytes"]), "part", style.PARTS, size)
-    middle.legend(handles=style.stack_keys(bars, "part", style.PARTS), **below)
-    middle.set_title(f"Less GPU memory\n{held['model'].iloc[0]}, {RANKS} virtual ranks")
-    style.draw_stacks(right, sent.assign(length=sent["times"]), "collective", style.COLLECTIVES, "{:.2g}".format)
-    right.legend(handles=style.stack_keys(sent, "collective", style.COLLECTIVES), **below)
-    right.set_title("More traffic\nthe same runs, one pass in a step")
-    return drawing

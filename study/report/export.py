@@ -1,4 +1,4 @@
-"""`study export`: the records, claims and predictions as tables that others load: Parquet, and one card.
+"""`study export`: the records, claims and answers of releases as tables that others load: Parquet, and one card.
 
 Every value is a number, a text or a truth value; nested values are JSON. Unknown is null. `columns.toml` has the
 meaning and the unit of each column.
@@ -14,15 +14,15 @@ import tyro
 import yaml
 from pydantic import BaseModel
 
-from study.conform import releases
+from study.conform import changes
 from study.core import files, output
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.parsing import from_toml
 from study.core.tables import say
 from study.ledger import texts
-from study.predict.front import published, scores
-from study.records import metrics, runs, store
+from study.records import evidence, metrics, runs, store
+from study.records.evidence import Evidence
 from study.records.runs import Run, Runs
 
 CARD = Path(__file__).parent / "templates" / "card.md"
@@ -33,15 +33,15 @@ DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": 
 
 
 def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...] = ()) -> None:
-    """Write the records, claims, measurements of others and predictions as Parquet tables, with a card.
+    """Write the records, claims and answers of releases as Parquet tables, with a card.
 
     Args:
         folder: The folder to write. An earlier export in it is replaced.
         from_runs: Folders that contain runs. Default: the runs/ of every folder in reports/.
     """
     output.refuse_foreign(folder)  # before the work
-    loaded = runs.load(from_runs or sorted(ROOT.glob("reports/*/runs")), to_share=True)
-    frames = all_tables(loaded)
+    loaded = runs.load_to_share(from_runs or sorted(ROOT.glob("reports/*/runs")))
+    frames = all_tables(loaded, evidence.gather(loaded))
     with output.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
@@ -66,9 +66,9 @@ def _card(frames: dict[str, pd.DataFrame]) -> str:
     return CARD.read_text().format(configs=head, commit=commit, tables="\n\n".join(parts))
 
 
-def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
-    """Return the tables by name."""
-    counted = {run.folder for run in loaded.counting}
+def all_tables(loaded: Runs, counting: Evidence) -> dict[str, pd.DataFrame]:
+    """Return the tables by name. `counting`: the runs that count as evidence."""
+    counted = {run.folder for run in counting.runs}
     rows: dict[str, Iterable[dict]] = {
         "runs": (_place(run, loaded) | {"counts": run.folder in counted} | _run(run) for run in loaded),
         "steps": (_place(run, loaded) | row for run in loaded for row in _steps(run)),
@@ -76,7 +76,7 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
         "claims": map(_claim, texts.claims()),
     }
     frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
-    frames |= {"outside": _outside(), "predictions": _predictions(), "releases": releases.answers()}
+    frames["releases"] = changes.answers(changes.RELEASES)[0]
     return {name: _typed(name, frames[name]) for name in forms()}
 
 
@@ -113,28 +113,19 @@ def _place(run: Run, loaded: Runs) -> dict[str, str]:
     """Return the name of a run, and of its machine: of reports/NAME/runs it is NAME."""
     folders = [folder.resolve() for folder in loaded.folders]
     top = next(folder for folder in folders if run.folder.is_relative_to(folder))
-    return {"run": run.record.run_id, "machine": top.parent.name if top.name == "runs" else top.name}
+    return {"run": run.name, "machine": top.parent.name if top.name == "runs" else top.name}
 
 
 def _run(run: Run) -> dict:
     """Return the columns of a run: computed here, a part of its record, a property or setting, or a quantity."""
     record = run.record
-    row: dict = {
-        "first_loss": run.record.loss.train[0] if run.record.loss.train else None,
-        "gpus": record.hardware.gpus_line,
-    }
-    row |= {
-        "final_loss": run.record.loss.train[-1] if run.record.loss.train else None,
-        "error": record.error.kind if record.error else None,
-    }
-    row |= {
-        "tracked_peak_bytes": metrics.tracked_peak_bytes(run.record),
-        "collectives_bytes": sum(metrics.sent(run.record).values()) or None,
-    }
+    row: dict = {"first_loss": run.losses[0] if run.losses else None, "gpus": record.hardware.gpus_line}
+    row |= {"final_loss": run.losses[-1] if run.losses else None, "error": record.error.kind if record.error else None}
+    row |= {"tracked_peak_bytes": run.tracked_bytes, "collectives_bytes": sum(run.traffic.values()) or None}
     row |= dict(record.cell) | dict(record.hardware) | dict.fromkeys(LIBRARIES) | record.software
     row |= {name: getattr(record, name) for name in ("started_utc", "commit", "dirty", "measure_version")}
     others = [name for name in forms()["runs"].columns if name not in (*row, "run", "machine", "counts")]
-    row |= {name: metrics.value(record, name) if name in metrics.QUANTITIES else run.facts[name] for name in others}
+    row |= {name: metrics.value(record, name) if name in metrics.QUANTITIES else run.value(name) for name in others}
     return {name: value for name, value in row.items() if name in forms()["runs"].columns}
 
 
@@ -145,7 +136,7 @@ def _steps(run: Run) -> Iterator[dict]:
     count = len(record.time.step_s)
     if count and not record.checkpoints.resumes and record.observed.steps:
         seconds = dict(enumerate(record.time.step_s, start=record.observed.steps - count + 1))
-    losses = dict(enumerate(run.record.loss.train, start=1))
+    losses = dict(enumerate(run.losses, start=1))
     evaluations = {each.step: each for each in record.loss.eval}
     for step in sorted({*losses, *seconds, *evaluations}):
         row = {"step": step, "train_loss": losses.get(step), "step_s": seconds.get(step)}
@@ -165,24 +156,3 @@ def _collectives(run: Run) -> Iterator[dict]:
 def _claim(claim: texts.Claim) -> dict:
     row = claim.model_dump(mode="json", by_alias=True)
     return row | {"evidence": _as_json(row["evidence"])}
-
-
-# --- others --------------------------------------------------------------------------------------------------------
-
-
-def _outside() -> pd.DataFrame:
-    """Return the measurements that others published, with the key that the predictions name."""
-    texts = dict.fromkeys((name for name, (kind, _) in forms()["outside"].columns.items() if kind == "text"), str)
-    frame = pd.read_csv(published.FOLDER / "measurements.csv", dtype=texts)
-    frame.insert(0, "row", [row.key for row in published.rows()])
-    return frame.assign(licence=frame["source"].map(published.licences()))
-
-
-def _predictions() -> pd.DataFrame:
-    """Return a row for each prediction of a published number. Only ours have an interval."""
-    frame = pd.DataFrame([each.model_dump() for each in scores.numbers()]).rename(columns={"key": "row"})
-    about = ["row", "set", "quantity", "measured", "low", "high"]
-    predictors = ["ours", "first", *scores.RIVALS]
-    frame = frame.melt(about, predictors, "predictor", "predicted").dropna(subset="predicted")
-    frame.loc[frame["predictor"] != "ours", ["low", "high"]] = None
-    return frame

@@ -19,12 +19,12 @@ ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 def columns(run: Run, *names: str) -> dict[str, Any]:
     """Return attributes of a run as columns."""
-    return {name: run.facts[name] for name in names}
+    return {name: run.value(name) for name in names}
 
 
 def in_order(run: Run) -> int:
     """Return the place of a run's arm in every table."""
-    return ORDER.get(run.record.arm, len(ORDER))
+    return ORDER.get(run.arm, len(ORDER))
 
 
 def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
@@ -32,19 +32,14 @@ def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
     return {str(key): mine for key, mine in rows.groupby(name, sort=False, dropna=False)} if len(rows) else {}
 
 
-def sums(rows: pd.DataFrame, name: str, value: str) -> dict[str, float]:
-    """Return the sum of one column by the values of another, in the order in which they come."""
-    return {key: float(mine[value].sum()) for key, mine in parts(rows, name).items()}
-
-
-def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -> dict[str, list[Run]]:
+def split_by_ranks(members_of: dict[str, list[Run]]) -> dict[str, list[Run]]:
     """Return the groups, split by the number of ranks, which their labels name.
 
-    `with_lone` adds the runs of a lone process to each part, because a rank of DDP should hold as much as they do.
+    The runs of a lone process are in each part, because a rank of DDP should hold as much as they do.
     """
-    split = {}
+    split: dict[str, list[Run]] = {}
     for group, members in members_of.items():
-        lone = [run for run in members if with_lone and run.record.arm == "single"]
+        lone = [run for run in members if run.arm == "single"]
         shared = by([run for run in members if run not in lone], "ranks") or {(1,): []}
         split |= {f"{group}, ranks {ranks}": lone + mine for (ranks,), mine in shared.items()}
     return split
@@ -58,3 +53,10 @@ def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
     counts = rows.assign(real=real).groupby("group", sort=False).agg(real=("real", "nunique"), arms=("arm", "nunique"))
     in_order = counts.sort_values(["real", "arms"], ascending=False, kind="stable").index[:most]
     return [rows[rows["group"] == group] for group in in_order]
+
+
+def wide(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Return the sums of a column for each line, with a column for each source."""
+    if rows.empty:
+        return rows
+    return rows.groupby(["group", "line", "source"], sort=False)[value].sum().unstack("source", sort=False)

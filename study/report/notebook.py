@@ -4,26 +4,22 @@ Where `data` names a folder, the rows behind each table and figure are also writ
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
-from study.core.arms import all_paths
 from study.core.errors import Stop
 from study.core.files import safe_join
-from study.core.settings import Settings
 from study.records import runs as records
 from study.records.runs import Run, Runs
 from study.report import grouping
 from study.report.style import svg
 from study.report.tables import as_html, write_csv
 
-TASKS = get_args(get_type_hints(Settings)["task"])
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 
 
@@ -85,20 +81,6 @@ class Book:
 def protocol_of(run: Run) -> str:
     """Return the protocol that a run is of; before records named it, that of its folder, as `study sweep` makes it."""
     return run.record.cell.protocol or run.folder.parent.name
-
-
-def chosen(runs: Runs, baseline: str, tasks: str) -> list[str]:
-    """Return the tasks that were chosen. Raise Stop if a baseline or a task does not exist."""
-    names = [task.strip() for task in tasks.split(",") if task.strip()]
-    _check("baseline", baseline, {run.arm for run in runs}, all_paths())
-    for task in names:
-        _check("tasks", task, {run.task for run in runs} - {None}, TASKS)
-    return names
-
-
-def _check(name: str, value: str, present: set, known: Iterable[str]) -> None:
-    if value not in {*present, *known}:
-        raise Stop(f"{name} = {value!r} is not known", f"choose from {', '.join(sorted(present or known))}")
 
 
 def set_aside(runs: Runs) -> list[str]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import nbformat
@@ -66,10 +67,15 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             failed += [name] * bool(problem)
             pages.write_notebook(name, nbformat.read(executed / f"{name}.ipynb", 4), problem)
             say(f"{name} {problem or 'is executed'}")
-        values = {"answers": answered, "advice": answers.advice()[0], "failed": failed, "run_count": len(runs)}
+        values: dict[str, Any] = {
+            "answers": answered,
+            "advice": answers.advice()[0],
+            "failed": failed,
+            "run_count": len(runs),
+        }
         values |= {"central": as_html(claims.table(central=True)), "headline": texts.in_words(texts.claims())}
         values |= {"problems": redact(notebook.set_aside(runs)), "built_utc": store.now_utc()}
-        pages.write("index", **values, advised=answers.ADVISED)
+        pages.write("index", **values)
         for name in ("site.css", "site.js", "calculator.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
@@ -110,7 +116,7 @@ def _drawn(answer: answers.Answer, site: Path) -> dict:
     if answer.figure:
         image = style.svg(answer.figure, f"index-{answer.name}", answer.name)
         write_csv(site / "data" / f"index-{answer.name}.csv", answer.rows)
-    return {"image": image, "table": as_html(answer.table), "command": answer.command, "machines": answer.machines}
+    return {"image": image, "table": as_html(answer.table), "command": answer.command}
 
 
 class Pages:
@@ -119,7 +125,7 @@ class Pages:
     def __init__(self, site: Path, titles: dict[str, str]):
         self.site = site
         self.titles = titles
-        self.claims = {each.id for each in (*texts.claims(), *texts.faults())}
+        self.claims = {each.id for each in texts.claims()} | {each.id for each in texts.faults()}
         loader = jinja2.FileSystemLoader(TEMPLATES)
         self.templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         self.templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order

@@ -1,6 +1,6 @@
 """How figures look: one colour and one marker per arm everywhere, on a white card, with text as text.
 
-No figure tells things apart by colour alone: each arm has its own marker; virtual or emulated is open or hatched.
+No figure tells things apart by colour alone: each arm has its own marker; virtual or emulated is hatched.
 `templates/figures.mplstyle` has fonts, lines and the colours of text.
 """
 
@@ -15,14 +15,14 @@ from typing import Any
 import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from study.core.arms import NAMES
+from study.core.parsing import from_toml
 from study.report.grouping import parts
 
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
@@ -30,39 +30,13 @@ WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it 
 TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib
 LINE = 0.16  # inches: the height of a line of text
 Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
-INK, FAINT, CARD, SHADE = "#1d1d1f", "#5c5c63", "#ffffff", "#f3d3ad"  # the first three as in figures.mplstyle
-OPEN: Look = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated
+INK, FAINT, CARD, SHADE = "#1d1d1f", "#5c5c63", "#ffffff", "#f3d3ad"  # as in figures.mplstyle, and a light orange
 
-# Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
-# Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
-BLACK, ORANGE, SKY, GREEN, YELLOW = "#010101", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
-BLUE, VERMILION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
-ARMS = {
-    "single": (BLACK, "s"),
-    "ddp": (GREY, "o"),
-    "zero1": (BLUE, "^"),
-    "zero1_cpu": (SKY, "v"),
-    "zero2": (GREEN, "D"),
-    "zero2_cpu": (PURPLE, "d"),
-    "zero3": (VERMILION, "P"),
-    "zero3_cpu": (ORANGE, "X"),
-    "zero3_nvme": (YELLOW, "*"),
-    # Below, the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
-    "fsdp2": ("#882255", "h"),
-    "fsdp2_grad_op": ("#332288", "8"),
-    "fsdp2_cpu": ("#999933", "p"),
-    "hsdp": ("#44aa99", "H"),
-    "zero3_hpz": ("#cc6677", "p"),
-    "zero3_ulysses": ("#ddcc77", "p"),
-    "zero1_tp": ("#88ccee", ">"),
-    "zero2_tp": ("#117733", "<"),
-}
-PARTS = {"weights": BLUE, "gradients": YELLOW, "optimizer": GREEN, "buckets": PURPLE, "gathered weights": SKY}
-PARTS |= {"activations": ORANGE, "other": GREY, "host memory": SHADE, "parts not given": CARD}
-COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "reduce": YELLOW, "broadcast": PURPLE}
-COLLECTIVES |= {"all-to-all": ORANGE}
+COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text())
+ARMS, PARTS, COLLECTIVES = COLOURS["arms"], COLOURS["parts"], COLOURS["collectives"]
+BLUE, ORANGE, SKY, VERMILION = "#0072b2", "#e69f00", "#56b4e9", "#d55e00"  # where lines are not arms
 # Of several sources of one bar, the first is the bar, and the others are marks at their sums.
-PUBLISHED: Look = {"color": VERMILION, "marker": "D", "markersize": 6, "linestyle": "none"}
+PUBLISHED: dict[str, Any] = {"color": VERMILION, "marker": "D", "markersize": 6, "linestyle": "none"}
 MARKS: dict[str, Look] = {
     "predicted": {"color": INK, "marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": "none"},
     "ZeRO paper": {"color": INK, "marker": "x", "markersize": 6, "markeredgewidth": 2, "linestyle": "none"},
@@ -101,25 +75,6 @@ def ordered(arms: Iterable[str]) -> list[str]:
     """Arms in their order, which is that of every table; variants after them."""
     names = set(arms)
     return [arm for arm in NAMES if arm in names] + sorted(names - set(NAMES))
-
-
-def plain(axis: Axis) -> None:
-    """Plain numbers on a logarithmic axis. Call it after drawing."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(
-        MaxNLocator(5) if high / low < 3 else LogLocator(10, (1, 2, 5) if high / low < 1000 else (1,))
-    )
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def point(axes: Axes, x: float, row: Any, y: float, **options: Any) -> None:
-    """Draw one value of a row with its interval, if it has one; open if the run was virtual or its device emulated."""
-    low = getattr(row, "low", math.nan)
-    interval = None if pd.isna(low) else [[y - row.low], [row.high - y]]
-    face = colour(row.arm) if row.kind == "real" else CARD
-    look: dict[str, Any] = {"color": colour(row.arm), "marker": marker(row.arm), "markerfacecolor": face}
-    axes.errorbar(x, y, interval, capsize=2.5, linestyle="none", **look, **options)
 
 
 def keys(arms: Iterable[str], marks: Mapping[str, Look] | None = None) -> list[Line2D]:

@@ -6,13 +6,12 @@ Everything that is shown is escaped: records come from anybody.
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from study.core.numbers import quantity, short
-from study.records.runs import Run
 
-SOFTWARE = ("torch", "deepspeed", "accelerate")
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
@@ -36,7 +35,7 @@ def heading(name: str) -> str:
     return HEADINGS.get(name) or UNITS.sub(lambda found: unit[found[0]], name).replace("_", " ")
 
 
-def cell(value: object, name: str) -> str:
+def cell(value: Any, name: str) -> str:
     """Return a value as a table shows it: four significant digits, sizes with a unit, a dash for what is not known."""
     if value == "" or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return short(None)
@@ -65,11 +64,3 @@ def no_formula(value: object) -> object:
     except ValueError:
         return f"'{value}"
     return value
-
-
-def machine(run: Run) -> str:
-    """Return the machine and the software of a run, in one line."""
-    software = run.record.software
-    return f"{run.record.machine_line}; " + ", ".join(
-        f"{name} {software[name]}" for name in SOFTWARE if software.get(name)
-    )

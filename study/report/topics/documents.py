@@ -10,11 +10,11 @@ from study.records import stats
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import style
-from study.report.grouping import parts, split_by_ranks
+from study.report.grouping import parts
 from study.report.style import FAINT, INK
 from study.report.topics import memory
 from study.report.topics.losses import band
-from study.report.topics.speed import middle, seconds, timed
+from study.report.topics.speed import seconds
 
 # Document 000: Gemma2-9B on eight H100, 2048 tokens, bfloat16, effective batch 144 unless said otherwise.
 SETTING_000: dict[str, Any] = {"ranks": 8, "sequence": 2048, "precision": "bf16_cast", "micro_batch": 1}
@@ -75,24 +75,14 @@ def memory_003(runs: Runs) -> pd.DataFrame:
     return pd.concat([rows[rows["source"] != "predicted"], pd.DataFrame(printed)], ignore_index=True)
 
 
-def throughput_000(runs: Runs) -> pd.DataFrame:
-    """Return document 000's table, and the speed relative to DDP in each group that has all three arms on GPUs."""
-    rows: list[dict] = []
+def throughput_000() -> pd.DataFrame:
+    """Return document 000's table of speeds, and the steps per hour that follow from its tokens."""
+    rows = []
     for arm, speed in TOKENS_PER_S_AND_GPU_000.items():
-        row = {"group": "document 000", "arm": arm, "tokens_per_s_and_rank": speed}
-        row |= {"over_ddp": speed / TOKENS_PER_S_AND_GPU_000["ddp"], "steps_per_hour": STEPS_PER_HOUR_000[arm]}
+        row = {"arm": arm, "tokens_per_s_and_gpu": speed, "over_ddp": speed / TOKENS_PER_S_AND_GPU_000["ddp"]}
         tokens = BATCH_000 * SETTING_000["sequence"]
+        row |= {"steps_per_hour": STEPS_PER_HOUR_000[arm]}
         rows.append(row | {"steps_per_hour_by_its_tokens": 3600 * speed * SETTING_000["ranks"] / tokens})
-    for group, members in split_by_ranks(groups(timed(runs))).items():
-        of_arm = {arm: [run for run in members if run.arm == arm] for arm in TOKENS_PER_S_AND_GPU_000}
-        for arm, mine in of_arm.items() if all(of_arm.values()) else ():
-            run = mine[0]
-            speed_up = middle(seconds(of_arm["ddp"]), seconds(mine))
-            step_s = stats.median(seconds(mine))
-            row = {"group": group, "arm": arm, "over_ddp": speed_up.pop("median"), "steps_per_hour": 3600 / step_s}
-            if run.rows_per_step and run.sequence and run.ranks:
-                row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
-            rows.append(row | speed_up)
     return pd.DataFrame(rows)
 
 

@@ -9,7 +9,6 @@ from study.core.arms import ROOT
 from study.predict.front import Load, named, peaks
 from study.records import hangs as waits
 from study.records.collectives import RankLog
-from study.records.runs import Runs
 from study.watch import hang_causes
 from study.watch.findings import OF_HANGS, texts
 
@@ -34,43 +33,15 @@ def hangs() -> pd.DataFrame:
         known = [texts(OF_HANGS)[cause.id or ""]["ways"] for cause in causes]
         said = {f"rank {rank} says": message or "it trained to its end" for rank, message in row["messages"].items()}
         said["study diagnose"] = ". ".join(each.sentence for each in (*causes, *waits.hangs(logs)))
-        said["what to do"] = "".join(cause.remedy for cause in causes)
+        said["what to do"] = "".join(cause.remedy or "" for cause in causes)
         named = any(row["way"] in names for names in known)
         rows.append({name: row[name] for name in ("way", "arm", "outcome")} | {"named": named} | said)
-    return pd.DataFrame(rows)
-
-
-def by_arm(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each way: what happens under each arm."""
-    wide = rows.pivot_table(index="way", columns="arm", values="outcome", aggfunc="first", sort=False)
-    return wide.reset_index()
-
-
-def ended_badly(runs: Runs) -> pd.DataFrame:
-    """Return a row for each run that did not end well, with its own reason."""
-    rows = [
-        {"run": run.name, "arm": run.arm, "status": run.status, "error": error.message, "what to do": error.what_to_do}
-        for run in runs
-        if (error := run.record.error) is not None
-    ]
     return pd.DataFrame(rows)
 
 
 def threads() -> pd.DataFrame:
     """Return a row for each public thread about memory: its cause, and the one that `study oom` lists first."""
     return pd.DataFrame(json.loads(THREADS.read_text()))
-
-
-def scores(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how many threads of each half are named as their solutions name them."""
-    return rows.groupby("half", sort=False)["hit"].agg(named="sum", threads="count").reset_index()
-
-
-def misses(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each thread whose cause is not listed first."""
-    return rows[~rows["hit"]][["half", "url", "cause", "why", "named"]].rename(
-        columns={"named": "study oom lists first"}
-    )
 
 
 def loading() -> pd.DataFrame:

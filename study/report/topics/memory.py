@@ -1,21 +1,19 @@
-"""Memory: what a rank holds at its peak, part by part, and on how many ranks; and what changes the 16 bytes."""
+"""Memory: what a rank holds at its peak, part by part; and what changes the 16 bytes."""
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from study.core.numbers import size
 from study.predict.front import papers
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
-from study.report import style
-from study.report.grouping import SETTINGS, columns, parts, split_by_ranks
+from study.report import grouping, style
+from study.report.grouping import SETTINGS, columns, split_by_ranks
 from study.report.of_record import predicted
-from study.report.style import FAINT, colour
 
 PARTS = {
     "weights": ("weights",),
@@ -29,13 +27,12 @@ PARTS = {
 PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
 COMPONENTS = ("weights", "gradients", "master", "moments", "staging")
 ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
-RANKS = tuple(2**power for power in range(1, 11))
 
 
 def table(runs: Runs) -> pd.DataFrame:
     """Return what a rank holds at its peak, by part: measured, predicted, and states by the ZeRO paper."""
     rows = []
-    known = split_by_ranks(groups([run for run in runs.done if run.components], only=SETTINGS), with_lone=True)
+    known = split_by_ranks(groups([run for run in runs.done if run.components], only=SETTINGS))
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=held_bytes)
@@ -92,9 +89,7 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
 
 def totals(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the peak of each line as measured, predicted, and by others; those first that are predicted worst."""
-    if rows.empty:
-        return rows
-    wide = rows.groupby(["group", "line", "source"], sort=False)["bytes"].sum().unstack("source", sort=False)
+    wide = grouping.wide(rows, "bytes")
     named = wide.rename(columns=lambda source: f"{source}_bytes")
     if {"predicted", "measured"} <= {*wide}:
         named["predicted over measured"] = wide["predicted"] / wide["measured"]
@@ -115,51 +110,6 @@ def figure(rows: pd.DataFrame, per_parameter: bool = False) -> Figure:
     unit = " (bytes per parameter)" if per_parameter else ""
     drawing.axes[-1].set_xlabel(f"peak memory of a rank{unit}", loc="right")
     return drawing
-
-
-# --- against the number of ranks -----------------------------------------------------------------------------------
-
-
-def peaks(runs: Runs, ranks: Iterable[int] = RANKS, most: int | None = None) -> pd.DataFrame:
-    """Return the peak memory of a rank against the number of ranks: measured, and by formulas.
-
-    `most` limits it to the groups with the most arms, because each prediction takes a part of a second.
-    """
-    rows = []
-    known = [run for run in runs.done if run.tracked_bytes and run.kind != "capped"]
-    by_arms = sorted(groups(known, only=SETTINGS).items(), key=lambda item: -len({run.arm for run in item[1]}))
-    for group, members in by_arms[:most]:
-        for repeats in by(members, "arm", "ranks", "kind").values():
-            seen = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
-            rows.append({"group": group} | columns(repeats[0], "arm", "ranks", "kind") | seen)
-        for (arm,), mine in by([run for run in members if run.ranks and run.ranks > 1], "arm").items():
-            estimates = {count: predicted(mine[0].record, ranks=count) for count in ranks}
-            about = {"group": group, "arm": arm, "kind": "predicted", "source": "predicted", "n": 0}
-            rows += [about | {"ranks": count, "bytes": ours.peak_bytes} for count, ours in estimates.items() if ours]
-    return pd.DataFrame(rows)
-
-
-@style.figure
-def figure_of_peaks(rows: pd.DataFrame) -> Figure:
-    """Peak memory of a rank against the number of ranks: formulas as lines, measurements as points."""
-    drawing, (ax,) = style.panels([3.5])
-    order = style.ordered(rows["arm"])
-    seen = rows[rows["source"] == "seen"]
-    for arm, mine in parts(rows[rows["source"] == "predicted"], "arm").items():
-        ax.plot(mine["ranks"], mine["bytes"], color=colour(arm), linestyle=(5 * order.index(arm), (9, 6)))
-    for row in seen.itertuples():
-        aside = 0.85 + 0.3 * order.index(row.arm) / len(order)  # equal points would hide each other
-        style.point(ax, row.ranks * aside, row, row.bytes, zorder=3)
-    ax.set(xscale="log", yscale="log", xlabel="number of ranks", ylabel="peak memory of a rank")
-    ax.set_xticks(RANKS[1::2], map(str, RANKS[1::2]))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    style.plain(ax.yaxis)
-    ax.yaxis.set_major_formatter(lambda value, _: size(value))
-    ax.set_title(rows["group"].iloc[0])
-    marks: dict[str, style.Look] = {"predicted": {"color": FAINT, "linestyle": "--"}, "virtual rank": style.OPEN}
-    note = f"Points: the largest measured peak, {style.counted(seen)}; those of one number of ranks are drawn side by"
-    note += " side. Lines: from formulas and the arm's config alone."
-    return style.finished(drawing, style.keys(order, marks), note)
 
 
 # --- what changes the 16 bytes -------------------------------------------------------------------------------------

@@ -41,8 +41,6 @@ def figure(rows: pd.DataFrame) -> Figure:
         ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
         ax.set(xscale="log", yscale="log", xlabel=f"measured by others ({unit})", ylabel=f"predicted ({unit})")
         ax.set_title(f"{quantity}: {len(mine)} published numbers, median error {mine['error'].abs().median():.1%}")
-        style.plain(ax.xaxis)
-        style.plain(ax.yaxis)
     note = "Line: exact. Band: up to 30 % off. Orange: the newest set, which no constant was fitted to. None of these"
     return style.finished(drawing, [], f"{note} runs was made here.")
 

@@ -11,7 +11,7 @@ from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import ORDER, SET_BY_MODEL, columns, split_by_ranks
-from study.report.style import FAINT, OPEN, PUBLISHED, colour
+from study.report.style import FAINT, PUBLISHED, colour
 
 
 def timed(runs: Runs) -> list[Run]:
@@ -24,49 +24,23 @@ def seconds(runs: Iterable[Run]) -> list[float]:
     return [run.median_step_s for run in runs if run.median_step_s]
 
 
-def middle(values: list[float], over: list[float] | None = None) -> dict:
-    """Return a median over runs, or a ratio of two, with its interval where there are enough runs, and their number."""
-    rng = np.random.default_rng(0)
-    if over is None:
-        n = len(values)
-        median, low, high = stats.median_with_interval(values, rng)
-    else:
-        n = min(len(values), len(over))
-        median, low, high = stats.ratio_of_medians(values, over, rng)
-    enough = n >= stats.FEWEST_RUNS
-    return {"median": median, "low": low if enough else None, "high": high if enough else None, "n": n}
+def middle(values: list[float]) -> dict:
+    """Return a median over runs with its interval, where there are enough runs, and their number."""
+    median, low, high = stats.median_with_interval(values, np.random.default_rng(0))
+    enough = len(values) >= stats.FEWEST_RUNS
+    return {"median": median, "low": low if enough else None, "high": high if enough else None, "n": len(values)}
 
 
 def frontier(runs: Runs) -> pd.DataFrame:
     """Return the seconds of a step and the peak memory of each arm: what offloading saves, and what it costs."""
     rows = []
-    for group, members in split_by_ranks(
-        groups([run for run in timed(runs) if run.peak_bytes]), with_lone=True
-    ).items():
+    known = split_by_ranks(groups([run for run in timed(runs) if run.peak_bytes]))
+    for group, members in known.items():
         for line, mine in lines(members).items():
             place = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind", "rows_per_step")
             place |= {"peak_bytes": max(run.peak_bytes or 0 for run in mine)}
             rows.append(place | middle(seconds(mine)))
     return pd.DataFrame(rows)
-
-
-@style.figure
-def figure_of_frontier(rows: pd.DataFrame) -> Figure:
-    """Seconds of a step against peak memory, one point for each arm."""
-    drawing, (ax,) = style.panels([3.2])
-    for row in rows.itertuples():
-        style.point(ax, row.peak_bytes / 1e6, row, row.median, markersize=8)
-    in_order = rows.sort_values("peak_bytes", kind="stable")
-    best = in_order[in_order["median"] < in_order["median"].cummin().shift(fill_value=np.inf)]
-    ax.step(best["peak_bytes"] / 1e6, best["median"], where="post", linewidth=1, zorder=0, color=FAINT, linestyle=":")
-    ax.set(xlabel="peak memory of a rank, as PyTorch allocated it on the GPU (MB)", ylabel="seconds of a step")
-    ax.set(xscale="log", yscale="log")
-    style.plain(ax.xaxis)
-    style.plain(ax.yaxis)
-    ax.set_title(rows["group"].iloc[0])
-    marks: dict[str, style.Look] = {"the frontier": {"color": FAINT, "linestyle": ":"}, "emulated device": OPEN}
-    note = f"Points: medians over runs, {style.counted(rows)}; 95 % intervals from {stats.FEWEST_RUNS} runs on."
-    return style.finished(drawing, style.keys(rows["arm"], marks), note)
 
 
 @style.figure
@@ -122,14 +96,3 @@ def _row(run: Run, setting: str) -> dict:
         "moved_mb": sum(run.traffic.values()) / 1e6 or None,
     }
     return columns(run, "arm", setting, "ranks") | {name: np.nan if v is None else v for name, v in measured.items()}
-
-
-def saved(runs: Runs) -> pd.DataFrame:
-    """Return what `--save` left on the disk, and whether the model was built in parts."""
-    rows = []
-    for run in runs.done:
-        if left := run.record.observed.saved:
-            about = columns(run, "arm", "precision", "model", "parameters")
-            about |= {"built_in_parts": run.record.observed.built_in_parts, "saved_mb": left.bytes / 1e6}
-            rows.append(about | {"parameters_saved": left.parameters, "as": ", ".join(left.dtypes)})
-    return pd.DataFrame(rows)

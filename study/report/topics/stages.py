@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from study.records import metrics
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 
 ARMS = ("ddp", "zero1", "zero2", "zero3")
 STATES = ("weights", "master", "moments")  # what is there after each step; gradients come and go
@@ -17,25 +17,17 @@ LARGE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_c
 
 def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame:
     """Return one run of each arm, with the bytes a parameter of some parts of a step: states, or collectives."""
-    rows: list[dict] = []
-    for arm in ARMS:
-        matching = [run for run in runs.select(arm=arm, **wanted).done if _trains_all(run)]
-        for run in matching[:1]:
-            sizes = _after_step(run) | metrics.sent(run.record)
-            in_bytes = {part: round(sizes.get(part, 0) / (run.record.observed.parameters or 1), 3) for part in parts}
-            rows.append(
-                {"arm": arm} | in_bytes | {"parameters": run.record.observed.parameters, "run": run.record.run_id}
-            )
+    rows: list[dict[str, Any]] = []
+    for run in runs.select(arm=list(ARMS), **wanted).done:
+        observed = run.record.observed
+        is_whole = observed.trained_parameters in (None, run.parameters)
+        if not is_whole or run.arm in {row["arm"] for row in rows}:
+            continue
+        sizes = run.traffic | (run.record.memory.components.per_rank[0].after_step if run.components else {})
+        in_bytes = {part: round(sizes.get(part, 0) / (run.parameters or 1), 3) for part in parts}
+        rows.append({"arm": run.arm} | in_bytes | {"parameters": run.parameters, "run": run.name})
+    rows.sort(key=lambda row: ARMS.index(row["arm"]))
     return pd.DataFrame(rows)
-
-
-def _trains_all(run: Run) -> bool:
-    observed = run.record.observed
-    return observed is not None and observed.trained_parameters in (None, run.record.observed.parameters)
-
-
-def _after_step(run: Run) -> dict[str, int]:
-    return next((rank.after_step for rank in run.record.memory.components.per_rank), {})
 
 
 def figure_to_drag() -> str:

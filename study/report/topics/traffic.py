@@ -9,12 +9,10 @@ from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, in_order, sums
+from study.report.grouping import columns, in_order
 from study.report.of_record import setup_of
 
-COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "the document"  # sources of bars
-# Document 000, "Communication Overhead Analysis": traffic over ZeRO-0's, which it says moves nothing in a step.
-PRINTED = {"zero2": 2.0, "zero3": 4.0}
+COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -30,8 +28,6 @@ def table(runs: Runs) -> pd.DataFrame:
             about = {"group": group, "panel": group, "line": line, "passes": run.accumulation, "n": len(repeats)}
             about |= columns(run, "arm", "ranks", "kind")
             bars = {COUNTED: _counted(run), PAPER: _of_paper(run)}
-            if run.arm in PRINTED and run.record.cell.protocol == "h100":  # the runs that replicate the document
-                bars[DOCUMENT] = {"any": PRINTED[run.arm]}
             for source, times_of in bars.items():
                 rows += [
                     about | {"source": source, "collective": kind, "times": sent} for kind, sent in times_of.items()
@@ -68,18 +64,10 @@ def sent_bytes(run: Run) -> dict[str, float]:
     return sent
 
 
-def by_line(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the multiples of an all-reduce of each line, one column for each source."""
-    if rows.empty:
-        return rows
-    wide = rows.groupby(["group", "line", "source"], sort=False)["times"].sum().unstack("source", sort=False)
-    return wide.reset_index()
-
-
 def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:
     """Return the multiples of an all-reduce by arm, in the order of the arms."""
-    times = sums(rows[rows["source"] == source], "arm", "times")
-    return {arm: times[arm] for arm in style.ordered(times)}
+    times = rows[rows["source"] == source].groupby("arm")["times"].sum()
+    return {arm: times[arm] for arm in style.ordered(times.index)}
 
 
 @style.figure
@@ -103,7 +91,8 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
     what gloo should write. Only models with formulas have predictions.
     """
-    several = [run for run in runs.done if run.traffic and (run.ranks or 0) > node_ranks and not run.ranks % node_ranks]
+    several = [run for run in runs.done if run.traffic and run.ranks and run.ranks > node_ranks]
+    several = [run for run in several if not (run.ranks or 0) % node_ranks]
     rows = []
     for group, members in groups(several).items():
         rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
