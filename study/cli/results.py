@@ -83,8 +83,10 @@ def _compare(chosen: list[Claim], folders: tuple[Path, ...], in_full: bool) -> N
     loaded = load(folders, every_folder_has_runs=True)
     rows = agreement.compared(chosen, loaded.counting)
     counts = {word: sum(row.answer == word for row in rows) for word in agreement.ANSWERS}
-    answer = f"{number_of(len(loaded), 'runs')}, {number_of(len(rows), 'numbers')} of claims that rest on runs: "
-    say_wrapped(answer + ", ".join(f"{count} {word}" for word, count in counts.items()) + ".", "")
+    agree, differ, lack = (counts[word] for word in agreement.ANSWERS)
+    yours = number_of(len(loaded), "runs")
+    answer = f"Your {yours} agree with {agree} numbers of published claims, and differ from {differ};"
+    say_wrapped(f"{answer} {lack} need experiments that you have not run.", "")
     show(
         [
             {
