@@ -81,7 +81,7 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    expected = {"stages": 'class="scroll"', "killed": 'class="scroll"'}
+    expected = dict.fromkeys(("stages", "killed"), 'class="dataframe"')
     text = (site / f"{name}.html").read_text()
     assert expected.get(name, "<figure><svg") in text
     assert "text_cell_render" in text, "the prose is there"

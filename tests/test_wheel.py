@@ -22,7 +22,7 @@ LIGHT = {
     "estimate --model bert-large": "gradients",
     "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
     "runs runs": "good",
-    "claims P1-17 --runs runs": "need experiments that you have not run",
+    "claims P1-17 --runs runs": "need other runs",
     "claims S002-25": "S002-25",
     "diff a.yaml b.json": "stage: A 2, B 3",
     "diagnose runs/good": "good",
@@ -35,7 +35,7 @@ WHOLE = {  # the rest is called in this process by other tests
     "doctor --fix": "operators are compiled",
 }
 HEAVY = {  # what needs more says so in one sentence
-    "report --runs runs": "nbformat",
+    "report --runs runs": "jinja2",
     "virtual": "accelerate",
     "sweep smoke": "accelerate",
 }

@@ -150,4 +150,4 @@ class Pages:
         exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
         exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
         body, _ = exporter.from_notebook_node(book)
-        self.write(name, "notebook", body=body, problem=redact(problem), title=self.titles[name])
+        self.write(name, "notebook", body=redact(body), problem=redact(problem), title=self.titles[name])

@@ -40,6 +40,9 @@ def figure(rows: pd.DataFrame) -> Figure:
         ax.plot(ends, ends, color=INK, linewidth=0.8)
         ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
         ax.set(xscale="log", yscale="log", xlabel=f"measured by others ({unit})", ylabel=f"predicted ({unit})")
+        for axis in (ax.xaxis, ax.yaxis):  # plain numbers
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
         ax.set_title(f"{quantity}: {len(mine)} published numbers, median error {mine['error'].abs().median():.1%}")
     note = "Line: exact. Band: up to 30 % off. Orange: the newest set, which no constant was fitted to. None of these"
     return style.finished(drawing, [], f"{note} runs was made here.")
