@@ -146,10 +146,12 @@ def draw_stacks(
             }
             ax.barh(place, length, 0.8, end, edgecolor=FAINT, linewidth=0.6, **look)
             end += length
-        sums = {source: theirs["length"].sum() for source, theirs in others}
-        for source, length in sums.items():
-            ax.plot(length, place, **MARKS[source])
-        annotate(ax, words(end), max(end, *sums.values()) if sums else end, place)
+        ends = [end]
+        for source, theirs in others:
+            ends.append(theirs["length"].sum())
+            ax.plot(ends[-1], place, **MARKS[source])
+        on_gpu = pieces[pieces[part] != "host memory"]["length"].sum()  # host and GPU memory are never one number
+        annotate(ax, words(on_gpu), max(ends), place)
     name_bars(ax, lines)
     ax.margins(x=0.2, y=0.02)
     ax.set_xlim(left=0)
