@@ -74,7 +74,7 @@ def test_the_table_of_a_folder_of_runs(tmp_path):
     of_four = finished("four", "ddp", 4)
     of_four["traffic"]["per_rank"] = [counts] * 4
     (row,) = rows(traffic.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2)))))
-    assert (row["arm"], row["ranks"]) == ("ddp", "4")
+    assert (row["arm"], row["ranks"]) == ("ddp", 4)
     assert (row["inside_mb"], row["between_mb"], row["a_node_sends_mb"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
 
 
