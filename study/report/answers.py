@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from study.core.arms import NAMES
 from study.core.numbers import count, nats, size
 from study.core.shapes import letters
-from study.predict.front import Given, Machine, Question, Setup, estimate, named, papers, step_time
+from study.predict.front import Machine, Question, Setup, estimate, named, papers, step_time
 from study.predict.front import advise as advised
 from study.predict.front import published as others
+from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import advice as in_words
@@ -61,7 +62,7 @@ def answers(runs: Runs) -> list[Answer]:
 
 def title_of(run: Run) -> str:
     """Return the model of a run as people call it."""
-    return TITLES.get(run.model or "", run.model or "a model")
+    return TITLES.get(run.record.requested.model or "", run.record.requested.model or "a model")
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -82,10 +83,14 @@ def of_losses(runs: Runs) -> Answer:
 def trained_here(runs: Runs) -> list[Run]:
     """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
     for chosen in (runs.select(**TINY), runs):
-        of_group = groups(run for run in chosen.done if run.losses and run.components and not run.virtual).values()
-        several = [mine for mine in of_group if BASELINE in {run.arm for run in mine}]
+        of_group = groups(
+            run
+            for run in chosen.done
+            if run.record.loss.train and metrics.components(run.record) and not run.record.is_virtual
+        ).values()
+        several = [mine for mine in of_group if BASELINE in {run.record.arm for run in mine}]
         if several:
-            return max(several, key=lambda mine: len({run.arm for run in mine}))
+            return max(several, key=lambda mine: len({run.record.arm for run in mine}))
     return []
 
 
@@ -95,7 +100,7 @@ def trained_here(runs: Runs) -> list[Run]:
 def of_memory(runs: Runs) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
     at_scale = of_scale(runs)
-    tiny = list({run.arm: run for run in trained_here(runs) if (run.ranks or 1) > 1}.values())
+    tiny = list({run.record.arm: run for run in trained_here(runs) if (run.record.observed.ranks or 1) > 1}.values())
     rows = pd.DataFrame([row for mine in (*at_scale.values(), tiny) for row in memory_rows(mine)])
     if rows.empty:
         return Answer("memory", AT_SCALE)
@@ -111,9 +116,13 @@ def of_memory(runs: Runs) -> Answer:
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
     """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
     known = [run for run in runs.select(ranks=RANKS, virtual=True).done if run.record.cell.protocol == PROTOCOL]
-    large = [run for run in known if run.model == MODEL and run.requested.checkpointing]
-    small = [run for run in known if run.model == SMALL]
-    return {mine[0].model or "": mine for mine in (large, small) if BASELINE in {run.arm for run in mine}}
+    large = [run for run in known if run.record.requested.model == MODEL and run.record.requested.checkpointing]
+    small = [run for run in known if run.record.requested.model == SMALL]
+    return {
+        mine[0].record.requested.model or "": mine
+        for mine in (large, small)
+        if BASELINE in {run.record.arm for run in mine}
+    }
 
 
 def memory_rows(members: list[Run]) -> list[dict]:
@@ -124,25 +133,26 @@ def memory_rows(members: list[Run]) -> list[dict]:
     """
     rows: list[dict] = []
     for run in sorted(members, key=grouping.in_order):
-        about = {"model": title_of(run), "panel": _panel(run), "line": run.arm, "n": 1}
+        about = {"model": title_of(run), "panel": _panel(run), "line": run.record.arm, "n": 1}
         about |= grouping.columns(run, "arm", "ranks", "kind", "parameters")
         if not memory.has_one_memory(run):
-            rows += memory.stack(about, MEASURED, memory.part_bytes(run.components), 1)
+            rows += memory.stack(about, MEASURED, memory.part_bytes(metrics.components(run.record)), 1)
             rows += memory.stack(about, PREDICTED, memory.predicted_parts(run), 1)
-        elif run.model == MODEL and (setup := setup_of(run.record)):
+        elif run.record.requested.model == MODEL and (setup := setup_of(run.record)):
             on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
             on_host = {"host memory": on_gpu.host_bytes}
             rows += memory.stack(about, PREDICTED, memory.part_bytes(on_gpu.at_peak) | on_host, 1)
-        for other in published(run.model or "") if run.virtual else ():
-            if other.memory_bytes and other.arm == run.arm:
+        for other in published(run.record.requested.model or "") if run.record.is_virtual else ():
+            if other.memory_bytes and other.arm == run.record.arm:
                 rows.append(about | {"source": PUBLISHED, "part": "parts not given", "bytes": other.memory_bytes})
     return rows
 
 
 def _panel(run: Run) -> str:
-    activations = "recomputed" if run.requested.checkpointing else "kept"
-    about = f"{title_of(run)}, {count(run.parameters or 0)} parameters, on {run.ranks} {run.kind} ranks"
-    return f"{about}\n{run.micro_batch} x {run.sequence} tokens in a pass, activations {activations}"
+    asked, seen = run.record.requested, run.record.observed
+    activations = "recomputed" if asked.checkpointing else "kept"
+    about = f"{title_of(run)}, {count(seen.parameters or 0)} parameters, on {seen.ranks} {run.kind} ranks"
+    return f"{about}\n{asked.micro_batch} x {asked.sequence} tokens in a pass, activations {activations}"
 
 
 def published(model: str = MODEL) -> list[others.Row]:
@@ -189,7 +199,7 @@ def steps() -> list[dict]:
 def of_traffic(runs: Runs) -> Answer:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
     chosen = next(iter(of_scale(runs).values()), None) or trained_here(runs)
-    members = [run for run in sorted(chosen, key=grouping.in_order) if run.traffic]
+    members = [run for run in sorted(chosen, key=grouping.in_order) if metrics.sent(run.record)]
     rows = traffic.table(Runs(tuple(members)))
     counted = traffic.by_arm(rows, traffic.COUNTED) if len(rows) else {}
     if BASELINE not in counted or len(counted) < 2:
@@ -197,7 +207,7 @@ def of_traffic(runs: Runs) -> Answer:
     first = members[0]
     rows = rows.assign(panel=_panel(first), line=rows["arm"])
     paper = traffic.by_arm(rows, traffic.PAPER)
-    sent = {run.arm: _sent_in(run, PASSES) for run in members}
+    sent = {run.record.arm: _sent_in(run, PASSES) for run in members}
     several = pd.Series(sent, dtype=float) / (sent[BASELINE] or math.nan)
     table = pd.DataFrame(
         {
@@ -208,7 +218,7 @@ def of_traffic(runs: Runs) -> Answer:
         }
         for arm in counted
     )
-    return Answer("traffic", "" if first.virtual else AT_SCALE, table, rows, traffic.figure(rows))
+    return Answer("traffic", "" if first.record.is_virtual else AT_SCALE, table, rows, traffic.figure(rows))
 
 
 def _sent_in(run: Run, passes: int) -> float | None:
@@ -223,4 +233,4 @@ def _sent_in(run: Run, passes: int) -> float | None:
 @functools.cache
 def advice() -> list[str]:
     """Return which arm `study advise` recommends for 7 billion parameters on eight GPUs."""
-    return in_words.in_words(advised(Question.of(named(ADVISED), RANKS, GPU, Given())))
+    return in_words.in_words(advised(Question.of(named(ADVISED), RANKS, GPU)))

@@ -14,7 +14,7 @@ import tyro
 import yaml
 from pydantic import BaseModel
 
-from study.conform import changes
+from study.conform import releases
 from study.core import files, output
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -40,7 +40,7 @@ def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...]
         from_runs: Folders that contain runs. Default: the runs/ of every folder in reports/.
     """
     output.refuse_foreign(folder)  # before the work
-    loaded = runs.load_to_share(from_runs or sorted(ROOT.glob("reports/*/runs")))
+    loaded = runs.load(from_runs or sorted(ROOT.glob("reports/*/runs")), to_share=True)
     frames = all_tables(loaded, evidence.gather(loaded))
     with output.replaced(folder) as out:
         (out / "data").mkdir()
@@ -76,7 +76,7 @@ def all_tables(loaded: Runs, counting: Evidence) -> dict[str, pd.DataFrame]:
         "claims": map(_claim, texts.claims()),
     }
     frames = {name: pd.DataFrame(list(each)) for name, each in rows.items()}
-    frames["releases"] = changes.answers(changes.RELEASES)[0]
+    frames["releases"] = releases.answers()
     return {name: _typed(name, frames[name]) for name in forms()}
 
 
@@ -113,19 +113,28 @@ def _place(run: Run, loaded: Runs) -> dict[str, str]:
     """Return the name of a run, and of its machine: of reports/NAME/runs it is NAME."""
     folders = [folder.resolve() for folder in loaded.folders]
     top = next(folder for folder in folders if run.folder.is_relative_to(folder))
-    return {"run": run.name, "machine": top.parent.name if top.name == "runs" else top.name}
+    return {"run": run.record.run_id, "machine": top.parent.name if top.name == "runs" else top.name}
 
 
 def _run(run: Run) -> dict:
     """Return the columns of a run: computed here, a part of its record, a property or setting, or a quantity."""
     record = run.record
-    row: dict = {"first_loss": run.losses[0] if run.losses else None, "gpus": record.hardware.gpus_line}
-    row |= {"final_loss": run.losses[-1] if run.losses else None, "error": record.error.kind if record.error else None}
-    row |= {"tracked_peak_bytes": run.tracked_bytes, "collectives_bytes": sum(run.traffic.values()) or None}
+    row: dict = {
+        "first_loss": run.record.loss.train[0] if run.record.loss.train else None,
+        "gpus": record.hardware.gpus_line,
+    }
+    row |= {
+        "final_loss": run.record.loss.train[-1] if run.record.loss.train else None,
+        "error": record.error.kind if record.error else None,
+    }
+    row |= {
+        "tracked_peak_bytes": metrics.tracked_peak_bytes(run.record),
+        "collectives_bytes": sum(metrics.sent(run.record).values()) or None,
+    }
     row |= dict(record.cell) | dict(record.hardware) | dict.fromkeys(LIBRARIES) | record.software
     row |= {name: getattr(record, name) for name in ("started_utc", "commit", "dirty", "measure_version")}
     others = [name for name in forms()["runs"].columns if name not in (*row, "run", "machine", "counts")]
-    row |= {name: metrics.value(record, name) if name in metrics.QUANTITIES else run.value(name) for name in others}
+    row |= {name: metrics.value(record, name) if name in metrics.QUANTITIES else run.facts[name] for name in others}
     return {name: value for name, value in row.items() if name in forms()["runs"].columns}
 
 
@@ -136,7 +145,7 @@ def _steps(run: Run) -> Iterator[dict]:
     count = len(record.time.step_s)
     if count and not record.checkpoints.resumes and record.observed.steps:
         seconds = dict(enumerate(record.time.step_s, start=record.observed.steps - count + 1))
-    losses = dict(enumerate(run.losses, start=1))
+    losses = dict(enumerate(run.record.loss.train, start=1))
     evaluations = {each.step: each for each in record.loss.eval}
     for step in sorted({*losses, *seconds, *evaluations}):
         row = {"step": step, "train_loss": losses.get(step), "step_s": seconds.get(step)}

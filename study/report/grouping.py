@@ -19,12 +19,12 @@ ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 def columns(run: Run, *names: str) -> dict[str, Any]:
     """Return attributes of a run as columns."""
-    return {name: run.value(name) for name in names}
+    return {name: run.facts[name] for name in names}
 
 
 def in_order(run: Run) -> int:
     """Return the place of a run's arm in every table."""
-    return ORDER.get(run.arm, len(ORDER))
+    return ORDER.get(run.record.arm, len(ORDER))
 
 
 def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
@@ -39,7 +39,7 @@ def split_by_ranks(members_of: dict[str, list[Run]]) -> dict[str, list[Run]]:
     """
     split: dict[str, list[Run]] = {}
     for group, members in members_of.items():
-        lone = [run for run in members if run.arm == "single"]
+        lone = [run for run in members if run.record.arm == "single"]
         shared = by([run for run in members if run not in lone], "ranks") or {(1,): []}
         split |= {f"{group}, ranks {ranks}": lone + mine for (ranks,), mine in shared.items()}
     return split

@@ -29,7 +29,7 @@ class Book:
     def __init__(self, name: str, runs: str, data: str = ""):
         self.name = name
         self.data = Path(data) if data else None
-        self.runs = records.load_to_share(runs)
+        self.runs = records.load(runs, to_share=True)
         for folder in self.runs.folders:
             if not folder.is_dir():
                 raise Stop(

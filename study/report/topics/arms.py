@@ -3,6 +3,7 @@
 import pandas as pd
 
 from study.core.numbers import nats, size
+from study.records import metrics
 from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import groups
 from study.records.runs import Run, Runs
@@ -16,11 +17,11 @@ ONE_MACHINE = "They are of this machine, and of single runs: small differences a
 
 def by_task(runs: Runs) -> list[dict]:
     """Return a group for each task and model: a row for each arm, and the answers that the rows give."""
-    real = [run for run in runs if not run.virtual and not run.record.is_script]
+    real = [run for run in runs if not run.record.is_virtual and not run.record.is_script]
     compared = []
     for group, members in groups(real, only=grouping.SETTINGS).items():
-        arms = style.ordered(run.arm for run in members)
-        rows = [_row([run for run in members if run.arm == arm], members) for arm in arms]
+        arms = style.ordered(run.record.arm for run in members)
+        rows = [_row([run for run in members if run.record.arm == arm], members) for arm in arms]
         if len(rows) > 1:
             compared.append({"group": group, "rows": rows, "in_words": in_words(rows)})
     return compared
@@ -28,18 +29,22 @@ def by_task(runs: Runs) -> list[dict]:
 
 def _row(repeats: list[Run], members: list[Run]) -> dict:
     """Return an arm's newest finished run; if none is finished, its newest run."""
-    run = next((run for run in reversed(repeats) if run.done), repeats[-1])
-    partner = loss_partner(run, members, baseline_arm(each for each in members if each.done and each.losses))
+    run = next((run for run in reversed(repeats) if (run.record.status == "done")), repeats[-1])
+    partner = loss_partner(
+        run,
+        members,
+        baseline_arm(each for each in members if (each.record.status == "done") and each.record.loss.train),
+    )
     return {
-        "arm": run.arm,
-        "status": run.status,
-        "last loss": run.losses[-1] if run.losses else None,
-        "from": partner.arm if partner else None,
+        "arm": run.record.arm,
+        "status": run.record.status,
+        "last loss": run.record.loss.train[-1] if run.record.loss.train else None,
+        "from": partner.record.arm if partner else None,
         "furthest nats": max(loss_distances(run, partner)) if partner else None,
-        "peak bytes": run.peak_bytes,
+        "peak bytes": metrics.peak_bytes(run.record),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
-        "s/step": run.median_step_s,
-        "why not": None if run.done or not run.record.error else run.record.error.message,
+        "s/step": metrics.value(run.record, "step_s"),
+        "why not": None if (run.record.status == "done") or not run.record.error else run.record.error.message,
     }
 
 

@@ -20,16 +20,16 @@ def table(runs: Runs) -> pd.DataFrame:
     Offloading without a GPU is left out: the emulated device then holds what is offloaded as well.
     """
     rows = []
-    ended = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
+    ended = [run for run in runs if run.record.requested.memory_cap_gib and run.record.status in ("done", "oom")]
     capped = [run for run in ended if not memory.has_one_memory(run)]
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
             sizes = _sizes(members, what)
-            tried = [run for run in members if run.value(what) in sizes]
+            tried = [run for run in members if run.facts[what] in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
-                done = {run.value(what) for run in mine if run.done}
-                failed = {run.value(what) for run in mine} - done
+                done = {run.facts[what] for run in mine if run.record.status == "done"}
+                failed = {run.facts[what] for run in mine} - done
                 place = {"group": group, "line": line, "what": what} | columns(mine[0], "memory_cap_gib")
                 ends = {
                     "largest": max(done, key=lambda value: sizes[value], default=None),
@@ -42,9 +42,13 @@ def table(runs: Runs) -> pd.DataFrame:
 def _sizes(members: list[Run], what: str) -> dict[Any, int]:
     """Return the values that were tried with what orders them: rows per pass by their number, models by parameters."""
     if what == "micro_batch":
-        return {run.micro_batch: run.micro_batch or 0 for run in members}
-    observed: dict[Any, int] = {run.model: run.parameters for run in members if run.model and run.parameters}
-    for model in {run.model for run in members if run.model} - observed.keys():
+        return {run.record.requested.micro_batch: run.record.requested.micro_batch or 0 for run in members}
+    observed: dict[Any, int] = {
+        run.record.requested.model: run.record.observed.parameters
+        for run in members
+        if run.record.requested.model and run.record.observed.parameters
+    }
+    for model in {run.record.requested.model for run in members if run.record.requested.model} - observed.keys():
         with contextlib.suppress(Stop):  # no built-in shape has this name
             observed[model] = named(shape_of(model)).parameters
     return observed

@@ -1,12 +1,13 @@
 """Tables that documents print, and beside them what was measured and predicted here; and document 002's script."""
 
+import statistics
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from study.predict.front import Setup, estimate, named
-from study.records import stats
+from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import style
@@ -47,13 +48,15 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     group = f"{MODEL_000}, 8 ranks, 2048 tokens, bf16_cast, activations kept or recomputed"
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
-        measured = [run for run in runs.select(model=MODEL_000, arm=arm, **SETTING_000).done if run.components]
+        measured = [
+            run for run in runs.select(model=MODEL_000, arm=arm, **SETTING_000).done if metrics.components(run.record)
+        ]
         for recompute, how in ((False, "kept"), (True, "recomputed")):
             place: dict[str, Any] = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm}
             place |= {"ranks": 8, "parameters": shape.parameters, "kind": "real"}
-            if repeats := [run for run in measured if bool(run.requested.checkpointing) == recompute]:
+            if repeats := [run for run in measured if bool(run.record.requested.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
-                bytes_by_part = memory.part_bytes(run.components)
+                bytes_by_part = memory.part_bytes(metrics.components(run.record))
                 rows += memory.stack(place | {"kind": run.kind}, "measured", bytes_by_part, len(repeats))
             ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recompute))
             rows += memory.stack(place, "predicted", memory.part_bytes(ours.at_peak))
@@ -90,15 +93,15 @@ def offload_001(runs: Runs) -> pd.DataFrame:
     """Return document 001's table, and our runs of its arms, however they ended."""
     rows = [*OFFLOAD_001]
     for group, members in groups(runs.select(arm=ARMS_001)).items():
-        with_disk = any(run.arm == "zero3_nvme" for run in members)
+        with_disk = any(run.record.arm == "zero3_nvme" for run in members)
         for line, mine in lines(members).items() if with_disk else ():
             run = mine[0]
-            times = seconds(run for run in mine if run.device == "cuda")
-            row: dict[str, Any] = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine)}
-            row["peak_bytes"] = None if memory.has_one_memory(run) else run.peak_bytes
-            row["outcome"] = ", ".join(sorted({each.status for each in mine}))
-            if times and run.rows_per_step:
-                row["samples_per_s"] = run.rows_per_step / stats.median(times)
+            times = seconds(run for run in mine if run.record.observed.device == "cuda")
+            row: dict[str, Any] = {"group": group, "arm": line, "ranks": run.record.observed.ranks, "n": len(mine)}
+            row["peak_bytes"] = None if memory.has_one_memory(run) else metrics.peak_bytes(run.record)
+            row["outcome"] = ", ".join(sorted({each.record.status for each in mine}))
+            if times and run.record.observed.rows_per_step:
+                row["samples_per_s"] = run.record.observed.rows_per_step / statistics.median(times)
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -114,7 +117,10 @@ def script(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     for run in runs.select(arm="single").done:
         for number, training in enumerate(run.record.observed.runs, 1):
-            about: dict[str, Any] = {"script": REPAIRS[run.requested.repair or "none"], "seed": run.seed}
+            about: dict[str, Any] = {
+                "script": REPAIRS[run.record.requested.repair or "none"],
+                "seed": run.record.requested.seed,
+            }
             about |= {"training": number, "name": training.name, "batch": training.batch}
             about |= {"weights_from": training.weights_from, "deepspeed_calls": training.deepspeed_initialize_calls}
             every = run.record.observed.logging_steps or 1

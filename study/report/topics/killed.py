@@ -7,10 +7,9 @@ import pandas as pd
 
 from study.core.arms import ROOT
 from study.predict.front import Load, named, peaks
-from study.records import hangs as waits
 from study.records.collectives import RankLog
-from study.watch import hang_causes
-from study.watch.findings import OF_HANGS, texts
+from study.watch import hangs as waits
+from study.watch.findings import texts
 
 KEPT = ROOT / "reports" / "cpu-2core"
 HANGS, LOADING, WATCH_COST = KEPT / "hangs.jsonl", KEPT / "loading.jsonl", KEPT / "watch_cost.json"
@@ -29,8 +28,8 @@ def hangs() -> pd.DataFrame:
     rows = []
     for row in _lines(HANGS):
         logs = [RankLog.model_validate(log) for log in row["logs"]]
-        causes = hang_causes.causes(logs)
-        known = [texts(OF_HANGS)[cause.id or ""]["ways"] for cause in causes]
+        causes = waits.causes(logs)
+        known = [texts("hangs.toml")[cause.id or ""]["ways"] for cause in causes]
         said = {f"rank {rank} says": message or "it trained to its end" for rank, message in row["messages"].items()}
         said["study diagnose"] = ". ".join(each.sentence for each in (*causes, *waits.hangs(logs)))
         said["what to do"] = "".join(cause.remedy or "" for cause in causes)
@@ -54,7 +53,7 @@ def loading() -> pd.DataFrame:
         saved, loaded = ELEMENT_BYTES[row["saved"]], ELEMENT_BYTES[row["dtype"]]
         # Each model of the cells has a head that is tied to its embedding.
         reads_whole = row["files"] == "legacy"
-        load = Load(named(row["model"]), row["way"], row["ranks"], saved, loaded, reads_whole=reads_whole, tied=True)
+        load = Load(named(row["model"]), row["way"], row["ranks"], saved, loaded, reads_whole=reads_whole)
         predicted = max(peaks(load)[name] for name in phases)
         measured = max(phase["peak_bytes"] + phase["shared_bytes"] for phase in phases.values())
         about = {name: row[name] for name in ("way", "model", "files", "saved", "dtype", "ranks", "held_out")}

@@ -26,9 +26,11 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     In a group without the baseline, the plainest arm takes its place; `against` names it. Runs with other rows per step
     than the baseline are not compared.
     """
-    chosen = [run for run in runs.done if run.losses and not run.virtual and not run.record.is_script]
+    chosen = [
+        run for run in runs.done if run.record.loss.train and not run.record.is_virtual and not run.record.is_script
+    ]
     rows = []
-    for group, members in groups(run for run in chosen if not tasks or run.task in tasks).items():
+    for group, members in groups(run for run in chosen if not tasks or run.record.requested.task in tasks).items():
         reference = baseline_arm(members, baseline)
         for line, repeats in lines(members).items():
             for run in repeats:
@@ -37,9 +39,13 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
 
 
 def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
-    about: dict[str, Any] = {"group": group, "line": line, "run": run.name}
+    about: dict[str, Any] = {"group": group, "line": line, "run": run.record.run_id}
     about |= columns(run, "arm", "seed", "rows_per_step", "kind")
-    about |= {"step": np.arange(1, len(run.losses) + 1), "loss": run.losses, "against": other.arm if other else None}
+    about |= {
+        "step": np.arange(1, len(run.record.loss.train) + 1),
+        "loss": run.record.loss.train,
+        "against": other.record.arm if other else None,
+    }
     return pd.DataFrame(about | {"difference": loss_distances(run, other) if other else np.nan})
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from study.core.numbers import size
 from study.predict.front import papers
+from study.records import metrics
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import grouping, style
@@ -32,13 +33,13 @@ ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
 def table(runs: Runs) -> pd.DataFrame:
     """Return what a rank holds at its peak, by part: measured, predicted, and states by the ZeRO paper."""
     rows = []
-    known = split_by_ranks(groups([run for run in runs.done if run.components], only=SETTINGS))
+    known = split_by_ranks(groups([run for run in runs.done if metrics.components(run.record)], only=SETTINGS))
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=held_bytes)
             place = {"group": group, "panel": ONE_MEMORY if has_one_memory(run) else group, "line": line}
             place |= columns(run, "arm", "ranks", "kind", "parameters")
-            rows += stack(place, "measured", part_bytes(run.components), len(repeats))
+            rows += stack(place, "measured", part_bytes(metrics.components(run.record)), len(repeats))
             rows += stack(place, "predicted", predicted_parts(run), len(repeats))
             rows += stack(place, PAPER, _of_paper(run), len(repeats))
     return pd.DataFrame(rows)
@@ -58,24 +59,24 @@ def predicted_parts(run: Run) -> dict[str, float]:
 
 def _of_paper(run: Run) -> dict[str, float]:
     """Return the states by the ZeRO paper's formula; none for what it does not describe: FSDP2, other optimizers."""
-    requested = run.requested
-    recipe = papers.OF_PRECISION.get(run.precision or "")
+    requested = run.record.requested
     is_partial = requested.lora_rank or requested.train_only or requested.optimizer not in (None, FIRST_OPTIMIZER)
-    if not recipe or not run.parameters or is_partial or run.record.observed.fsdp:
+    seen = run.record.observed
+    if requested.precision in (None, "fp8") or not seen.parameters or is_partial or seen.fsdp:
         return {}
-    return papers.states_bytes(run.parameters, run.stage or 0, run.ranks or 1, recipe)
+    return papers.states_bytes(seen.parameters, seen.stage or 0, seen.ranks or 1, requested.precision)
 
 
 def has_one_memory(run: Run) -> bool:
     """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
     observed = run.record.observed
     places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
-    return run.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
+    return run.record.observed.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
 
 
 def held_bytes(run: Run) -> int:
     """Return the bytes of all components at the peak."""
-    return sum(run.components.values())
+    return sum(metrics.components(run.record).values())
 
 
 def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
@@ -118,15 +119,16 @@ def figure(rows: pd.DataFrame, per_parameter: bool = False) -> Figure:
 def states(runs: Runs) -> pd.DataFrame:
     """Return the bytes of each component per parameter, predicted and measured on the first rank between two steps."""
     rows = []
-    known = [run for run in runs.done if run.components and run.parameters]
+    known = [run for run in runs.done if metrics.components(run.record) and run.record.observed.parameters]
     for repeats in by(known, "optimizer", "lora_rank", "train_only", "precision", "arm", "ranks", "model").values():
         run = repeats[0]
+        parameters = run.record.observed.parameters or 1
         after_step = run.record.memory.components.per_rank[0].after_step
         theory = predicted(run.record)
         place = columns(run, "optimizer", "lora_rank", "train_only", "precision", "arm", "ranks")
         for component in COMPONENTS:
-            ours = theory.after_step.get(component, 0) / run.parameters if theory else None
-            seen = after_step.get(component, 0) / run.parameters
+            ours = theory.after_step.get(component, 0) / parameters if theory else None
+            seen = after_step.get(component, 0) / parameters
             if ours or seen:
                 rows.append(place | {"component": component, "predicted": ours, "measured": seen, "n": len(repeats)})
     return pd.DataFrame(rows).dropna(axis="columns", how="all")

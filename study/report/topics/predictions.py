@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from study.core.errors import Stop
 from study.core.gpus import gpu_named
 from study.predict.front import Machine, Setup, memory_kinds, published, scores, step_time
+from study.records import metrics
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import columns, parts
@@ -52,7 +53,7 @@ def on_gpu(runs: Runs) -> pd.DataFrame:
     """Return our own runs on a GPU: what each measured, what was predicted, and predicted over measured."""
     rows = []
     for run in runs.done:
-        setup = setup_of(run.record) if run.device == "cuda" else None
+        setup = setup_of(run.record) if run.record.observed.device == "cuda" else None
         for quantity, measured, predicted in _of_run(run, setup) if setup else ():
             about = columns(run, "model", "arm", "ranks", "kind") | {"quantity": quantity}
             about |= {"measured": measured, "predicted": predicted}
@@ -69,8 +70,17 @@ def _of_run(run: Run, setup: Setup) -> Iterator[tuple[str, float, float]]:
     for kind, field in FIELDS.items():
         measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
         predicted = getattr(kinds, kind)
-        if measured and predicted and not (kind == "driver" and run.virtual):
+        if measured and predicted and not (kind == "driver" and run.record.is_virtual):
             yield kind, measured, predicted
-    if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
-        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.ranks or 1)
-        yield "step", run.median_step_s, step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds
+    if (
+        gpu
+        and metrics.value(run.record, "step_s")
+        and not run.record.is_virtual
+        and run.record.observed.offload_optimizer != "nvme"
+    ):
+        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.record.observed.ranks or 1)
+        yield (
+            "step",
+            metrics.value(run.record, "step_s"),
+            step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds,
+        )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.records import stats
+from study.records import compare, metrics
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
@@ -16,29 +16,35 @@ from study.report.style import FAINT, PUBLISHED, colour
 
 def timed(runs: Runs) -> list[Run]:
     """Return the finished runs whose seconds say something of other machines: on GPUs, or on links of a known speed."""
-    return [run for run in runs.done if run.median_step_s and not run.virtual and (run.device == "cuda" or run.hosts)]
+    return [
+        run
+        for run in runs.done
+        if metrics.value(run.record, "step_s")
+        and not run.record.is_virtual
+        and (run.record.observed.device == "cuda" or run.record.requested.hosts)
+    ]
 
 
 def seconds(runs: Iterable[Run]) -> list[float]:
     """Return the median seconds of a step of each run that has them."""
-    return [run.median_step_s for run in runs if run.median_step_s]
+    return [metrics.value(run.record, "step_s") for run in runs if metrics.value(run.record, "step_s")]
 
 
 def middle(values: list[float]) -> dict:
     """Return a median over runs with its interval, where there are enough runs, and their number."""
-    median, low, high = stats.median_with_interval(values, np.random.default_rng(0))
-    enough = len(values) >= stats.FEWEST_RUNS
+    median, low, high = compare.median_with_interval(values, np.random.default_rng(0))
+    enough = len(values) >= compare.FEWEST_RUNS
     return {"median": median, "low": low if enough else None, "high": high if enough else None, "n": len(values)}
 
 
 def frontier(runs: Runs) -> pd.DataFrame:
     """Return the seconds of a step and the peak memory of each arm: what offloading saves, and what it costs."""
     rows = []
-    known = split_by_ranks(groups([run for run in timed(runs) if run.peak_bytes]))
+    known = split_by_ranks(groups([run for run in timed(runs) if metrics.peak_bytes(run.record)]))
     for group, members in known.items():
         for line, mine in lines(members).items():
             place = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind", "rows_per_step")
-            place |= {"peak_bytes": max(run.peak_bytes or 0 for run in mine)}
+            place |= {"peak_bytes": max(metrics.peak_bytes(run.record) or 0 for run in mine)}
             rows.append(place | middle(seconds(mine)))
     return pd.DataFrame(rows)
 
@@ -75,8 +81,8 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
     chosen = [run for run in runs.done if run.kind == "real" and not run.record.is_script]
     for group, members in groups(chosen, without=(setting, *SET_BY_MODEL * (setting == "model"))).items():
         alike = by(members, *({"arm", "ranks"} - {setting})).values()
-        if any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
-            rows += [{"group": group, "order": ORDER[run.arm]} | _row(run, setting) for run in members]
+        if any(len({run.facts[setting] for run in mine}) > 1 for mine in alike):
+            rows += [{"group": group, "order": ORDER[run.record.arm]} | _row(run, setting) for run in members]
     if not rows:
         return pd.DataFrame()
     place = ["group", "order", "arm", setting, "ranks"]
@@ -89,10 +95,11 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
 
 def _row(run: Run, setting: str) -> dict:
     """Return what a run measured, with unknown numbers as NaN. Seconds of a CPU say nothing about GPUs."""
+    peak_bytes = metrics.peak_bytes(run.record)
     measured = {
-        "final_loss": run.losses[-1] if run.losses else None,
-        "step_s": run.median_step_s if run.device == "cuda" else None,
-        "peak_mb": run.peak_bytes and run.peak_bytes / 1e6,
-        "moved_mb": sum(run.traffic.values()) / 1e6 or None,
+        "final_loss": run.record.loss.train[-1] if run.record.loss.train else None,
+        "step_s": metrics.value(run.record, "step_s") if run.record.observed.device == "cuda" else None,
+        "peak_mb": peak_bytes / 1e6 if peak_bytes else None,
+        "moved_mb": sum(metrics.sent(run.record).values()) / 1e6 or None,
     }
     return columns(run, "arm", setting, "ranks") | {name: np.nan if v is None else v for name, v in measured.items()}

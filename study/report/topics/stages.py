@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from study.records import metrics
 from study.records.runs import Runs
 
 ARMS = ("ddp", "zero1", "zero2", "zero3")
@@ -20,12 +21,18 @@ def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame
     rows: list[dict[str, Any]] = []
     for run in runs.select(arm=list(ARMS), **wanted).done:
         observed = run.record.observed
-        is_whole = observed.trained_parameters in (None, run.parameters)
-        if not is_whole or run.arm in {row["arm"] for row in rows}:
+        is_whole = observed.trained_parameters in (None, run.record.observed.parameters)
+        if not is_whole or run.record.arm in {row["arm"] for row in rows}:
             continue
-        sizes = run.traffic | (run.record.memory.components.per_rank[0].after_step if run.components else {})
-        in_bytes = {part: round(sizes.get(part, 0) / (run.parameters or 1), 3) for part in parts}
-        rows.append({"arm": run.arm} | in_bytes | {"parameters": run.parameters, "run": run.name})
+        sizes = metrics.sent(run.record) | (
+            run.record.memory.components.per_rank[0].after_step if metrics.components(run.record) else {}
+        )
+        in_bytes = {part: round(sizes.get(part, 0) / (run.record.observed.parameters or 1), 3) for part in parts}
+        rows.append(
+            {"arm": run.record.arm}
+            | in_bytes
+            | {"parameters": run.record.observed.parameters, "run": run.record.run_id}
+        )
     rows.sort(key=lambda row: ARMS.index(row["arm"]))
     return pd.DataFrame(rows)
 

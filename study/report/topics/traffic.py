@@ -4,13 +4,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core import node_traffic
-from study.predict.front import nodes, papers
+from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import columns, in_order
-from study.report.of_record import setup_of
 
 COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
 
@@ -21,11 +20,17 @@ def table(runs: Runs) -> pd.DataFrame:
     Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
-    known = groups([run for run in runs.done if run.traffic and _all_reduce_bytes(run)])
+    known = groups([run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)])
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = repeats[0]
-            about = {"group": group, "panel": group, "line": line, "passes": run.accumulation, "n": len(repeats)}
+            about = {
+                "group": group,
+                "panel": group,
+                "line": line,
+                "passes": run.record.requested.accumulation,
+                "n": len(repeats),
+            }
             about |= columns(run, "arm", "ranks", "kind")
             bars = {COUNTED: _counted(run), PAPER: _of_paper(run)}
             for source, times_of in bars.items():
@@ -44,22 +49,22 @@ def _counted(run: Run) -> dict[str, float]:
 
 def _all_reduce_bytes(run: Run) -> float:
     """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
-    ranks = run.ranks or 1
-    bytes_each = 2 if run.precision == "bf16_cast" else 4
-    return 2 * (run.parameters or 0) * bytes_each * (ranks - 1) / ranks
+    ranks = run.record.observed.ranks or 1
+    bytes_each = 2 if run.record.requested.precision == "bf16_cast" else 4
+    return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
 def _of_paper(run: Run) -> dict[str, float]:
-    if run.stage:
-        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
+    if run.record.observed.stage:
+        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.record.observed.stage == 3 else 0.5}
     return {} if run.record.observed.fsdp else {"all-reduce": 1.0}
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
     """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
-    sent = dict.fromkeys(run.traffic, 0.0)
+    sent = dict.fromkeys(metrics.sent(run.record), 0.0)
     for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
-        for ranks, size_bytes in count.by_ranks(run.ranks or 1).items():
+        for ranks, size_bytes in count.by_ranks(run.record.observed.ranks or 1).items():
             sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
     return sent
 
@@ -89,10 +94,14 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     """Return bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
 
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
-    what gloo should write. Only models with formulas have predictions.
+    what gloo should write.
     """
-    several = [run for run in runs.done if run.traffic and run.ranks and run.ranks > node_ranks]
-    several = [run for run in several if not (run.ranks or 0) % node_ranks]
+    several = [
+        run
+        for run in runs.done
+        if metrics.sent(run.record) and run.record.observed.ranks and run.record.observed.ranks > node_ranks
+    ]
+    several = [run for run in several if not (run.record.observed.ranks or 0) % node_ranks]
     rows = []
     for group, members in groups(several).items():
         rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
@@ -101,19 +110,19 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
     per_kind = run.record.traffic.per_rank[0]
-    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks or 1)} for kind, count in per_kind.items()}
+    moved: node_traffic.Groups = {
+        kind: {**count.by_ranks(run.record.observed.ranks or 1)} for kind, count in per_kind.items()
+    }
     split = node_traffic.by_node(moved, node_ranks)
-    setup = setup_of(run.record)
-    theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
     wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
     components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
+    peak_bytes = metrics.peak_bytes(run.record)
     return columns(run, "arm", "ranks", "kind") | {
         "inside_mb": sum(split["inside"].values()) / 1e6,
         "between_mb": sum(split["between"].values()) / 1e6,
-        "predicted_between_mb": sum(theory.values()) / 1e6 if theory else None,
         "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
         "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
-        "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
+        "peak_mb": peak_bytes / 1e6 if peak_bytes else None,
     }
