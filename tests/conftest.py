@@ -251,39 +251,24 @@ def module_without_traces(tmp_path_factory):
         yield
 
 
-def advised_config(folder: Path, arm: str) -> Path:
-    """What `study advise --write` gives for an arm on two GPUs, or on one for `single`, in fp32."""
-    from study.cli.configs import write
-    from study.predict.advice.advise import advise
-    from study.predict.advice.question import Question
-    from study.predict.architecture import named
-
-    gpus = 1 if arm == "single" else 2
-    question = Question(named("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)
-    row = next(row for row in advise(question).rows if row.arm == arm)
-    return write(folder / f"{arm}.yaml", row, question)[0]
-
-
 @pytest.fixture(scope="session")
 def trained(shared, cache):
     """A function that trains an arm with some flags once per session, and hands out the same run when asked again.
 
-    `advised` launches the config that `study advise --write` gives for the arm, not the arm's own file. It gets as many
-    `ranks` as it takes by itself, or more.
+    It gets as many `ranks` as the arm takes by itself, or more.
     """
 
-    def train(arm: str, *flags: str, advised: bool = False, ranks: int | None = None) -> Launched:
+    def train(arm: str, *flags: str, ranks: int | None = None) -> Launched:
         ranks = ranks or RANKS.get(arm, 2)
-        key = hashlib.sha256(repr((flags, advised, ranks)).encode()).hexdigest()[:12]
+        key = hashlib.sha256(repr((flags, ranks)).encode()).hexdigest()[:12]
         name = f"trained-{arm.replace('/', '-')}-{key}"
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
             kept = shared / f"{name}.json"
             if not kept.exists():
                 folder = Path(tempfile.mkdtemp(dir=shared))
-                config = advised_config(folder, arm) if advised else arm
                 launcher = ("--num_processes", str(ranks)) if ranks > 2 else ()
-                run = launch(config, folder / arm.replace("/", "-"), *flags, cache=cache, launcher=launcher)
+                run = launch(arm, folder / arm.replace("/", "-"), *flags, cache=cache, launcher=launcher)
                 assert run.code == 0, run.output
                 kept.write_text(json.dumps(dataclasses.asdict(run), default=str))
         fields = json.loads(kept.read_text())

@@ -32,9 +32,9 @@ def flags_for(task: str, precision: str, accumulation: int, sequence: int = 32, 
     return (*flags, "--train-rows", "800", "--epochs", "9")
 
 
-def largest_difference(trained, arm: str, flags: tuple, advised: bool = False, ranks: int = 2) -> float:
+def largest_difference(trained, arm: str, flags: tuple, ranks: int = 2) -> float:
     ddp = trained("ddp", *flags, ranks=ranks).record
-    run = trained(arm, *flags, advised=advised, ranks=ranks).record
+    run = trained(arm, *flags, ranks=ranks).record
     assert run["observed"]["weights_checksum"] == ddp["observed"]["weights_checksum"]
     ours, theirs = run["loss"]["train"], ddp["loss"]["train"]
     assert len(ours) == len(theirs) >= STEPS
@@ -68,9 +68,8 @@ ACCUMULATED = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
 
 @pytest.mark.parametrize("arm", ["zero2"])
 def test_losses_equal_ddp_with_accumulation(arm, trained):
-    """As `study advise --write` writes the arm, with other buckets."""
-    assert trained(arm, *ACCUMULATED, advised=True).record["observed"]["accumulation"] == 4
-    assert largest_difference(trained, arm, ACCUMULATED, advised=True) <= TOLERANCE["fp32"]
+    assert trained(arm, *ACCUMULATED).record["observed"]["accumulation"] == 4
+    assert largest_difference(trained, arm, ACCUMULATED) <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("arm", ["zero3"])

@@ -15,7 +15,7 @@ FLAGS = (*FLAGS, "--no-instruments", "--save")
 
 
 def test_what_stage_3_saves_is_what_ddp_saves(trained):
-    ddp, zero3 = trained("ddp", *FLAGS, advised=True), trained("zero3", *FLAGS, advised=True)
+    ddp, zero3 = trained("ddp", *FLAGS), trained("zero3", *FLAGS)
     held = zero3.record["observed"]["held_parameters"]
     assert held < zero3.record["observed"]["parameters"], "stage 3 really has only a part of it on each rank"
     states = [AutoModelForCausalLM.from_pretrained(run.folder / "model").state_dict() for run in (ddp, zero3)]
@@ -37,7 +37,7 @@ def test_what_stage_3_saves_is_what_ddp_saves(trained):
 )
 def test_the_file_is_of_the_runs_precision(trained, arm, flags, dtype, size_bytes):
     """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""
-    seen = trained(arm, *flags, advised=flags is FLAGS).record["observed"]
+    seen = trained(arm, *flags).record["observed"]
     assert seen["saved"]["parameters"] == seen["parameters"], "tied weights are written once"
     assert seen["saved"]["dtypes"] == [dtype]
     assert seen["saved"]["bytes"] == pytest.approx(seen["parameters"] * size_bytes, rel=0.01)

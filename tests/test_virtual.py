@@ -2,17 +2,12 @@
 
 import copy
 import json
-import types
 
-import psutil
 import pytest
 from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of, traceback_of_ours
 
-from study.cli import room
 from study.core.arms import NAMES, all_paths, check_virtual, read
 from study.core.errors import Stop
-from study.core.settings import Flags, resolve
-from study.predict.memory.loading import VIRTUAL_PROCESS_BYTES
 from study.records import metrics
 from study.records.schema import Record
 from study.report.of_record import predicted
@@ -162,28 +157,6 @@ print("fine")
 """
     rank = ranks_of(code, tmp_path, ranks=1)
     assert rank.output.endswith("fine\n"), rank.output
-
-
-def test_memory_is_checked_before_it_is_taken(monkeypatch):
-    """Drawn once in fp32, the whole model is more than what stage 3 then holds of it."""
-    arm = read(all_paths()["zero3_textbook"])
-
-    def needed(available: float = 1e12, **values) -> float:
-        """What a virtual rank is said to need, if the check on a machine with so much memory to spare lets it pass."""
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=available))
-        settings = Flags(task="wikitext", model="gpt2-medium", virtual_ranks=64, **{"micro_batch": 1} | values)
-        room.check(resolve(settings, gpu=False), arm, gpu=False)
-        return room.needed_bytes(resolve(settings, gpu=False), arm, gpu=False)
-
-    drawn = needed()
-    assert drawn == VIRTUAL_PROCESS_BYTES + 4 * 354823168
-    assert VIRTUAL_PROCESS_BYTES < needed(init="in_place") < drawn
-    assert needed(init="in_place", micro_batch=64) > drawn
-    assert needed(drawn) == drawn
-    with pytest.raises(Stop, match="GB are available") as stop:
-        needed(drawn - 1)
-    assert "--init none" in stop.value.remedy
-    assert needed(0, init="none") == 0
 
 
 EVERY_ARM = [(arm, ranks) for arm in SHARED_ARMS for ranks in (2, 4) if (arm, ranks) != ("hsdp", 2)]

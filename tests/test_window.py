@@ -2,17 +2,13 @@
 
 import sys
 import time
-import types
 
-import psutil
 import pytest
 from shaped import record as shaped
 from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
 
-from study.cli import room
-from study.core import numbers, software
+from study.core import software
 from study.core.errors import Stop
-from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.records import store
 from study.sweeps import launches, protocol, sweep
 from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, Turn, expected_s
@@ -93,35 +89,3 @@ def test_out_of_memory_is_settled(tmp_path, monkeypatch):
 
 
 # --- what a host cannot hold ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arm", "changes", "needed_bytes"),
-    [
-        # Moments and master by themselves; in powers of two: weights, gradients, gradients in fp32 by the billion.
-        ("zero3_cpu", {"model": "gpt-j-6b", "precision": "bf16_cast"}, 12 * 6050.883e6 + 2 * 2**34 + 6 * 2**32 + 2**28),
-        # Moments; in powers of two: master, gradients, the weights on their way up, the largest gradient.
-        ("zero2_cpu", {}, 8 * 335.144e6 + 3 * 2**31 + 2**27),
-        ("zero2_cpu", {"virtual_ranks": 4}, 2 * 335.144e6 + 3 * 2**29 + 2**27),
-    ],
-)
-def test_what_must_be_on_the_host_is_counted(arm, changes, needed_bytes, monkeypatch):
-    cell = protocol.Cell("p", "p", "one_gpu", arm, 1, {"model": "bert-large", "precision": "fp32"} | changes)
-    needed_bytes += HOST_PROCESS_BYTES
-    memory = types.SimpleNamespace(total=int(needed_bytes * 1.002))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert room.no_host_memory(cell, gpus=1) is None
-    memory.total = int(needed_bytes * 0.998)
-    stop = room.no_host_memory(cell, gpus=1)
-    assert stop.status == "unavailable"
-    assert f"need {numbers.size(needed_bytes)}" in stop.what
-
-
-def test_only_what_is_offloaded_and_known_needs_the_host(monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(total=1))
-    for model, arm, gpus in (
-        ("gpt3-13b", "zero3", 1),
-        ("hub/model", "zero3_cpu", 1),
-        ("gpt3-13b", "zero3_cpu", 0),
-    ):
-        assert room.no_host_memory(protocol.Cell("p", "p", "tiny", arm, 1, {"model": model}), gpus) is None

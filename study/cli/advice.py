@@ -1,14 +1,11 @@
 """`study advise`: which arm to use on given GPUs."""
 
 import shlex
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from study.cli import configs
 from study.cli.asked import Place, Training, given, question_of
 from study.core.errors import Stop
 from study.core.gpus import gpu_named
@@ -32,7 +29,6 @@ def advise(
     batch: int | None = None,
     checkpointing: Literal["on", "off"] | None = None,
     host_memory: str | None = None,
-    write: Path | None = None,
     details: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
@@ -47,7 +43,6 @@ def advise(
         batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
         checkpointing: Recompute activations in the backward pass. Default: only if it helps.
         host_memory: Host memory of a node, such as 512GiB, or 1TB for an answer in GB. Default: twice that of its GPUs.
-        write: Write the recommended Accelerate config into this new file, with a DeepSpeed json beside it if needed.
         details: Also print what is assumed, and how accurate such predictions are.
         as_json: Print the answer as JSON.
     """
@@ -76,9 +71,6 @@ def advise(
         lines += answer.recompute_note(choice.checkpointing, model)
         of_row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         detail = _command(vars(wanted) | vars(training) | vars(place) | {"gpus": question.gpus} | of_row)
-    if write is not None:
-        for written in configs.write(write, choice, question):
-            sys.stderr.write(f"written: {written}\n")
     assumed = answer.assumptions(question)
     if as_json:
         return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": accuracy()}

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from study.cli import room
 from study.cli.progress import Progress
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -106,7 +105,6 @@ def _run(turns: list[sweeping.Turn], options: SweepOptions) -> None:
                 options.nvme_dir,
                 progress,
                 options.minutes,
-                (room.no_host_memory,),
             )
         except KeyboardInterrupt:
             progress.say("stopped; run the same command again to continue")
@@ -126,7 +124,7 @@ def _show_plan(cells: list[Cell]) -> None:
     axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
-        stop = sweeping.why_not(cell, gpus, (room.no_host_memory,))
+        stop = sweeping.why_not(cell, gpus)
         virtual = cell.value("virtual_ranks")
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}

@@ -9,10 +9,9 @@ from study.cli.asked import Passes, Place, Training, setup_of
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.numbers import number_of, size
+from study.core.numbers import size
 from study.core.optimizers import refusal
 from study.core.options import AsJson
-from study.core.shapes import with_size
 from study.core.tables import say, say_wrapped, show
 from study.predict.front import (
     MISS,
@@ -20,10 +19,8 @@ from study.predict.front import (
     StepTime,
     Wanted,
     asked_for,
-    count_of,
     fills,
     memory_kinds,
-    papers,
     reserve_bytes,
     step_time,
 )
@@ -56,8 +53,7 @@ def estimate(
 ) -> dict | None:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
-    With --gpu the answer says whether it fits, and the time of a step. With --params alone, only the ZeRO paper's model
-    states are given.
+    With --gpu the answer says whether it fits, and the time of a step.
 
     Args:
         wanted: The model.
@@ -73,8 +69,6 @@ def estimate(
         raise stop
     if timeline and place.gpu is None:
         raise Stop("--timeline needs a predicted time", "give --gpu")
-    if place.gpu is None and _is_a_number(wanted):
-        return _states(arm, training, count_of(wanted.params or 0), as_json)
     setup, machine = setup_of(asked_for(wanted, training.sequence or 1), training, place, passes, buckets)
     whole = predict(setup)
     kinds = memory_kinds(setup, machine.gpu if machine else None)
@@ -98,24 +92,6 @@ def _on_card(gpu: str, driver_bytes: int | None, fits: Fits) -> str:
     free = f"{gpu} ({size(card.memory_bytes)}, less {size(reserve_bytes(card))} for context and fragmentation)"
     shown = f"; nvidia-smi will show {of_card(driver_bytes, gpu)}" if driver_bytes and fits != "no" else ""
     return f"{shown}. {FITS[fits].format(free)}"
-
-
-def _is_a_number(wanted: Wanted) -> bool:
-    """Return whether all that is known of a model is a number of parameters that no built-in shape has."""
-    return wanted == Wanted(params=wanted.params) and not with_size(str(wanted.params)) and wanted.params is not None
-
-
-def _states(arm: arms.Arm, training: Training, parameters: float, as_json: bool) -> dict | None:
-    """Print the ZeRO paper's model states, or return them: all that is known of a number of parameters."""
-    stage = 3 if arm.fsdp else arm.stage or 0
-    precision = training.precision or "bf16_cast"
-    states = papers.states_bytes(parameters, stage, training.ranks, precision, training.optimizer)
-    if as_json:
-        return {"arm": arm.name, "ranks": training.ranks, "parameters": parameters, "published_states_bytes": states}
-    total, ranks = size(sum(states.values())), number_of(training.ranks, "ranks")
-    say_wrapped(f"Model states alone take {total} on each of {ranks}, by the ZeRO paper.", "")
-    _table("states", states)
-    return None
 
 
 def _table(name: str, parts: dict[str, float]) -> None:

@@ -8,14 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from study.cli import room
 from study.cli.asked import Passes, Training
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.gpus import num_gpus
 from study.core.numbers import size
 from study.core.options import AsJson
-from study.core.settings import Flags, Init, Task, check, resolve
+from study.core.settings import Flags, Task, check
 from study.core.shapes import SHAPES, is_local
 from study.core.tables import say, show
 from study.predict.front import default_sequence, named, refuse_long_rows, usual_precision
@@ -33,13 +31,12 @@ def virtual(
     lora_rank: int | None = None,
     trust_remote_code: bool = False,
     task: Task | None = None,
-    init: Init = "none",
     run_dir: Path | None = None,
     as_json: AsJson = False,
 ) -> dict | None:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
-    By default the tensors have shapes but no values, so that they need no memory.
+    The tensors have shapes but no values, so that they need no memory.
 
     Args:
         training: The training, as `study estimate` has it.
@@ -48,7 +45,6 @@ def virtual(
         lora_rank: Only adapters of this rank train.
         trust_remote_code: Run the Python code that comes with a model.
         task: imdb, wikitext, or random rows of the shape that the model takes. Default: synthetic with --model.
-        init: Where values come from. none: there are none. random: they need as much memory as a whole model.
         run_dir: Keep the run in this new folder.
         as_json: Print the memory and the traffic as JSON.
     """
@@ -57,7 +53,7 @@ def virtual(
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
     arm = arms.load_arm(passes.arm)
     given: dict[str, Any] = vars(training) | vars(passes) | {"precision": training.precision or usual_precision(arm)}
-    given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task, "init": init}
+    given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task, "init": "none"}
     if model is not None:
         shape = named(model, trust_remote_code=trust_remote_code)
         refuse_long_rows(shape, training.sequence or 0)
@@ -70,10 +66,8 @@ def virtual(
         raise stop
     check(settings)
     optimizers.check(settings, arm)
-    arms.check_virtual(arm, init)
+    arms.check_virtual(arm, "none")
     arm.sharing_ranks(ranks)
-    gpu = num_gpus() > 0
-    room.check(resolve(settings, gpu), arm, gpu)
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir.resolve() if run_dir else Path(temporary) / "run"
         sys.stderr.write(f"running rank 0 of {ranks} under {arm.name} ...\n")

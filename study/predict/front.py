@@ -15,10 +15,10 @@ from study.predict.advice.settled import (
 )
 from study.predict.architecture import generic, named
 from study.predict.estimate import Estimate, estimate, inputs_bytes
-from study.predict.memory.loading import HOST_PROCESS_BYTES, VIRTUAL_PROCESS_BYTES, Load, on_gpus_bytes, peaks
+from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, on_gpus_bytes, peaks
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores
 from study.predict.setup import ADAMW, Setup, distribution
 from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
 from study.predict.trace.transformer import Transformer
-from study.predict.wanted import Wanted, asked_for, count_of, refuse_long_rows
+from study.predict.wanted import Wanted, asked_for, refuse_long_rows

@@ -89,13 +89,9 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
     return cells
 
 
-# More reasons not to run a cell, which a caller adds: of a cell and the number of GPUs.
-Refusals = tuple[Callable[[Cell, int], Stop | None], ...]
-
-
-def why_not(cell: Cell, gpus: int, refusals: Refusals = ()) -> Stop | None:
+def why_not(cell: Cell, gpus: int) -> Stop | None:
     """Return why this machine cannot run a cell, or None if nothing is known against it."""
-    every = (_by_hardware, _by_arm, *refusals)
+    every = (_by_hardware, _by_arm)
     return next(filter(None, (why(cell, gpus) for why in every)), None)
 
 
@@ -128,14 +124,13 @@ def sweep(
     nvme_dir: Path | None,
     progress: Progress,
     minutes: float | None = None,
-    refusals: Refusals = (),
 ) -> list[Outcome]:
     """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
 
     With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
     over = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = _Sweep(runs, timeout_s, nvme_dir, progress, over, refusals, num_gpus())
+    run = _Sweep(runs, timeout_s, nvme_dir, progress, over, num_gpus())
     with lock_runs_folder(runs):
         if minutes is not None:
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
@@ -155,7 +150,6 @@ class _Sweep:
     nvme_dir: Path | None
     progress: Progress
     over: float  # when the sweep's time ends
-    refusals: Refusals
     gpus: int
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -168,7 +162,7 @@ class _Sweep:
         started = False
         try:
             record = done_before(self.runs, turn)
-            if record is None and (stop := why_not(turn.cell, self.gpus, self.refusals)):
+            if record is None and (stop := why_not(turn.cell, self.gpus)):
                 record = not_run(turn, self.runs, stop)
             if record is None:
                 left = too_short(self.over - time.monotonic(), turn.cell, self.runs)

@@ -13,9 +13,6 @@ from study.predict.trace.transformer import Transformer
 
 HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
 PUBLISHED_BYTES = 2  # of an element in published files
-# A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
-# were seen, and 2.4 GB with an arm that releases every parameter after use.
-VIRTUAL_PROCESS_BYTES = 1.5e9
 # plain: each rank loads the model (DDP, stages 1 and 2). zero3: stage 3, configured before from_pretrained (zero.Init);
 # zero3_late: after it. fsdp2: each rank loads the model; fsdp2_efficient: with cpu_ram_efficient_loading. meta: rank 0
 # loads, the others begin on the meta device.
