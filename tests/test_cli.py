@@ -196,7 +196,7 @@ WRONG = {
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
     ADVISE + "--model negative": "negative dimension -4",
     ADVISE + "--model float": "cannot read the config",
-    "estimate --model no-words": "no-words cannot be given rows (",
+    "estimate --model no-words": "no-words cannot be followed without values (",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9 --layers 24": "give --model, or --params with --layers and --hidden",

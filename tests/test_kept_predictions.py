@@ -28,12 +28,12 @@ def kept() -> list[tuple[Run, Estimate]]:
 def committed(tmp_path_factory) -> list[tuple[Run, Estimate]]:
     """As where there is no torch, and nothing in the cache."""
 
-    def lacking():
+    def lacking(*asked):
         raise Stop("torch is not installed", "install it", "unavailable")
 
     with pytest.MonkeyPatch.context() as patch:
         forget_traces(patch, tmp_path_factory.mktemp("cache"))
-        patch.setattr(transformer, "_tracing", lacking)
+        patch.setattr(transformer, "_kept", lacking)
         return kept()
 
 

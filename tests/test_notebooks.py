@@ -131,7 +131,7 @@ def test_a_folder_that_is_not_there_names_those_that_are():
 def test_a_page_of_a_document_draws_the_runs_of_its_protocol(book):
     """A record that does not name its protocol is in a folder that does."""
     runs = [finished("mine", cell__protocol="stages"), finished("other", cell__protocol="smoke"), finished("by-hand")]
-    assert [run.name for run in book(*runs).of("stages")] == ["mine"]
+    assert [run.record.run_id for run in book(*runs).of("stages")] == ["mine"]
 
 
 def run_colab(shell, **parameters) -> None:

@@ -95,11 +95,12 @@ def test_kept_records_hold_what_is_predicted():
     """For each component, the peak and each collective. The report's table shows them."""
     done = runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"]).done
     kept = [run for run in done if protocol_of(run) == "optimizers"]
-    assert len({(run.requested.optimizer, run.requested.lora_rank, run.requested.train_only) for run in kept}) >= 6
+    asked = [run.record.requested for run in kept]
+    assert len({(each.optimizer, each.lora_rank, each.train_only) for each in asked}) >= 6
     rows = rows_of(memory.states(replace(runs.load([]), runs=tuple(kept))))
     held = [row for row in rows if row["predicted"] is not None]
     assert len(rows) > 3 * len(kept)
-    assert {row["what"] for row in rows if row["predicted"] is None} == {"muon"}
+    assert {row["optimizer"] for row in rows if row["predicted"] is None} == {"muon"}
     for row in held:
         assert row["measured"] == pytest.approx(row["predicted"], rel=0.01), row
     theories = [(run, predicted(run.record)) for run in kept]

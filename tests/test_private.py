@@ -150,7 +150,9 @@ def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger,
 def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
     """What a notebook writes beside a report."""
     book = Book("compare", str(stranger), str(tmp_path))
-    rows = pd.DataFrame([{"run": run.name, "arm": run.arm, "model": run.model} for run in book.runs])
+    rows = pd.DataFrame(
+        [{"run": run.record.run_id, "arm": run.record.arm, "model": run.record.requested.model} for run in book.runs]
+    )
     assert {arm.partition(" ")[0] for arm in rows["arm"]} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
     bar = {"group": "<script>$\\frac{$", "arm": '=a|" <img src=x onerror=x>', "line": "=a|<img src=x onerror=x>"}

@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 from conftest import at_home
 from shaped import finished, put
-from study.records.privacy import redact
 
 from study.core.errors import Stop
 from study.ledger import texts as ledger
+from study.records.keeping import redact
 from study.report import site as report
 from study.report.tables import as_html, cell, heading
 

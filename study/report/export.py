@@ -21,8 +21,7 @@ from study.core.errors import Stop
 from study.core.parsing import from_toml
 from study.core.tables import say
 from study.ledger import texts
-from study.records import evidence, metrics, runs, store
-from study.records.evidence import Evidence
+from study.records import metrics, runs, store
 from study.records.runs import Run, Runs
 
 CARD = Path(__file__).parent / "templates" / "card.md"
@@ -41,7 +40,7 @@ def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...]
     """
     output.refuse_foreign(folder)  # before the work
     loaded = runs.load(from_runs or sorted(ROOT.glob("reports/*/runs")), to_share=True)
-    frames = all_tables(loaded, evidence.gather(loaded))
+    frames = all_tables(loaded)
     with output.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
@@ -66,9 +65,9 @@ def _card(frames: dict[str, pd.DataFrame]) -> str:
     return CARD.read_text().format(configs=head, commit=commit, tables="\n\n".join(parts))
 
 
-def all_tables(loaded: Runs, counting: Evidence) -> dict[str, pd.DataFrame]:
-    """Return the tables by name. `counting`: the runs that count as evidence."""
-    counted = {run.folder for run in counting.runs}
+def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
+    """Return the tables by name."""
+    counted = {run.folder for run in loaded.counting}
     rows: dict[str, Iterable[dict]] = {
         "runs": (_place(run, loaded) | {"counts": run.folder in counted} | _run(run) for run in loaded),
         "steps": (_place(run, loaded) | row for run in loaded for row in _steps(run)),

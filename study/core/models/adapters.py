@@ -23,7 +23,8 @@ class Adapted(nn.Module):
         super().__init__()
         self.drops = drops  # some of its inputs, as PEFT's lora_dropout does
         dtype = base.weight.dtype
-        inputs, outputs = base.weight.shape if isinstance(base, Conv1D) else base.weight.T.shape
+        # Not the weight's shape: under ZeRO stage 3 a rank may hold none of it.
+        inputs, outputs = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
         self.base = base
         self.down = nn.Linear(inputs, rank, bias=False, dtype=dtype)
         self.up = nn.Linear(rank, outputs, bias=False, dtype=dtype)
