@@ -206,7 +206,7 @@ WRONG = {
     ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
     "estimate --model gpt2 --gpu L4 --gpus-per-node -2": "8 GPUs do not fill nodes of -2",
     "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
-    "estimate --params 1e9 --ranks 0": "must be above 0 (got 1e+09 parameters on 0 ranks)",
+    "estimate --model gpt2 --ranks 0": "must be from 1 to 65536 (got 0)",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
     "compare malformed malformed": "memory.components must be a table (got [3])",

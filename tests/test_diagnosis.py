@@ -112,7 +112,7 @@ def test_what_a_record_does_not_hold_is_not_judged():
 def test_the_published_script_never_engaged_deepspeed():
     """Records as they are: nothing is planted. The repaired script did engage it."""
     runs = [store.load(path.parent) for path in RUNS.glob("as_printed/*/record.json")]
-    by_repair = {run.record.requested.repair: "deepspeed_off_in_published_script" in found(run) for run in runs}
+    by_repair = {run.requested.repair: "deepspeed_off_in_published_script" in found(run) for run in runs}
     assert by_repair["none"]
     assert not by_repair["engaged"]
 

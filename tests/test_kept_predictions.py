@@ -13,7 +13,7 @@ from conftest import ROOT, forget_traces
 from study.core.errors import Stop
 from study.predict.estimate import Estimate
 from study.predict.trace import transformer
-from study.records import runs
+from study.records import metrics, runs
 from study.records.runs import Run
 from study.report.of_record import predicted
 
@@ -21,7 +21,7 @@ from study.report.of_record import predicted
 def kept() -> list[tuple[Run, Estimate]]:
     done = runs.load([ROOT / "reports" / "cpu-2core" / "runs"]).done
     pairs = [(run, predicted(run.record)) for run in done]
-    return [(run, estimate) for run, estimate in pairs if estimate and run.record.memory.components]
+    return [(run, estimate) for run, estimate in pairs if estimate and metrics.components(run.record)]
 
 
 @pytest.fixture(scope="module")

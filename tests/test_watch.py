@@ -153,7 +153,7 @@ def test_what_cannot_be_watched_is_said(tmp_path, capsys):
     [
         ("error", "failed", "ValueError: the data has a hole"),
         pytest.param("SIGINT", "interrupted", "interrupted", marks=SLOW),
-        ("SIGKILL", "interrupted", "without a message"),
+        ("SIGKILL", "killed", "without a message"),
     ],
 )
 def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
