@@ -15,7 +15,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style size check peaks bench parity virtual scoreboard gpu versions
+.PHONY: help setup study report test style size check peaks bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -69,9 +69,6 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
 	$(BIN)/python examples/gpu_windows.py pack $(PACK)
-
-versions:  ## five arms and their tests with other versions: make versions VERSIONS="torch==2.11.0 transformers==5.17.0"
-	PYTHON=$(PYTHON) reproductions/versions.sh $(VERSIONS)
 
 peaks: setup  ## what this machine reaches: matrix products, copies, disk
 	$(BIN)/python reproductions/laboratories/peaks.py --json runs/peaks.json

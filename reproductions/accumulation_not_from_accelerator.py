@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: a `DeepSpeedPlugin` that is not told `gradient_accumulation_steps` takes the Accelerator's
 (Accelerate, docstring of `DeepSpeedPlugin`).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: aio.thread_count is the parallelism within each read or write (DeepSpeed, docs/_pages/config-json.md,
 Asynchronous I/O).
 

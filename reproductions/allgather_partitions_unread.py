@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `allgather_partitions` chooses how stages 1 and 2 gather the updated weights: true by all-gather, false by
 broadcasts (DeepSpeed's configuration page and docstring of `DeepSpeedZeroConfig.allgather_partitions`).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: `reduce_bucket_size: auto` becomes the square of the model's hidden size
 (Accelerate's DeepSpeed guide, how the auto values are calculated).
 

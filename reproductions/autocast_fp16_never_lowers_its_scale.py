@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: with `torch_autocast` in float16, DeepSpeed scales the loss by a torch.amp.GradScaler, as PyTorch does, and
 that lowers the scale when gradients overflow (`torch_autocast_gradscaler` in the optimizers of stages 1 to 3).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: stage 0 is ZeRO switched off, and bf16 is set by one option alike for all stages
 (DeepSpeed's configuration page, `stage` and BFLOAT16 training options).
 

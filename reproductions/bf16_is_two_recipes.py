@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `mixed_precision: bf16` is one setting of Accelerate, and outputs of the forward pass come back in fp32
 (`Accelerator(mixed_precision=...)`; `convert_outputs_to_fp32` in what `prepare` wraps a model with).
 

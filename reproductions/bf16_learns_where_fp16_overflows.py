@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: bfloat16 sometimes improves convergence (DeepSpeed's option `bf16`, in a guide to it).
 
 What happens (deepspeed 0.19.8): against fp16 it can. Where gradients overflow at the first loss scales, PyTorch skips

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `save_state` saves the current states of the model, optimizer, scaler, RNG generators and registered objects
 (its docstring in Accelerate, and of `load_state` likewise).
 

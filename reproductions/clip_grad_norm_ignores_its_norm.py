@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `Accelerator.clip_grad_norm_(parameters, max_norm)` stands in for torch's function and returns the norm
 (its docstring).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `gradient_clipping` of an Accelerate yaml, or of `DeepSpeedPlugin`, is the norm to clip at, and 0.0 is off
 (Accelerate's DeepSpeed guide, list of settings; DeepSpeed's constants say of its config that 0.0 turns it off).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: the communication logger logs every communication that DeepSpeed starts under `deepspeed.comm`
 (DeepSpeed's tutorial Communication Logging, Overview).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `DeepSpeedCPUAdam` is Adam and AdamW (its docstring), and takes the place of torch's when the optimizer is
 offloaded.
 

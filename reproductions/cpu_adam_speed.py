@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `DeepSpeedCPUAdam` is 5 to 7 times faster than torch's Adam on the CPU
 (its docstring; DeepSpeed's ZeRO-Offload tutorial, ZeRO-Offload Overview).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: started by `accelerate launch` with a DeepSpeed config, the `deepspeed` argument of `TrainingArguments` is
 ignored (Transformers' guide DeepSpeed ZeRO, note beside the Accelerate config file).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: the field `deepspeed` of `TrainingArguments` turns DeepSpeed on (Transformers, its docstring).
 
 What happens (transformers 5.23.0): only if it is given when the object is created. A value that is set afterwards is

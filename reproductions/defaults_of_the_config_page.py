@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: overlap_comm is false, stage3_prefetch_bucket_size 5e8, the nvme_path of offloading /local_nvme, and
 steps_per_print 10, if a config does not set them (DeepSpeed, docs/_pages/config-json.md).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "torch==2.13.0"]
+# ///
 """Claimed: `accelerate estimate-memory` has a column for training with Adam; in float16 it says 8 bytes a parameter,
 half of what it says in float32 (Accelerate's guide Model memory estimator; `estimate_training_usage`).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: given a model, `estimate_zero2_model_states_mem_needs_all_live` finds the number of parameters by itself
 (DeepSpeed's page Memory Requirements, and the function's docstring).
 

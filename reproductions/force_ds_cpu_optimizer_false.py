@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: with an offloaded optimizer, `zero_force_ds_cpu_optimizer: false` is how to use DeepSpeed's CPU Adam
 (Transformers' guide DeepSpeed ZeRO, the paragraph on optimizer and scheduler).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: "It will try to use `model._no_split_modules` when possible" (Accelerate's usage guide of FSDP, whose
 example trains BERT, on the policy TRANSFORMER_BASED_WRAP).
 

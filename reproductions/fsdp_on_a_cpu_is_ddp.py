@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "torch==2.13.0"]
+# ///
 """Claimed: "We have integrated the latest PyTorch's Fully Sharded Data Parallel (FSDP) training feature. All you need
 to do is enable it through the config" (Accelerate's usage guide of FSDP).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "torch==2.13.0"]
+# ///
 """Claimed: "`dp_replicate_size > 1` and `dp_shard_size > 1`, we obtain Hybrid Sharded Data Parallel (HSDP)."
 (Accelerate, docstring of ParallelismConfig).
 

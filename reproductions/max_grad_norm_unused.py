@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: `max_grad_norm` of `TrainingArguments` is the norm that the Trainer clips at (Transformers, its docstring).
 
 What happens (transformers 5.23.0, deepspeed 0.19.8): under DeepSpeed only if the config says `gradient_clipping: auto`.

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: "Use MiCS to partition the model states (including optimizer states, gradients, and parameters). The
 following config example partitions the model states to eight devices" (DeepSpeed, docs/code-docs/source/zero3.rst).
 

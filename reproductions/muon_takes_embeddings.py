@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: with DeepSpeed's Muon, embeddings fall back to AdamW (DeepSpeed, blogs/muon-optimizer/README.md).
 
 What happens (deepspeed 0.19.8, transformers 5.23.0): DeepSpeed recognises embeddings by `embed` or `lm_head` in their

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `load_checkpoint` loads a training checkpoint, and by default the training optimizer states as well
 (its docstring in DeepSpeed).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `offload_optimizer_nvme_path` in an Accelerate yaml is where optimizer states go
 (Accelerate's DeepSpeed guide, list of settings; `accelerate launch --help`).
 

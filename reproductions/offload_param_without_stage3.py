@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: parameters can be offloaded under stage 3 only, and what is not supported raises an assertion
 (DeepSpeed's configuration page, Parameter offloading).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: an offload_param or offload_optimizer section that names no device offloads to the CPU (DeepSpeed,
 docs/_pages/config-json.md, the tables of both sections).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `overlap_comm` takes 4.5 times `allgather_bucket_size` and `reduce_bucket_size`: 9 GB in 16 bits where both
 are 5e8 elements (Transformers' DeepSpeed guide up to version 5.0, ZeRO configuration, ZeRO-2).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `reduce_scatter: true`, the default, averages gradients by reduce or reduce-scatter instead of all-reduce
 (DeepSpeed's configuration page and docstring of `DeepSpeedZeroConfig.reduce_scatter`).
 

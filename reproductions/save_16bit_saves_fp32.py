@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `zero3_save_16bit_model` saves 16-bit weights under stage 3
 (Accelerate's DeepSpeed guide, list of settings and Saving and loading; `accelerate launch --help`).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: an optimizer made in code is the one that trains; no code has to change
 (Accelerate's DeepSpeed guide, Custom Optim + Custom Scheduler).
 

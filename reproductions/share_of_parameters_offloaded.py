@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: a model runs with 60 % of its parameters offloaded to the CPU (`offload_param`, in an article on it).
 
 What happens (deepspeed 0.19.8): there is no setting for a share. But parameters below the threshold stay gathered, and

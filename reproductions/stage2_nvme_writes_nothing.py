@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: the optimizer's states can be offloaded to NVMe under stages 1, 2 and 3
 (DeepSpeed, docstring of `DeepSpeedZeroConfig.offload_optimizer`; Accelerate's DeepSpeed guide: stage 2 and above).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: stage 3 gathers and partitions the weights during the passes (DeepSpeed's ZeRO page, stage 3).
 
 What happens (deepspeed 0.19.3 and 0.19.8, not in 0.19.2; probably since PR 8148): with frozen weights, as under LoRA,

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: `steps_per_print` of a DeepSpeed config is how often DeepSpeed reports its progress
 (DeepSpeed's configuration page, Logging; Accelerate's DeepSpeed guide has it in its example configs).
 

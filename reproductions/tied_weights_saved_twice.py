@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: saving is unchanged under stages 1 and 2 (Accelerate's DeepSpeed guide, Saving and loading).
 
 What happens (accelerate 1.15.0): `Accelerator.get_state_dict` under stages 1 and 2 copies tensor by tensor, so tied

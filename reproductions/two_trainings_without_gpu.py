@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "torch==2.13.0"]
+# ///
 """Claimed: the same script trains on any distributed setup, started by `accelerate launch` or torchrun
 (Accelerate's quick tour and its page on launching; `Accelerator.prepare`).
 

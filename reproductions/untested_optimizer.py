@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: with `zero_allow_untested_optimizer` false, which is the default, ZeRO refuses an optimizer that it was not
 tested with (DeepSpeed's configuration page; the message of `DeepSpeedEngine`).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: DeepSpeed refuses an optimizer that was not tested with ZeRO, unless `zero_allow_untested_optimizer` says
 otherwise (DeepSpeed's message when it refuses; Transformers' guide, which has the user add it).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: turning ZenFlow on is a change of configuration, and training goes on from the model's weights
 (DeepSpeed's ZenFlow tutorial, section Configuration Changes; `deepspeed.initialize`).
 

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: without offloading, `estimate_zero2_model_states_mem_needs` gives what parameters, gradients and optimizer
 states take on a GPU (DeepSpeed's page Memory Requirements; the function's text).
 

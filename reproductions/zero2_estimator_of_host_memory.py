@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["deepspeed==0.19.8", "torch==2.13.0"]
+# ///
 """Claimed: with the optimizer offloaded, stage 2 needs 1.5 x max(4 x GPUs of a node, 16) bytes a parameter of a node's
 memory (DeepSpeed's page Memory Requirements, General RAM).
 

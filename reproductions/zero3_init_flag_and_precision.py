@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: `zero3_init_flag` controls how ZeRO stage 3 initializes parameters, in full or in 16 bits, and saves memory
 while they are created (`DeepSpeedPlugin.zero3_init_flag`, in a guide to it).
 

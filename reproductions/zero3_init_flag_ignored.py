@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate==1.15.0", "deepspeed==0.19.8", "torch==2.13.0", "transformers==5.23.0"]
+# ///
 """Claimed: `zero3_init_flag` decides whether a model is built in parts by `deepspeed.zero.Init`
 (Accelerate's DeepSpeed guide, list of settings; `DeepSpeedPlugin.zero3_init_flag`).
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ REPRODUCTIONS = ROOT / "reproductions"
 # One is a training: the published script of document 002, which a protocol launches.
 SCRIPTS = sorted(path for path in REPRODUCTIONS.glob("*.py") if path.stem != "as_printed")
 QUICK = ("zero2_estimator_at_the_update",)  # no process group, nothing compiled
-FREE_TO_IMPORT = {"accelerate", "deepspeed", "torch", "transformers"}
 LONGEST = 50  # lines
 
 
@@ -31,10 +31,12 @@ def test_can_be_sent_to_the_maintainers(path):
     assert re.match(r"(Claimed|Advised): ", claimed)
     assert re.search(r"\((DeepSpeed|Accelerate|Transformers|its docstring|`)", claimed), "the place of the claim"
     assert re.match(r"What happens \((deepspeed|accelerate|transformers) \d+\.\d+\.\d+", happens)
+    header, text = re.fullmatch(r"# /// script\n((?:# .*\n)+)# ///\n(.*)", text, re.DOTALL).groups()
+    installed = {name.partition("==")[0] for name in tomllib.loads(header.replace("# ", ""))["dependencies"]}
     assert len(text.splitlines()) <= LONGEST
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    assert {name.partition(".")[0] for name in modules} <= FREE_TO_IMPORT | set(sys.stdlib_module_names)
+    assert {name.partition(".")[0] for name in modules} <= installed | set(sys.stdlib_module_names)
     assert not re.search(r"/(home|root|tmp|mnt|work)\b", text)
 
 
