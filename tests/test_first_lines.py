@@ -15,7 +15,7 @@ CONFIG = {"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2, "of
 COMMANDS = [
     "arms",
     "doctor --config CONFIG",
-    "estimate --params 7.5e9 --ranks 64 --arm zero2",
+    "estimate --params 7.5e9 --layers 72 --hidden 2928 --ranks 64 --arm zero2",
     "estimate --model llama3-8b --ranks 8 --gpu H100",
     "estimate --model llama3-8b --gpu H100 --timeline",
     "advise --model llama3-8b --gpus 8 --gpu H100",
