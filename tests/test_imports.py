@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT
 
 from study.core import software
@@ -75,10 +74,3 @@ def test_programs_are_put_on_the_path_once(monkeypatch):
     first, second = os.environ["PATH"].split(":")
     assert first == "/usr/bin"
     assert sys.executable.startswith(second)
-
-
-def test_the_tests_of_a_file_share_a_worker(request):
-    """pytest-xdist groups by the end of a node id. Where that does not work, fixtures are set up in every worker."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        pytest.skip("a single process runs all tests")
-    assert request.node.nodeid.endswith("@test_imports")
