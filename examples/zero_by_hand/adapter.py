@@ -1,0 +1,40 @@
+"""The functions by which `study conform` holds one of the five files to one process. They import nothing of the study.
+
+ZERO_BY_HAND=stage2 study conform examples/zero_by_hand/adapter.py
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+FILE = os.environ.get("ZERO_BY_HAND", "stage3")
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def build(model, optimizer, options):
+    if options.clip or options.scheduler or options.precision != "fp32":
+        raise NotImplementedError("no clipping, no schedule, fp32 only")
+    if options.unused or not all(each.requires_grad for each in model.parameters()):
+        raise NotImplementedError("every parameter is trained in every pass")
+    kind = getattr(importlib.import_module(FILE), FILE.title().replace("_", ""))
+    return kind(model, optimizer, options.passes)
+
+
+def forward_backward(trainer, batch, last=True, mode="train"):
+    if mode == "train":
+        return trainer.forward_backward(*batch)
+    with torch.no_grad():
+        return trainer.model(*batch)
+
+
+def step(trainer):
+    trainer.step()
+
+
+def whole_weights(trainer):
+    for layer in trainer.model.modules() if FILE == "stage3" else ():
+        trainer.gather(layer)
+    return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}

@@ -1,0 +1,87 @@
+"""Train in one process: weights, gradients and Adam's moments are all here. The other files must give these losses.
+
+    python examples/zero_by_hand/one_process.py
+
+Read on in this order: data_parallel.py, stage1.py, stage2.py, stage3.py. Each is the file before plus one idea.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+ROWS, WIDTH, LAYERS, STEPS = 8, 256, 4, 5  # rows of a step, of all ranks together
+
+
+class OneProcess:
+    """A model of P parameters in fp32, and its optimizer."""
+
+    def __init__(self, model, optimizer, passes=1):
+        self.model = model  # weights: 4 P bytes
+        self.optimizer = optimizer  # Adam's two moments: 8 P bytes from the first step on
+        self.passes = passes  # of a step; each has rows of its own, and the gradients add up
+        self.sent_bytes = 0
+
+    def forward_backward(self, *batch):
+        loss = self.model(*batch)
+        (loss / self.passes).backward()  # gradients: 4 P bytes
+        return loss
+
+    def step(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Residual(nn.Module):
+    """A small model that takes rows and targets, and returns the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])  # [WIDTH, WIDTH] and [WIDTH]
+
+    def forward(self, hidden, targets):  # both [rows, WIDTH]
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
+        return nn.functional.mse_loss(hidden, targets)
+
+
+def held_bytes(training):
+    """Return the bytes of weights, gradients and moments that this rank holds now. A shared storage counts once."""
+    optimizer = training.optimizer
+    weights = [*training.model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
+    gradients = [each.grad for each in weights if each.grad is not None]
+    moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
+    storages = [{each.untyped_storage()._cdata: each for each in tensors} for tensors in (weights, gradients, moments)]
+    return [sum(each.untyped_storage().nbytes() for each in unique.values()) for unique in storages]
+
+
+def run(kind):
+    """Train with one of the five classes, and print what it holds, what it sends and its losses."""
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)  # the same weights and rows on each rank
+    model = Residual()
+    training = kind(model, torch.optim.Adam(model.parameters(), lr=0.001))
+    mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)  # each rank trains on its part of the rows
+    losses = []
+    for _ in range(STEPS):
+        rows, targets = torch.randn(2, ROWS, WIDTH)
+        loss = training.forward_backward(rows[mine], targets[mine]).detach() / ranks
+        weights, gradients, _ = held_bytes(training)
+        training.step()
+        if ranks > 1:
+            dist.all_reduce(loss)
+        losses.append(loss.item())
+    if rank == 0:
+        moments = held_bytes(training)[2]
+        print(f"{kind.__name__}, {ranks} ranks: " + " ".join(f"{loss:.7f}" for loss in losses))
+        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes")
+        print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes", flush=True)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(OneProcess)

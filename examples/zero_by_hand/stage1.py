@@ -1,0 +1,72 @@
+"""ZeRO stage 1: the moments are partitioned. Adam needs no neighbours: each element is updated by itself.
+
+    torchrun --nproc-per-node 2 examples/zero_by_hand/stage1.py
+
+The one idea: a rank updates a part of each weight, and keeps the moments of this part alone. Then all ranks gather the
+parts. All-reduce and gather together send 1.5 times as much as data parallelism, as DeepSpeed's stages 1 and 2 do.
+"""
+
+import torch
+import torch.distributed as dist
+from one_process import run
+from torch import nn
+
+
+class Stage1:
+    """Each weight of n elements lies in a flat tensor of N parts of equal size; the end of the last is padding."""
+
+    def __init__(self, model, optimizer, passes=1):
+        self.model = model
+        self.optimizer = optimizer  # 8 P / N bytes: it knows only the parts of this rank
+        self.passes = passes
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.sent_bytes = 0
+        self.flat = {}  # weight: the same elements and padding, [N * part]
+        self.part = {}  # weight: this rank's part of them, [part]
+        for group in optimizer.param_groups:
+            group["params"] = [self.cut(weight) for weight in group["params"]]
+
+    def cut(self, weight):
+        flat = self.padded(weight.detach())
+        weight.data = flat[: weight.numel()].view(weight.shape)  # the model now uses the flat tensor's storage
+        self.flat[weight] = flat
+        self.part[weight] = nn.Parameter(flat.chunk(self.ranks)[self.rank])
+        return self.part[weight]
+
+    def padded(self, tensor):  # [...] -> [N * part]
+        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)
+        flat[: tensor.numel()] = tensor.flatten()
+        return flat
+
+    def forward_backward(self, *batch):
+        loss = self.model(*batch)
+        (loss / self.passes).backward()  # 4 P bytes: whole gradients
+        return loss
+
+    def step(self):
+        for weight, part in self.part.items():
+            if weight.grad is not None:
+                part.grad = self.average(weight.grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for weight in self.part:
+            weight.grad = None
+            self.gather(weight)
+
+    def average(self, gradient):  # [...] -> this rank's part of the mean, [part]
+        dist.all_reduce(gradient)
+        gradient /= self.ranks
+        self.sent_bytes += 2 * gradient.nbytes * (self.ranks - 1) // self.ranks
+        return self.padded(gradient).chunk(self.ranks)[self.rank]
+
+    @torch.no_grad()
+    def gather(self, weight):
+        flat = self.flat[weight]
+        dist.all_gather(
+            list(flat.chunk(self.ranks)), self.part[weight].clone()
+        )  # a ring sends (N - 1) / N of its bytes
+        self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
+
+
+if __name__ == "__main__":
+    run(Stage1)

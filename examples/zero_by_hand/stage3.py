@@ -1,0 +1,81 @@
+"""ZeRO stage 3: weights are partitioned too.
+
+    torchrun --nproc-per-node 2 examples/zero_by_hand/stage3.py
+
+The one idea: a layer's weights are gathered before its forward and before its backward pass, and freed after each. Two
+gathers and a reduce-scatter send 1.5 times as much as data parallelism. Nothing is gathered after the update.
+"""
+
+import torch
+import torch.distributed as dist
+from one_process import run
+from torch import nn
+
+
+class Stage3:
+    """Each weight of n elements lies in a flat tensor of N parts of equal size; the end of the last is padding."""
+
+    def __init__(self, model, optimizer, passes=1):
+        self.model = model
+        self.optimizer = optimizer  # 8 P / N bytes
+        self.passes = passes
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.sent_bytes = 0
+        self.flat = {}  # weight: its elements and padding, [N * part], or no memory while it is freed
+        self.part = {}  # weight: this rank's part of them, [part]; 4 P / N bytes
+        for group in optimizer.param_groups:
+            group["params"] = [self.cut(weight) for weight in group["params"]]
+        for layer in model.modules():
+            layer.register_forward_pre_hook(lambda layer, _: self.gather(layer))
+            layer.register_forward_hook(self.after_forward)
+
+    def cut(self, weight):
+        flat = self.padded(weight.detach())
+        weight.data = flat[: weight.numel()].view(weight.shape)  # the model now uses the flat tensor's storage
+        self.flat[weight] = flat
+        self.part[weight] = nn.Parameter(flat.chunk(self.ranks)[self.rank].clone())
+        flat.untyped_storage().resize_(0)  # frees the memory; whatever views the storage keeps its shape
+        weight.register_post_accumulate_grad_hook(self.reduce)
+        return self.part[weight]
+
+    def padded(self, tensor):  # [...] -> [N * part]
+        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)
+        flat[: tensor.numel()] = tensor.flatten()
+        return flat
+
+    def forward_backward(self, *batch):
+        loss = self.model(*batch)
+        (loss / self.passes).backward()
+        return loss
+
+    def reduce(self, weight):
+        gradient, part = self.padded(weight.grad), self.part[weight]
+        mine = torch.empty_like(part)
+        dist.reduce_scatter(mine, list(gradient.chunk(self.ranks)))
+        mine /= self.ranks
+        self.sent_bytes += gradient.nbytes * (self.ranks - 1) // self.ranks
+        part.grad = mine if part.grad is None else part.grad + mine
+        weight.grad = None
+        self.flat[weight].untyped_storage().resize_(0)
+
+    def step(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def gather(self, layer):
+        for weight in layer.parameters(recurse=False):
+            flat = self.flat[weight]
+            flat.untyped_storage().resize_(flat.nbytes)
+            dist.all_gather(list(flat.chunk(self.ranks)), self.part[weight].detach())
+            self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
+
+    def after_forward(self, layer, _, output):
+        for weight in layer.parameters(recurse=False):
+            self.flat[weight].untyped_storage().resize_(0)
+        if output.requires_grad:  # its gradient comes right before the layer's backward pass
+            output.register_hook(lambda _: self.gather(layer))
+
+
+if __name__ == "__main__":
+    run(Stage3)
