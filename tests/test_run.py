@@ -32,7 +32,7 @@ RANK = """
 
     if not accelerator.is_main_process:
         store.write = slowly
-    record = store.load(folder) if accelerator.is_main_process else Record(run_id="run", started_utc="")
+    record = store.load(folder) if accelerator.is_main_process else Record(run_id="run", started_utc=store.now_utc())
     run = Run(None, None, folder, record, accelerator, None, 1)
     run.record.loss = Loss(train=[0.5])
     accelerator.wait_for_everyone()

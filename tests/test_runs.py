@@ -32,7 +32,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
     assert [run.record.run_id for run in loaded] == ["good", "half"]
     assert loaded.done == [loaded.runs[0]]
     problems = {
-        "alien": "schema 99",
+        "alien": "schema must be",
         "bare": "record.json' cannot be read",
         "half": "half is half-written",
         "list": "must be a table",

@@ -1,4 +1,4 @@
-"""Keeps the records of runs: without values that no run can have, and without private information."""
+"""Keeps the records of runs without private information."""
 
 import ipaddress
 import re
@@ -27,7 +27,6 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
             target = into / "runs" / top.resolve().name / (relative if relative.parts else folder.name)
             try:
                 record = store.load(folder)
-                refuse_impossible(folder, record)
                 if record.status == "running":
                     raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
                 if target in kept:
@@ -39,60 +38,6 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
             if target.resolve() != folder:
                 store.write(target, shared(record))
     return len(kept), left_out
-
-
-# --- values that no run can have ------------------------------------------------------------------------------------
-# The schema refuses what no record may hold, such as negative bytes. These values are wrong only in a run that is done,
-# so that a run which fails can still be written and read.
-
-MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
-# What a process holds is in its device, or in its host.
-ON_DEVICE = ("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes")
-ON_HOST = ("host_peak_bytes", "host_resident_bytes", "host_pinned_peak_bytes")
-
-
-def refuse_impossible(folder: Path, record: Record) -> None:
-    """Raise Stop for a finished run with a value that no training can have measured."""
-    if record.status != "done":
-        return
-    faults = _impossible_memory(record)
-    if not record.is_watched:  # a user's own script may have any loss
-        faults += _impossible_losses(record)
-    for number, each in enumerate(record.observed.runs, start=1):
-        if min(each.steps, len(each.losses), each.training_s) <= 0 or each.peak_bytes == 0:
-            faults.append(f"training {number} took no step, no time or no memory, or has no loss")
-    if record.is_script and not record.observed.runs:
-        faults.append("the script is done, but no training is recorded")
-    if faults:
-        raise Stop(f"{folder / store.RECORD} has impossible values: {'; '.join(faults)}", "run that cell again")
-
-
-def _impossible_losses(record: Record) -> list[str]:
-    losses = [*record.loss.train, *(each.eval_loss for each in record.loss.eval)]
-    losses += [loss for each in record.observed.runs for loss in each.losses]
-    shares = [each.accuracy for each in record.loss.eval if each.accuracy is not None]
-    faults = [
-        f"a loss is {loss:g}, but should be above 0"
-        for loss in {min(losses, default=1), max(losses, default=1)}
-        if not 0 < loss < MOST_LOSS
-    ]
-    return faults + [f"the accuracy is {share:g}, but should be from 0 to 1" for share in shares if not 0 <= share <= 1]
-
-
-def _impossible_memory(record: Record) -> list[str]:
-    """Return what is larger than the device or the host that it is in, if that is known."""
-    devices = [device.memory_bytes for device in record.hardware.devices]
-    hosts = [record.hardware, *(machine.hardware for machine in record.machines)]
-    host_bytes = max(host.host_memory_bytes or 0 for host in hosts)
-    faults = []
-    for number, rank in enumerate(record.memory.per_rank):
-        room = dict.fromkeys(ON_HOST, host_bytes)
-        if devices:
-            room |= dict.fromkeys(ON_DEVICE, devices[number % len(devices)])
-        for name, limit in room.items():
-            if limit and (getattr(rank, name) or 0) > limit:
-                faults.append(f"rank {number}: {name} is more than there is ({limit} bytes)")
-    return faults
 
 
 # --- private information --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from study.core.errors import Stop
 from study.core.gpus import measured_flops
 from study.core.validation import nearest
 from study.records import metrics, store
-from study.records.keeping import refuse_impossible, shared
+from study.records.keeping import shared
 from study.records.schema import Record
 
 # Settings that say where files are or how often something is printed. They change no number.
@@ -226,7 +226,6 @@ def load(
     for folder in paths:
         try:
             record = store.load(folder)
-            refuse_impossible(folder, record)
             record = shared(record) if to_share else record
         except Stop as stop:
             set_aside.append(f"{stop.what}. {stop.remedy}")

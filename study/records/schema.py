@@ -7,12 +7,26 @@ empty list or section; it is never 0, -1 or infinity. Fields of older records th
 import datetime
 import re
 from collections import Counter
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    create_model,
+    model_validator,
+)
 
 from study.core.errors import Stop
 from study.core.files import safe_name
+from study.core.settings import Flags
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null
@@ -24,17 +38,20 @@ MEASURE_VERSION = 3
 # How a run ended. oom: of the device, or of its host. killed: by a signal. An error says why a run is not done.
 Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diverged"]
 OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
-MEASURED = ("loss", "time", "memory", "traffic", "energy")
-NEEDED_WHEN_DONE = ("finished_utc", "requested", "observed", "hardware", "software", "time", "loss")
+MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
 KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
+KNOWN_OF_OURS = (*KNOWN_OF_ANY_SCRIPT, "requested", "time")
+# What tells a run from a copy of another: everything that was measured, as a record with another number is no copy.
+# Not `run_id`, because a copy under another name is still a copy; and nothing that may contain paths, because a kept
+# copy has none. Start and end are known to the millisecond.
+IDENTITY: dict[str, Any] = dict.fromkeys(
+    ("started_utc", "finished_utc", "loss", "time", "memory", "traffic", "energy"), True
+)
+IDENTITY |= {"requested": {"arm", "seed"}, "observed": {"runs"}}
 
-# Values that no run can have make a record invalid, so that it is set aside by its name.
-Positive = Annotated[int, Field(gt=0)]  # tables divide by it
-Bytes = Annotated[int, Field(ge=0)]
-Peak = Annotated[int, Field(gt=0)]  # no process runs without memory
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
-StepSeconds = Annotated[float, Field(gt=0)]  # no step takes no time
+# Values that no run can have make a record invalid, so that it is set aside by its name. A tensor may have no bytes,
+# but no process runs without memory, and no step takes no time.
+Peak = PositiveInt
 
 
 class Section(BaseModel):
@@ -51,59 +68,33 @@ def _safe_name(name: str) -> str:
         raise ValueError(stop.what) from None
 
 
-class Requested(Section):
-    """What was asked for: every setting of the trainer, the arm, and the published script's repair.
+def _moment(text: str) -> str:
+    datetime.datetime.fromisoformat(text)  # a ValueError if it is no time
+    return text
 
-    The types are those of the settings, without their bounds: a refused value is recorded as it was given. Paths are
-    texts. All can be None, because records of older commits lack newer settings.
-    """
+
+Moment = Annotated[str, AfterValidator(_moment)]
+
+
+def _recorded(hint: Any) -> tuple[Any, None]:
+    """The type of a setting in a record: a path is a text, and any setting may be unknown in an older record."""
+    return str | None if Path in (hint, *get_args(hint)) else hint | None, None
+
+
+# The types of the flags without their bounds: a refused value is recorded as it was given.
+_Settings: Any = create_model(
+    "_Settings", __base__=Section, **{name: _recorded(hint) for name, hint in get_type_hints(Flags).items()}
+)
+
+
+class Requested(_Settings):
+    """What was asked for: every setting of the trainer, the arm, and the published script's repair."""
 
     arm: str | None = None
     config_file: str | None = None
     repair: str | None = None
-    task: Literal["imdb", "wikitext", "synthetic"] | None = None
-    model: str | None = None
-    trust_remote_code: bool | None = None
-    tokenizer: str | None = None
-    data: str | None = None
-    init: Literal["pretrained", "random", "in_place", "none"] | None = None
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure", "fp8"] | None = None
-    optimizer: Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"] | None = None
-    lora_rank: int | None = None
-    train_only: str | None = None
-    micro_batch: int | None = None
-    accumulation: int | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    warmup_steps: int | None = None
-    log_every: int | None = None
-    eval_every: int | None = None
-    checkpoint_every: int | None = None
-    dies_after: int | None = None
-    resume: str | None = None
-    sequence: int | None = None
-    train_rows: int | None = None
-    eval_rows: int | None = None
-    lr: float | None = None
-    lr_warmup_steps: int | None = None
-    weight_decay: float | None = None
-    dropout: float | None = None
-    seed: int | None = None
-    compile: bool | None = None
-    checkpointing: bool | None = None
-    attention: Literal["sdpa", "eager"] | None = None
-    tf32: bool | None = None
-    instruments: bool | None = None
-    log_with: Literal["tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "aim", "clearml"] | None = None
-    save: bool | None = None
-    threads: int | None = None
-    virtual_ranks: int | None = None
-    memory_cap_gib: float | None = None
     hosts: int | None = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
-    run_dir: str | None = None
-    nvme_dir: str | None = None
-    cache_dir: str | None = None
 
 
 class Promised(Section):
@@ -165,12 +156,12 @@ class ScriptTraining(Section):
     trained_by: str | None = None
     optimizer: str | None = None
     arguments_say_deepspeed: bool | None = None
-    steps: int
-    training_s: float
+    steps: PositiveInt
+    training_s: PositiveFloat
     checkpoint_bytes: int | None = None
-    peak_bytes: int | None = None
+    peak_bytes: Peak | None = None
     printed_peak_bytes: int | None = None
-    losses: list[float]
+    losses: Annotated[list[float], Field(min_length=1)]
     evals: list[dict[str, float]] = []
     deepspeed_initialize_calls: int | None = None
 
@@ -196,7 +187,7 @@ class Observed(Section):
     arm: str | None = None
     distributed_type: str | None = None
     device: str | None = None
-    ranks: Positive | None = None
+    ranks: PositiveInt | None = None
     ranks_counted: int | None = None  # the number of ranks in a real collective
     virtual_ranks: int | None = None
     backend: str | None = None
@@ -220,7 +211,7 @@ class Observed(Section):
     autocast: str | None = None
     loss_scale: float | None = None
     tf32: bool | None = None
-    parameters: Positive | None = None
+    parameters: PositiveInt | None = None
     held_parameters: int | None = None
     trained_parameters: int | None = None  # None in records before weights could be frozen
     held_parameters_per_rank: list[int] = []
@@ -232,7 +223,7 @@ class Observed(Section):
     linear_parameters_kept: int | None = None  # stage 3: gathered, and kept for the backward pass
     dtypes: dict[str, str | None] = {}
     steps: int | None = None
-    rows_per_step: Positive | None = None
+    rows_per_step: PositiveInt | None = None
     tokens_per_step: int | None = None
     learning_rates: list[float] = []
     weights_checksum: str | None = None  # before the first step
@@ -286,7 +277,7 @@ class Evaluation(Section):
 
     step: int
     eval_loss: float
-    accuracy: float | None = None
+    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     perplexity: float | None = None
 
 
@@ -300,9 +291,9 @@ class Loss(Section):
 class Time(Section):
     """Seconds of the timed steps."""
 
-    setup_s: Seconds | None = None
-    step_s: list[StepSeconds] = []  # of each step, on its slowest rank
-    window_s: StepSeconds | None = None  # wall time of all timed windows
+    setup_s: NonNegativeFloat | None = None
+    step_s: list[PositiveFloat] = []  # of each step, on its slowest rank
+    window_s: PositiveFloat | None = None  # wall time of all timed windows
     flops_per_rank_and_step: float | None = None
 
 
@@ -313,20 +304,20 @@ class RankMemory(Section):
     peak_reserved_bytes: Peak | None = None
     device_used_bytes: Peak | None = None
     host_peak_bytes: Peak | None = None
-    host_pinned_peak_bytes: Bytes | None = None
-    host_resident_bytes: Bytes | None = None
-    nvme_read_bytes: Bytes | None = None
-    nvme_written_bytes: Bytes | None = None
+    host_pinned_peak_bytes: NonNegativeInt | None = None
+    host_resident_bytes: NonNegativeInt | None = None
+    nvme_read_bytes: NonNegativeInt | None = None
+    nvme_written_bytes: NonNegativeInt | None = None
 
 
 class RankComponents(Section):
     """One rank's memory at the peak of a step and after it, by component, in bytes."""
 
-    at_peak: dict[str, Bytes] | None = None
-    after_step: dict[str, Bytes] = {}
+    at_peak: dict[str, NonNegativeInt] | None = None
+    after_step: dict[str, NonNegativeInt] = {}
     tracked_peak_bytes: Peak
-    tracked_peak_step_before_bytes: Bytes | None = None
-    allocator_peak_bytes: Bytes | None = None  # of the same step; includes what libraries allocate
+    tracked_peak_step_before_bytes: NonNegativeInt | None = None
+    allocator_peak_bytes: NonNegativeInt | None = None  # of the same step; includes what libraries allocate
     tracked_mean_bytes: float | None = None
 
 
@@ -343,10 +334,10 @@ class Memory(Section):
 class Collective(Section):
     """Calls and bytes of one kind of collective in one step. Bytes are those of the full tensor."""
 
-    calls: Count
-    bytes: Bytes
-    bytes_by_dtype: dict[str, Bytes]
-    bytes_by_group: dict[str, Bytes] = {}  # by the ranks that take part, such as "0 2", if not all do
+    calls: NonNegativeInt
+    bytes: NonNegativeInt
+    bytes_by_dtype: dict[str, NonNegativeInt]
+    bytes_by_group: dict[str, NonNegativeInt] = {}  # by the ranks that take part, such as "0 2", if not all do
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
         """Return the bytes by the ranks that take part, with so many ranks in all."""
@@ -357,11 +348,11 @@ class Collective(Section):
 
 class Traffic(Section):
     per_rank: list[dict[str, Collective]] = []
-    kernel_bytes_written: list[Bytes | None] = []
+    kernel_bytes_written: list[NonNegativeInt | None] = []
 
 
 class Energy(Section):
-    joules_per_rank: list[Annotated[float, Field(ge=0)] | None] = []
+    joules_per_rank: list[NonNegativeFloat | None] = []
     steps: int | None = None
 
 
@@ -412,13 +403,14 @@ class Error(Section):
 class Record(Section):
     """Everything about one run."""
 
-    schema_version: Annotated[int, Field(alias="schema")] = SCHEMA
+    # Whatever it was read from, it is of the newest schema now.
+    schema_version: Annotated[Literal[1, 2, 3], AfterValidator(lambda _: SCHEMA), Field(alias="schema")] = 3
     measure_version: int = MEASURE_VERSION
     run_id: Annotated[str, AfterValidator(_safe_name)]
     cell: Cell = Cell()
     status: Annotated[Status, BeforeValidator(lambda given: OLD_ENDINGS.get(str(given), given))] = "running"
-    started_utc: str
-    finished_utc: str | None = None
+    started_utc: Moment
+    finished_utc: Moment | None = None
     commit: str | None = None
     dirty: bool | None = None
     argv: list[str] = []
@@ -439,27 +431,28 @@ class Record(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, record):
-        """Read schemas 1 and 2. Schema 1 has null for unknown values, and no cell."""
-        if not isinstance(record, dict):
-            return record
-        schema = record.get("schema", SCHEMA)
-        if schema not in (1, 2, SCHEMA):
-            raise ValueError(f"schema {schema!r} is not one that this version reads (1 to {SCHEMA})")
-        if schema == 1:
+    def _read_first_schema(cls, record):
+        """Schema 1 has null for unknown values, and no cell."""
+        if isinstance(record, dict) and record.get("schema") == 1:
             record = _without_nulls(record)
             record.setdefault("cell", _cell_of_folder(record))
-        return record | {"schema": SCHEMA}
+        return record
 
     @model_validator(mode="after")
     def _is_complete(self):
-        """Refuse a finished run without all its sections, and a failed run without its error."""
-        needed = {"done": NEEDED_WHEN_DONE, "running": ()}.get(self.status, ("error",))
-        if self.status == "done" and self.is_watched:
-            needed = KNOWN_OF_ANY_SCRIPT
+        """Refuse a finished run without all its sections or with a loss that no training has."""
+        needed = KNOWN_OF_ANY_SCRIPT if self.is_watched else KNOWN_OF_OURS
+        if self.status != "done":
+            needed = () if self.status == "running" else ("error",)
+        elif not self.is_watched:  # a user's own script may have any loss
+            losses = [*self.loss.train, *(each.eval_loss for each in self.loss.eval)]
+            losses += [loss for each in self.observed.runs for loss in each.losses]
+            if not losses and not self.is_virtual:  # a virtual run has none
+                raise ValueError("status is done, but 'loss' is empty")
+            if any(not 0 < loss < MOST_LOSS for loss in losses):
+                raise ValueError(f"losses are from {min(losses):g} to {max(losses):g}, but should be above 0")
         for name in needed:
-            # A virtual run has no loss.
-            if getattr(self, name) == Record.model_fields[name].default and not (name == "loss" and self.is_virtual):
+            if getattr(self, name) == Record.model_fields[name].default:
                 raise ValueError(f"status is {self.status}, but {name!r} is empty")
         return self
 
@@ -484,34 +477,19 @@ class Record(Section):
         return self.requested.arm or self.observed.arm or "unknown"
 
     @property
-    def machine_line(self) -> str:
-        """Return the machine in one line: its GPUs, cores and memory."""
-        hardware = self.hardware
-        machines = f"{len(self.machines)} machines, each: " if self.machines else ""
-        memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
-        return f"{machines}{hardware.gpus_line}, {hardware.cores} cores ({hardware.cpu}){memory}"
-
-    @property
     def wall_s(self) -> float | None:
-        """Return the seconds from start to end; None if they cannot be subtracted, as when only one has a time zone."""
+        """Return the seconds from start to end."""
         if self.finished_utc is None:
             return None
-        try:
-            start = datetime.datetime.fromisoformat(self.started_utc)
-            return (datetime.datetime.fromisoformat(self.finished_utc) - start).total_seconds()
-        except (TypeError, ValueError):
-            return None
+        start, end = (
+            datetime.datetime.fromisoformat(text).astimezone() for text in (self.started_utc, self.finished_utc)
+        )
+        return (end - start).total_seconds()
 
     @property
-    def identity(self) -> tuple[str, ...]:
-        """Return what identifies a run, so that a copied record is not counted twice.
-
-        It omits `run_id`, because a copy under another name is still a copy, and everything that may contain paths,
-        because a kept copy has none. It includes everything that was measured, because a record with another number is
-        not a copy. Start and end are known to the millisecond.
-        """
-        times = (self.started_utc, self.finished_utc, self.requested.arm, self.requested.seed)
-        return (*map(str, times), self.model_dump_json(include=set(MEASURED)), str(self.observed.runs))
+    def identity(self) -> str:
+        """Return what identifies a run, so that a copied record is not counted twice."""
+        return self.model_dump_json(include=IDENTITY)
 
 
 def _without_nulls(value):
