@@ -110,14 +110,14 @@ Root Cause (first observed failure):
   traceback : Signal 11 (SIGSEGV) received by PID 71
 {RULE}
 """
-SEGV = outcomes.RankKilled("SIGSEGV", 3, 71)
+ONE = outcomes.Ended("rank 0", "exit code 1", 70)
+SEGV = outcomes.Ended("rank 3", "SIGSEGV", 71)
 FORCED = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
 REPORTS = [
-    (TORCHRUN, [SEGV]),
-    (TORCHRUN.replace("\n", "\n1: "), [SEGV]),  # as srun prints it
-    ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.RankKilled("SIGABRT")]),
-    (TORCHRUN.replace("-11", "-99"), [outcomes.RankKilled("signal 99", 3, 71)]),
-    (FORCED, [SEGV, outcomes.RankKilled("SIGKILL", 0, 70)]),
+    (TORCHRUN, [SEGV, ONE]),
+    (TORCHRUN.replace("\n", "\n1: "), [SEGV, ONE]),  # as srun prints it
+    ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.Ended("a rank", "SIGABRT")]),
+    (FORCED, [SEGV, outcomes.Ended("rank 0", "SIGKILL", 70)]),
     # torchrun killed rank 0 at last: it waited for the other one in C++, where it heeds no SIGTERM
     (f"Unable to shutdown process 70 via 15, forcefully exiting via 9\n{FORCED}", [SEGV]),
 ]
@@ -161,7 +161,7 @@ ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status,
     (BUG, "", 1, [71], {71: 3}, "oom", None, "rank 3"),
     (BUG, "", 1, [555], {71: 3}, None, None, None),  # another process of this machine
     (ASKED_TO_END, "", 1, [555], {71: 3}, None, None, None),
-    (GONE, TORCHRUN.replace("-11", "3"), 1, [], {}, "failed", "rank 3 ended with exit code 3 and no message", "rank 3"),
+    (GONE, TORCHRUN.replace("-11", "3"), 1, [], {}, "failed", "exit code 3 and no record of why: ", "rank 3"),
     # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
     (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, [], {}, "failed", NO_ROW, "rank 3"),
     (NO_RECORD, IN_IMPORTS + FAILED + TERMINATED, 1, [], {}, "failed", NO_ROW, "rank 3"),
@@ -177,13 +177,13 @@ ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status,
 
 @pytest.mark.parametrize(("record", "output", "code", "pids", "heartbeats", "status", "what", "where"), ENDS)
 def test_how_a_launch_ended(record, output, code, pids, heartbeats, status, what, where):
-    stop = outcomes.killed(record, output, code, OomKills(len(pids), frozenset(pids)), heartbeats)
+    stop = outcomes.why_it_ended(record, output, code, OomKills(len(pids), frozenset(pids)), heartbeats)
     assert (stop and stop.status, stop and stop.where) == (status, where)
-    assert what is None or stop.what == what
+    assert what is None or what in stop.what
 
 
 def test_where_the_kernel_only_counts_its_kills_one_is_enough():
-    assert outcomes.killed(ASKED_TO_END, "", 1, OomKills(1), {71: 3}).status == "oom"
+    assert outcomes.why_it_ended(ASKED_TO_END, "", 1, OomKills(1), {71: 3}).status == "oom"
 
 
 def test_the_kernels_log_is_read_from_now_on(tmp_path):

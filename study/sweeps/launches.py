@@ -110,7 +110,7 @@ def run(
             return outcomes.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):
-                outcomes.outcome(turn, folder, None, INTERRUPTED, OomKills(0))
+                outcomes.outcome(turn, folder, -signal.SIGINT, INTERRUPTED, OomKills(0))
             raise
 
 
