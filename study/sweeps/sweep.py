@@ -8,7 +8,6 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
-import functools
 import glob
 import math
 import os
@@ -91,30 +90,21 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
 
 def why_not(cell: Cell, gpus: int) -> Stop | None:
     """Return why this machine cannot run a cell, or None if nothing is known against it."""
-    every = (_by_hardware, _by_arm)
-    return next(filter(None, (why(cell, gpus) for why in every)), None)
-
-
-def _by_hardware(cell: Cell, gpus: int) -> Stop | None:
-    """Return why a cell cannot run here, by its scale and its ranks."""
     ranks = cell.ranks or 1
     host_bytes = psutil.virtual_memory().total
-    if gpus and ranks > gpus:
-        return Stop(f"{ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
+    what = None
     if not gpus and cell.scale != "tiny":
-        return Stop(f"scale {cell.scale} needs a GPU", "give --scale tiny, or use such a machine", "unavailable")
-    if not gpus and ranks * RANK_HOST_BYTES > host_bytes:
+        what = f"scale {cell.scale} needs a GPU"
+    elif gpus and ranks > gpus:
+        what = f"{ranks} ranks need as many GPUs, and there are {gpus}"
+    elif not gpus and ranks * RANK_HOST_BYTES > host_bytes:
         needed = size(ranks * RANK_HOST_BYTES)
         what = f"{ranks} ranks need at least {needed} of host memory, and there are {size(host_bytes)}"
-        return Stop(what, "give fewer ranks", "unavailable")
-    return launches.lacking()
-
-
-def _by_arm(cell: Cell, gpus: int) -> Stop | None:
-    """Return why a cell cannot run here, by what its arm needs and the optimizers that it takes."""
+    if what:
+        return Stop(what, "use such a machine, give fewer ranks, or --scale tiny", "unavailable")
     arm = arms.read(arms.all_paths()[cell.arm])
     refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
-    return doctor.why_not(arm, gpus) or refused
+    return launches.lacking() or doctor.why_not(arm, gpus) or refused
 
 
 def sweep(
@@ -136,7 +126,7 @@ def sweep(
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
         for turn in turns:
             if turn.cell.rungs:
-                progress.say(search(turn.cell, functools.partial(run.attempt_rung, turn.repeat)))
+                progress.say(search(turn.cell, lambda cell, repeat=turn.repeat: run.attempt(Turn(cell, repeat))))
             else:
                 run.attempt(turn)
             progress.next()
@@ -153,27 +143,25 @@ class _Sweep:
     gpus: int
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def attempt_rung(self, repeat: int, cell: Cell) -> str:
-        return self.attempt(Turn(cell, repeat))
-
     def attempt(self, turn: Turn) -> str:
         """Run a turn unless it is done, cannot run here, or has no time left. Return its status."""
+        ran = False
         left = None
-        started = False
+        record = None
         try:
             record = done_before(self.runs, turn)
             if record is None and (stop := why_not(turn.cell, self.gpus)):
                 record = not_run(turn, self.runs, stop)
             if record is None:
                 left = too_short(self.over - time.monotonic(), turn.cell, self.runs)
-            if record is None and left is None:
+                ran = left is None
+            if ran:
                 record = self._launch(turn)
-                started = True
         except OSError as error:
             record = self._without_folder(turn, error)
-        outcome = Outcome("left", left) if record is None else Outcome.from_record(record)
+        outcome = Outcome.from_record(record) if record else Outcome("left", left)
         self.outcomes.append(outcome)
-        self.progress.end(turn, outcome, started)
+        self.progress.end(turn, outcome, ran)
         return outcome.status
 
     def _launch(self, turn: Turn) -> Record:
@@ -204,21 +192,21 @@ def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
 @contextlib.contextmanager
 def lock_runs_folder(runs: Path) -> Iterator[None]:
     """Lock a folder for one sweep. The kernel releases the lock when its holder dies."""
-    with contextlib.ExitStack() as stack:
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        file = (runs / ".sweep").open("a+")
+    except OSError as error:
+        what = f"--runs {runs} cannot be used ({error.strerror})"
+        raise Stop(what, "give a folder that you may write to, with room on its disk") from None
+    with file:
         try:
-            runs.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((runs / ".sweep").open("a+"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(0)
-            file.write(f"process {os.getpid()} since {store.now_utc()}")
-            file.flush()
         except BlockingIOError:
             file.seek(0)
-            holder = file.read().strip()
-            raise Stop(f"another sweep holds {runs} ({holder})", "wait for it, or give other --runs") from None
-        except OSError as error:
-            what = f"--runs {runs} cannot be used ({error.strerror})"
-            raise Stop(what, "give a folder that you may write to, with room on its disk") from None
+            raise Stop(f"another sweep holds {runs} ({file.read()})", "wait for it, or give other --runs") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} since {store.now_utc()}")
+        file.flush()
         yield
 
 
@@ -254,13 +242,13 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
         return SURVIVES.get(statuses[-1])
 
     good, bad = bracket(survives, len(cell.rungs))
-    lower = f"{cell.rungs[good]} survives" if good >= 0 else "none survives"
+    survivors = ("none", *cell.rungs)
     upper = "which is the last to try"
     if bad < len(cell.rungs):
         upper = f"{cell.rungs[bad]} does not"
     elif statuses[-1] not in SURVIVES:
         upper = f"the search ended at a run that is {statuses[-1]}"
-    return f"{cell.part} {cell.arm}, {cell.frontier}: {lower}, {upper}"
+    return f"{cell.part} {cell.arm}, {cell.frontier}: {survivors[good + 1]} survives, {upper}"
 
 
 # --- earlier tries -------------------------------------------------------------------------------------------------
@@ -272,14 +260,16 @@ def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for path in runs.glob("*") if (match := pattern.fullmatch(path.name))))
 
 
-def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
+def done_before(runs: Path, turn: Turn) -> Record | None:
     """Return the record of a settled run of this turn with the present software and measure version, or None."""
-    wanted = software.versions() if on_this_software else {}
     for record in filter(None, map(outcomes.read, attempts(runs, turn).values())):
-        is_ours = record.measure_version == schema.MEASURE_VERSION and wanted.items() <= record.software.items()
-        if record.status in SETTLED and is_ours:
+        if record.status in SETTLED and record.measure_version == schema.MEASURE_VERSION and _is_of_today(record):
             return record
     return None
+
+
+def _is_of_today(record: Record) -> bool:
+    return software.versions().items() <= record.software.items()
 
 
 def to_resume(runs: Path, turn: Turn) -> Path | None:
@@ -291,8 +281,8 @@ def to_resume(runs: Path, turn: Turn) -> Path | None:
         return None  # optimizer states on a disk are not restored: study claims K-02
     for folder in reversed(attempts(runs, turn).values()):
         record = outcomes.read(folder)
-        is_ours = record is not None and software.versions().items() <= record.software.items()
-        if record and record.status in RESUMED and is_ours and checkpoints.last_good(folder)[0]:
+        may_go_on = record is not None and record.status in RESUMED and _is_of_today(record)
+        if may_go_on and checkpoints.last_good(folder)[0]:
             return folder
     return None
 
@@ -302,15 +292,15 @@ def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
     needed_s = expected_s(cell, runs)
     if left_s > needed_s:
         return None
-    return f"it needs about {needed_s:.0f} s, and {left_s:.0f} s are left" if left_s > 0 else "the window is over"
+    return f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left"
 
 
 def expected_s(cell: Cell, runs: Path) -> float:
     """Return the seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
-    tries = [record.wall_s for record in records if record.status not in ("running", "failed")]
-    if known := [seconds for seconds in tries if seconds is not None]:
-        return GROWTH * max(known) + BEFORE_THE_RECORD_S
+    tries = [record.wall_s or 0 for record in records if record.status not in ("running", "failed")]
+    if tries:
+        return GROWTH * max(tries) + BEFORE_THE_RECORD_S
     if isinstance(cell.reserve_s, dict):
         return cell.reserve_s.get(str(cell.settings.get("model")), max(cell.reserve_s.values()))
     return cell.reserve_s or 0
