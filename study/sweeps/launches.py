@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,8 @@ from study.sweeps.protocol import SCRIPTS, Cell
 POLL_S = 2.0  # rarely, because work of the sweep disturbs timed steps
 GRACE_S = 20  # how long a launch may take to end after SIGTERM
 TAIL_BYTES = 4096  # of steps.jsonl: some thirty steps
-OF_A_RANK = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+OF_A_LAUNCHER = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$|TORCHELASTIC_|ACCELERATE_"
 )
 ANSWERS_WITHIN_S = 2.0  # how long ranks may take to write where they are
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "killed")
@@ -97,45 +97,32 @@ def run(
     `over` is when the sweep's time ends. `resumed` is an earlier try that left a checkpoint to resume from.
     """
     folder.mkdir()
-    with contextlib.closing(OomKillCounter()) as killing, contextlib.ExitStack() as stack:
+    store.reserve(folder)
+    with contextlib.closing(OomKillCounter()) as killing:
         try:
-            store.reserve(folder)
-        except OSError:
-            folder.rmdir()  # there was no run
-            raise
-        stack.callback(store.release_reserved_space, folder)
-        try:
-            launcher = _start(turn, folder, nvme_dir, resumed)
+            with (folder / "output.txt").open("w") as output:
+                launcher = subprocess.Popen(
+                    command(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
+                    cwd=arms.ROOT,
+                    # Variables of another launcher, such as srun or torchrun around the sweep, do not count: without
+                    # torchrun, Accelerate passes them on, and the only process would take itself for another rank.
+                    # From ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
+                    env={name: value for name, value in os.environ.items() if not OF_A_LAUNCHER.match(name)}
+                    | {store.CELL: turn.declared.model_dump_json()},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
             stop = _watched(launcher, folder, timeout_s, over, watch)
             return outcomes.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):
                 outcomes.outcome(turn, folder, -signal.SIGINT, INTERRUPTED, OomKills(0))
             raise
-
-
-def _start(turn: Turn, folder: Path, nvme_dir: Path | None, resumed: Path | None) -> subprocess.Popen:
-    with (folder / "output.txt").open("w") as output:
-        return subprocess.Popen(
-            command(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
-            cwd=arms.ROOT,
-            env=without_ranks(os.environ) | {store.CELL: turn.declared.model_dump_json()},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-
-
-def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables of another launcher, such as srun or torchrun around the sweep.
-
-    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank. From
-    ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
-    """
-    foreign = {name for name in env if name in OF_A_RANK or name.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
-    return {name: value for name, value in env.items() if name not in foreign}
+        finally:
+            store.release_reserved_space(folder)
 
 
 def _watched(
@@ -201,21 +188,15 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
 def explained_by(ranks: list[psutil.Process], folder: Path) -> str:
     """Make each rank print its stacks and write which collective it waits in. Return which rank waits for which.
 
-    One rank after the other, because they print into one file and lines would be mixed. A stopped process comes last:
-    it prints only when it continues, and then the ranks that wait for it continue too.
+    One rank after the other, because they print into one file and lines would be mixed. A stopped process prints
+    nothing: it would do so only when it continues, and then the ranks that wait for it continue too.
     """
-    stopped = [process for process in ranks if is_stopped(process.pid)]
     for process in ranks:
-        if process not in stopped:
+        if not is_stopped(process.pid):
             _signal(process, signal.SIGUSR2)
             time.sleep(0.5)
     time.sleep(ANSWERS_WITHIN_S)
-    hang = outcomes.hang(folder)
-    for process in stopped:
-        # With SIGTERM too: otherwise the run might finish, with the pause in the time of a step.
-        _signal(process, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
-        time.sleep(0.5)
-    return hang
+    return outcomes.hang(folder)
 
 
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:

@@ -22,10 +22,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
-from study.core import arms, files
-from study.core import parsing as texts
+from study.core import arms
 from study.core.errors import Stop
 from study.core.files import safe_join
+from study.core.load import load
 from study.core.settings import Repair, Settings, build
 from study.core.shapes import SHAPES
 from study.core.validation import nearest, sentence
@@ -141,18 +141,13 @@ def names() -> list[str]:
 def read(name: str) -> dict:
     """Return a protocol by its name or the path of a file, with its form checked."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
+    missing = nearest(path.stem, names(), otherwise=otherwise)
+    content = load(path, dict, what="a protocol", remedy=EXAMPLE, most_bytes=MAX_BYTES, links=True, missing=missing)
     try:
-        content = texts.from_toml(files.read(path, MAX_BYTES))
         Protocol.model_validate(content)
-    except OSError as error:
-        why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({files.why(error)})"
-        what = f"there is no protocol {name:.300}{why}"
-        otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
-        raise Stop(what, nearest(Path(name).stem, names(), otherwise=otherwise)) from None
     except ValidationError as error:
         raise Stop(f"{path.name}: {sentence(error, Protocol.model_fields, _location)}".rstrip("?"), EXAMPLE) from None
-    except ValueError as error:
-        raise Stop(f"{path.name} is not valid TOML: {files.why(error)}", EXAMPLE) from None
     return content | {"file": path.name, "name": path.stem}
 
 
@@ -170,14 +165,14 @@ def cells(protocol: dict, scale: str) -> list[Cell]:
     cells: list[Cell] = []
     for part in protocol["part"]:
         if scale in part:
-            cells += _cells_of_part(protocol, part, scale, room=MAX_CELLS - len(cells))
+            cells += _cells_of_part(protocol, part, scale)
     name, count = Counter(cell.name for cell in cells).most_common(1)[0]
     if count > 1:
         raise Stop(f"{protocol['file']} has the cell {name} twice", "take a value out of one of its lists")
     return cells
 
 
-def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Cell]:
+def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     where = f"{protocol['file']}, part {part['name']!r}"
     # A scale's values come last, so that its axes vary fastest.
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
@@ -189,8 +184,8 @@ def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Ce
         raise Stop(f"{where}: repair belongs to script = 'as_printed', and to no other", "give both or neither")
     rungs = _rungs(merged.pop(frontier, None), frontier, where) if frontier else []
     axes = _axes(merged, where)
-    if math.prod(map(len, axes.values())) > room:
-        raise Stop(f"{where} brings the protocol to more than {MAX_CELLS} cells", "take values out of its lists")
+    if math.prod(map(len, axes.values())) > MAX_CELLS:
+        raise Stop(f"{where} has more than {MAX_CELLS} cells", "take values out of its lists")
     how = {"script": script, "frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
     cells = []
     for combination in itertools.product(*axes.values()):
@@ -213,22 +208,13 @@ def _axes(merged: dict, where: str) -> dict[str, list]:
             raise Stop(f"{where}: {key} is not known", nearest(key, (*AXES, *NOT_AXES)))
         if not values:
             raise Stop(f"{where}: {key} = [] has no value", f"give a value, or remove {key}")
-        _refuse_texts(values, f"{where}: {key}")
     return axes
-
-
-def _refuse_texts(values: list, where: str) -> None:
-    """Raise Stop for a text that cannot be a word of a command line."""
-    for value in values:
-        if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_CHARACTERS):
-            raise Stop(f"{where} = {value!r:.80} is no word of a command line", "give a short text that can be printed")
 
 
 def _rungs(values: Any, frontier: str, where: str) -> list:
     """Return the values that a frontier tries, smallest first."""
     kinds = {type(value) for value in values} if isinstance(values, list) and 1 < len(values) <= MAX_CELLS else set()
     if frontier in SETTINGS and kinds == {str}:
-        _refuse_texts(values, f"{where}: {frontier}")
         return values
     if frontier in SETTINGS and kinds == {int} and len(values) == 2 and 0 < values[1] - values[0] < MAX_CELLS:
         return list(range(values[0], values[1] + 1))

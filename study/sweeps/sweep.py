@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import psutil
 
@@ -54,16 +54,6 @@ class Outcome:
     def from_record(cls, record: Record) -> "Outcome":
         error = record.error
         return cls(record.status, f"{error.message}. What to do: {error.what_to_do}" if error else None)
-
-
-class Progress(Protocol):
-    """What a sweep calls to show how far it is."""
-
-    def start(self, turn: Turn) -> None: ...
-    def step(self, folder: Path, seconds: float) -> None: ...
-    def end(self, turn: Turn, outcome: Outcome, ran: bool) -> None: ...
-    def next(self) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 def plan(cells: list[Cell], repeats: int) -> list[Turn]:
@@ -112,7 +102,7 @@ def sweep(
     runs: Path,
     timeout_s: float,
     nvme_dir: Path | None,
-    progress: Progress,
+    progress: Any,  # study.cli.progress.Progress
     minutes: float | None = None,
 ) -> list[Outcome]:
     """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
@@ -138,7 +128,7 @@ class _Sweep:
     runs: Path
     timeout_s: float
     nvme_dir: Path | None
-    progress: Progress
+    progress: Any
     over: float  # when the sweep's time ends
     gpus: int
     outcomes: list[Outcome] = field(default_factory=list)
@@ -151,7 +141,10 @@ class _Sweep:
         try:
             record = done_before(self.runs, turn)
             if record is None and (stop := why_not(turn.cell, self.gpus)):
-                record = not_run(turn, self.runs, stop)
+                # A record, so that it is a row in every table.
+                folder = safe_join(self.runs, f"{turn.name}.0")
+                folder.mkdir(exist_ok=True)
+                record = outcomes.write_end(folder, turn.new_record(folder), stop)
             if record is None:
                 left = too_short(self.over - time.monotonic(), turn.cell, self.runs)
                 ran = left is None
@@ -180,13 +173,6 @@ class _Sweep:
         what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
         stop = Stop(what, "start the sweep again")
         return store.ended(turn.new_record(safe_join(self.runs, turn.name)), stop, "Sweep")
-
-
-def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
-    """Write a record for a cell that this machine cannot run, so that it is a row in every table."""
-    folder = safe_join(runs, f"{turn.name}.0")
-    folder.mkdir(exist_ok=True)
-    return outcomes.write_end(folder, turn.new_record(folder), stop)
 
 
 @contextlib.contextmanager
