@@ -5,7 +5,7 @@ import shaped
 from shaped import changed, failed, finished, put, script
 
 from study.ledger.evidence import OfRuns
-from study.records import keeping, metrics
+from study.records import metrics, runs
 
 IMPOSSIBLE = [
     *((finished, {"loss__train__4": loss}, "but should be above 0") for loss in (0.0, -1.0, 1e308)),
@@ -25,7 +25,7 @@ def test_a_record_of_impossible_values_is_read_by_nobody(tmp_path, make, changes
     loaded = shaped.runs(tmp_path / "runs")
     (reason,) = loaded.set_aside
     assert (len(loaded), words in reason) == (0, True), reason
-    kept, (left_out,) = keeping.keep([tmp_path / "runs"], tmp_path / "machine")
+    kept, (left_out,) = runs.keep([tmp_path / "runs"], tmp_path / "machine")
     assert (kept, words in left_out) == (0, True)
 
 

@@ -6,7 +6,7 @@ import pytest
 from shaped import finished, put
 
 from study.core.errors import Stop
-from study.records import keeping as keep
+from study.records import runs as keep
 from study.records import store
 
 
@@ -31,7 +31,7 @@ def test_what_is_left_out_is_named(tmp_path):
     shutil.copytree(runs, tmp_path / "other" / "runs")
     count, left_out = keep.keep([runs, tmp_path / "other" / "runs"], tmp_path / "kept")
     assert count == 1
-    assert all(any(words in sentence for sentence in left_out) for words in ("bad", "cut off", "rename a folder"))
+    assert all(any(words in sentence for sentence in left_out) for words in ("bad", "half-written", "rename a folder"))
     assert store.load(tmp_path / "kept" / "runs" / "runs" / "good").run_id == "good"
     with pytest.raises(Stop, match="no run below"):
         keep.keep([tmp_path / "nothing"], tmp_path / "kept")

@@ -10,7 +10,8 @@ from study.core.numbers import part_of, size
 from study.core.options import AsJson
 from study.core.tables import say, say_wrapped, show
 from study.records import compare as comparing
-from study.records import keeping, store
+from study.records import runs as records
+from study.records import store
 from study.records.runs import Run, Runs, load
 
 
@@ -41,7 +42,7 @@ def runs(
 
 
 def _keep(folders: tuple[Path, ...], into: Path) -> None:
-    kept, left_out = keeping.keep([*folders], into)
+    kept, left_out = records.keep([*folders], into)
     size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")

@@ -1,46 +1,10 @@
-"""Keeps the records of runs without private information."""
+"""Takes private information out of a record: paths, names, addresses and secrets."""
 
 import ipaddress
 import re
 import socket
-from pathlib import Path
 
-from study.core.errors import Stop
-from study.records import store
 from study.records.schema import Record
-
-
-def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
-    """Copy the record of every run below the folders. Return their number and why others were left out.
-
-    A run keeps its path relative to the given folder, under that folder's name. An earlier copy is replaced. If two
-    runs would get the same path, the second is left out.
-    """
-    left_out: list[str] = []
-    kept: list[Path] = []
-    for top in folders:
-        paths = [path.resolve() for path in store.run_folders(top)]
-        if not paths:
-            raise Stop(f"there is no run below {top}", "give folders with runs")
-        for folder in paths:
-            relative = folder.relative_to(top.resolve())
-            target = into / "runs" / top.resolve().name / (relative if relative.parts else folder.name)
-            try:
-                record = store.load(folder)
-                if record.status == "running":
-                    raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
-                if target in kept:
-                    raise Stop(f"{folder} would be kept as {target}, where another run is: rename a folder", "")
-            except Stop as stop:
-                left_out.append(stop.what)
-                continue
-            kept.append(target)
-            if target.resolve() != folder:
-                store.write(target, shared(record))
-    return len(kept), left_out
-
-
-# --- private information --------------------------------------------------------------------------------------------
 
 # An absolute path of two parts or more, as itself or as a file: address. What stands before it tells it from a relative
 # path, from the // of an address and from the end of an HTML element; compilers are given -I/usr/include.

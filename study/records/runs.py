@@ -5,12 +5,12 @@ A record that cannot be read is listed in `set_aside`, and never ends a report.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from study.core.arms import NAMES, ROOT
+from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.gpus import measured_flops
 from study.core.validation import nearest
@@ -71,16 +71,17 @@ class Run:
     def cell(self) -> dict[str, Any]:
         """Return all settings that can change a number, with the arm and the number of ranks."""
         record = self.record
+        observed = record.observed
         cell = {name: value for name, value in record.requested if value is not None and name not in NOT_IN_A_CELL}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
             del cell["optimizer"]
-        if record.observed.data_checksum:  # it identifies the rows, so their folder does not matter
+        if observed.data_checksum:  # it identifies the rows, so their folder does not matter
             cell |= {name: Path(cell[name]).name for name in ("data", "tokenizer") if name in cell}
         if record.is_watched:
-            observed = record.observed
-            cell |= {"arm": record.arm, "script": record.watched.script}
-            cell |= {"parameters": observed.parameters, "tokens_per_step": observed.tokens_per_step}
-        return {name: value for name, value in cell.items() if value is not None} | {"ranks": record.observed.ranks}
+            script = {"arm": record.arm, "script": record.watched.script, "parameters": observed.parameters}
+            script["tokens_per_step"] = observed.tokens_per_step
+            cell |= {name: value for name, value in script.items() if value is not None}
+        return cell | {"ranks": observed.ranks}
 
     def key(self, without: Iterable[str] = ()) -> str:
         """Return the only definition of the same cell: equal keys mean equal cells, except for what is left out."""
@@ -131,6 +132,7 @@ class Runs:
     set_aside: tuple[str, ...] = ()
     copies: int = 0  # records of runs that are already included
     folders: tuple[Path, ...] = ()
+    environments: dict[str, dict] = field(default_factory=dict)  # machines of finished runs, by letter: A to Z, then A1
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
@@ -147,12 +149,6 @@ class Runs:
         """Return the runs that may count as evidence: those that have ended, and are not of other people's scripts."""
         ended = [run for run in self.runs if run.record.status != "running" and not run.record.is_watched]
         return sorted(ended, key=lambda run: run.folder)
-
-    @property
-    def environments(self) -> dict[str, dict]:
-        """Return the machines of the finished runs, by their letter: A to Z, then A1."""
-        machines = {run.environment: run.machine for run in self.done}
-        return dict(sorted(machines.items(), key=lambda item: (int(item[0][1:] or 0), item[0])))
 
     def select(self, **wanted) -> "Runs":
         """Return the runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
@@ -196,11 +192,6 @@ def _row(run: Run) -> dict:
     } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes.items()}
 
 
-def default_folders() -> list[Path]:
-    """Return where runs are if no folders are named: runs/, and the runs kept in reports/."""
-    return [path for path in (Path("runs"), *sorted((ROOT / "reports").glob("*/runs"))) if path.is_dir()]
-
-
 def load(
     folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool = False, to_share: bool = False
 ) -> Runs:
@@ -211,33 +202,67 @@ def load(
     """
     if isinstance(folders, (str, Path)):
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
-    paths: dict[Path, None] = {}  # in order, each once
-    set_aside: list[str] = []
     tops = tuple(map(Path, folders))
+    set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
+    paths: dict[Path, None] = {}  # in order, each once
     for top in tops:
         below = store.run_folders(top)
         paths |= dict.fromkeys(path.resolve() for path in below)
         if every_folder_has_runs and not below:
             raise Stop(f"there is no run below {top}", "name a folder that holds run folders")
-        if not top.is_dir():
-            set_aside.append(f"{top} is not a folder")
-    by_identity: dict[tuple[str, ...], Run] = {}
+    members: dict[str, Run] = {}  # by what identifies them
     copies = 0
     for folder in paths:
         try:
             record = store.load(folder)
-            record = shared(record) if to_share else record
         except Stop as stop:
             set_aside.append(f"{stop.what}. {stop.remedy}")
             continue
+        if to_share:
+            record = shared(record)
         if record.status == "running":
             set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
-        copies += record.identity in by_identity
-        by_identity.setdefault(record.identity, Run(folder, _with_settings(record)))
-    order = {arm: number for number, arm in enumerate(NAMES)}
-    runs = _with_environments(list(by_identity.values()))
-    runs.sort(key=lambda run: (order.get(run.record.arm, len(order)), run.record.arm, run.record.run_id))
-    return Runs(tuple(runs), tuple(set_aside), copies, tops)
+        copies += record.identity in members
+        members.setdefault(record.identity, Run(folder, _with_settings(record)))
+    environments = _environments(members.values())
+    runs = []
+    for run in members.values():  # a failed run has the letter of a finished one, or none
+        known = [letter for letter, machine in environments.items() if machine == run.machine]
+        runs.append(replace(run, environment="".join(known)))
+    places = {arm: number for number, arm in enumerate(NAMES)}
+    runs.sort(key=lambda run: (places.get(run.record.arm, len(places)), run.record.arm, run.record.run_id))
+    return Runs(tuple(runs), tuple(set_aside), copies, tops, environments)
+
+
+def _environments(runs: Iterable[Run]) -> dict[str, dict]:
+    machines: list[dict] = []
+    for run in runs:
+        if run.record.status == "done" and run.machine not in machines:
+            machines.append(run.machine)
+    return {chr(65 + number % 26) + str(number // 26 or ""): machine for number, machine in enumerate(machines)}
+
+
+def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
+    """Copy the record of every run below the folders. Return their number and why others were left out.
+
+    A run keeps its path relative to the given folder, under that folder's name. An earlier copy is replaced. If two
+    runs would get the same path, the second is left out.
+    """
+    left_out: list[str] = []
+    kept: set[Path] = set()
+    for top in map(Path.resolve, folders):
+        loaded = load([top], every_folder_has_runs=True)
+        left_out += loaded.set_aside
+        for run in loaded:
+            target = into / "runs" / top.name / run.folder.relative_to(top)
+            if run.folder == top:
+                target = into / "runs" / top.name / top.name
+            if target in kept:
+                left_out.append(f"{run.folder} would be kept as {target}, where another run is: rename a folder")
+            elif run.record.status != "running":
+                kept.add(target)
+                store.write(target, shared(store.load(run.folder)))  # what `load` returns has settings of a watched run
+    return len(kept), left_out
 
 
 def _with_settings(record: Record) -> Record:
@@ -256,11 +281,3 @@ def _with_settings(record: Record) -> Record:
         "accumulation": observed.accumulation,
     }
     return record.model_copy(update={"requested": record.requested.model_copy(update=settings)})
-
-
-def _with_environments(runs: list[Run]) -> list[Run]:
-    """Return the runs, each with the letter of its environment: in the order of finished runs, A to Z, then A1."""
-    keys = {run: json.dumps(run.machine, sort_keys=True) for run in runs}
-    machines = list(dict.fromkeys(key for run, key in keys.items() if run.record.status == "done"))
-    letters = {key: chr(65 + number % 26) + str(number // 26 or "") for number, key in enumerate(machines)}
-    return [replace(run, environment=letters.get(key, "")) for run, key in keys.items()]  # failed runs too

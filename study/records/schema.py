@@ -40,7 +40,6 @@ Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diver
 OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
 MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
 KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
-KNOWN_OF_OURS = (*KNOWN_OF_ANY_SCRIPT, "requested", "time")
 # What tells a run from a copy of another: everything that was measured, as a record with another number is no copy.
 # Not `run_id`, because a copy under another name is still a copy; and nothing that may contain paths, because a kept
 # copy has none. Start and end are known to the millisecond.
@@ -82,9 +81,8 @@ def _recorded(hint: Any) -> tuple[Any, None]:
 
 
 # The types of the flags without their bounds: a refused value is recorded as it was given.
-_Settings: Any = create_model(
-    "_Settings", __base__=Section, **{name: _recorded(hint) for name, hint in get_type_hints(Flags).items()}
-)
+SETTINGS: dict[str, Any] = {name: _recorded(hint) for name, hint in get_type_hints(Flags).items()}
+_Settings: Any = create_model("_Settings", __base__=Section, **SETTINGS)
 
 
 class Requested(_Settings):
@@ -343,7 +341,9 @@ class Collective(Section):
         """Return the bytes by the ranks that take part, with so many ranks in all."""
         groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
         rest = self.bytes - sum(groups.values())
-        return groups | ({tuple(range(ranks)): rest} if rest or not groups else {})
+        if rest or not groups:
+            groups[tuple(range(ranks))] = rest
+        return groups
 
 
 class Traffic(Section):
@@ -441,15 +441,14 @@ class Record(Section):
     @model_validator(mode="after")
     def _is_complete(self):
         """Refuse a finished run without all its sections or with a loss that no training has."""
-        needed = KNOWN_OF_ANY_SCRIPT if self.is_watched else KNOWN_OF_OURS
-        if self.status != "done":
-            needed = () if self.status == "running" else ("error",)
-        elif not self.is_watched:  # a user's own script may have any loss
+        needed = {"running": [], "done": [*KNOWN_OF_ANY_SCRIPT]}.get(self.status, ["error"])
+        if self.status == "done" and not self.is_watched:  # a user's own script may have any loss, and none
+            needed += ["requested", "time"]
             losses = [*self.loss.train, *(each.eval_loss for each in self.loss.eval)]
             losses += [loss for each in self.observed.runs for loss in each.losses]
-            if not losses and not self.is_virtual:  # a virtual run has none
-                raise ValueError("status is done, but 'loss' is empty")
-            if any(not 0 < loss < MOST_LOSS for loss in losses):
+            if not self.is_virtual:
+                needed.append("loss")
+            if not all(0 < loss < MOST_LOSS for loss in losses):
                 raise ValueError(f"losses are from {min(losses):g} to {max(losses):g}, but should be above 0")
         for name in needed:
             if getattr(self, name) == Record.model_fields[name].default:
