@@ -47,10 +47,11 @@ def test_a_sealed_one_is_found_with_the_bytes_that_it_has_and_the_last_two_are_k
 
 
 ZERO_1 = "pytorch_model/zero_1.pt"
+SPOILED = f"{ZERO_1} is gone, or not as it was sealed"
 DAMAGES = {  # what was done to a checkpoint, and the reason that is given
-    "gone": (lambda path: (path / ZERO_1).unlink(), f"{ZERO_1} is gone"),
-    "cut": (lambda path: os.truncate(path / ZERO_1, 100), f"{ZERO_1} has 100 bytes of 70000"),
-    "changed": (lambda path: (path / ZERO_1).write_bytes(b"b" * 69_999 + b"x"), f"{ZERO_1} was changed"),
+    "gone": (lambda path: (path / ZERO_1).unlink(), SPOILED),
+    "cut": (lambda path: os.truncate(path / ZERO_1, 100), SPOILED),
+    "changed": (lambda path: (path / ZERO_1).write_bytes(b"b" * 69_999 + b"x"), SPOILED),
     "unnamed": (
         lambda path: (path / "manifest.json").unlink(),
         "'{}/manifest.json' cannot be read (No such file or directory)",

@@ -66,18 +66,25 @@ def part_of(run_folder: Path, step: int) -> Path:
 
 def seal(part: Path) -> tuple[Path, int]:
     """List all files in a manifest, sync them to the disk, and rename the folder. Returns the folder and its bytes."""
-    named = {}
-    for path in sorted(part.rglob("*")):
-        if path.is_file():
-            named[path.relative_to(part).as_posix()] = File(bytes=path.stat().st_size, sha256=_digest(path))
+    for path in part.rglob("*"):
         _to_disk(path)
-    content = Manifest(files=named).model_dump_json(indent=1)
-    files.write_below(part, MANIFEST, content.encode())
+    named = _files(part)
+    files.write_below(part, MANIFEST, Manifest(files=named).model_dump_json(indent=1).encode())
     _to_disk(part)
     whole = part.with_name(part.name.removesuffix(PART))
     part.rename(whole)
     _to_disk(whole.parent)
     return whole, sum(file.bytes for file in named.values())
+
+
+def _files(folder: Path) -> dict[str, File]:
+    named = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            named[path.relative_to(folder).as_posix()] = File(bytes=path.stat().st_size, sha256=digest)
+    return named
 
 
 def forget_old(run_folder: Path) -> None:
@@ -104,14 +111,10 @@ def why_not_whole(folder: Path) -> str | None:
         manifest = load(folder / MANIFEST, Manifest, what="a manifest", remedy="", most_bytes=MAX_BYTES)
     except Stop as stop:
         return stop.what
-    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    for name, file in manifest.files.items():
-        if (path := present.get(name)) is None:
-            return f"{name} is gone"
-        if (size := path.stat().st_size) != file.bytes:
-            return f"{name} has {size} bytes of {file.bytes}"
-        if _digest(path) != file.sha256:
-            return f"{name} was changed"
+    present = _files(folder)
+    for name, sealed in manifest.files.items():
+        if present.get(name) != sealed:
+            return f"{name} is gone, or not as it was sealed"
     return None
 
 
@@ -138,11 +141,6 @@ def _all(run_folder: Path) -> list[tuple[Path, bool]]:
         ours = [(int(match[1]), path, match[2] is not None) for path, match in matches if match]
         return [(path, is_part) for _, path, is_part in sorted(ours, reverse=True)]
     return []
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _to_disk(path: Path) -> None:

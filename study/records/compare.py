@@ -4,7 +4,7 @@ import itertools
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,22 +27,9 @@ RESAMPLES = 2000
 
 def median_with_interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
     """Return the median and the ends of its 95 % interval."""
-    return float(statistics.median(values)), *_interval(np.median, [values], rng)
-
-
-def ratio_of_medians(a: Sequence[float], b: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
-    """Return median(a) / median(b) of independent samples, and the ends of its 95 % interval."""
-
-    def ratio(a, b, axis):
-        return np.median(a, axis=axis) / np.median(b, axis=axis)
-
-    return float(statistics.median(a) / statistics.median(b)), *_interval(ratio, [a, b], rng)
-
-
-def _interval(statistic: Callable, samples: list[Sequence[float]], rng: np.random.Generator) -> tuple[float, float]:
-    resamples = [rng.choice(np.asarray(sample, float), (RESAMPLES, len(sample))) for sample in samples]
-    low, high = np.quantile(statistic(*resamples, axis=1), [0.025, 0.975])
-    return float(low), float(high)
+    resamples = rng.choice(np.asarray(values, float), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(resamples, axis=1), [0.025, 0.975])
+    return float(statistics.median(values)), float(low), float(high)
 
 
 # --- equal cells between machines -----------------------------------------------------------------------------------
@@ -149,40 +136,29 @@ def differing(several: list[dict]) -> list[str]:
 # --- losses of arms and of a baseline -------------------------------------------------------------------------------
 
 
-def baseline_arm(runs: Iterable[Run], first: str = "ddp") -> str | None:
-    """Return the arm that the others are compared with: `first`, or else the plainest arm that there is."""
-    present = {run.record.arm for run in runs}
-    return next((arm for arm in (first, *NAMES) if arm in present), None)
+def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tuple[str | None, list[float]]:
+    """Return how far a run's losses are from the baseline's at each step, in nats, and which arm that is.
 
-
-def loss_partner(run: Run, members: Iterable[Run], baseline: str | None) -> Run | None:
-    """Return the baseline's run whose losses this run's should equal, or None if there is none.
-
-    It has the same seed, rows per step and steps; of several, one with as many ranks is taken. Weights that are drawn
-    in place differ from run to run, so such losses are not compared.
+    The baseline is the arm `first`, or else the plainest arm that there is. Of its runs, one of the same seed, rows per
+    step and steps counts, with as many ranks if there is one; None if there is none. Weights that are drawn in place
+    differ from run to run, so such losses are not compared.
     """
 
-    def alike(other: Run) -> tuple:
-        return (
-            other.record.requested.seed,
-            other.record.observed.rows_per_step,
-            len(other.record.loss.train),
-            other.record.requested.init == "in_place",
-        )
+    def alike(run: Run) -> tuple:
+        record = run.record
+        return record.requested.seed, record.observed.rows_per_step, len(record.loss.train), record.requested.init
 
-    if run.record.arm == baseline or run.record.requested.init == "in_place" or not run.record.loss.train:
-        return None
-    others = [
-        other
-        for other in members
-        if other.record.arm == baseline and other.record.status == "done" and alike(other) == alike(run)
-    ]
-    return min(others, key=lambda other: other.record.observed.ranks != run.record.observed.ranks, default=None)
+    def same_ranks(other: Run) -> bool:
+        return other.record.observed.ranks == run.record.observed.ranks
 
-
-def loss_distances(run: Run, partner: Run) -> list[float]:
-    """Return how far the losses of two runs are apart at each step, in nats."""
-    return [abs(ours - theirs) for ours, theirs in zip(run.record.loss.train, partner.record.loss.train, strict=True)]
+    trained = [other for other in members if other.record.status == "done" and other.record.loss.train]
+    present = {other.record.arm for other in trained}
+    baseline = next((arm for arm in (first, *NAMES) if arm in present), None)
+    others = [other for other in trained if other.record.arm == baseline and alike(other) == alike(run)]
+    if not others or run.record.arm == baseline or run.record.requested.init == "in_place":
+        return None, []
+    theirs = max(others, key=same_ranks).record.loss.train
+    return baseline, [abs(our - their) for our, their in zip(run.record.loss.train, theirs, strict=True)]
 
 
 # --- the two sides of a ratio ---------------------------------------------------------------------------------------

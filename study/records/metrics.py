@@ -30,7 +30,9 @@ def timed_s(record: Record) -> float | None:
 
 def median_step_s(record: Record) -> float | None:
     """Return the median seconds of the timed steps."""
-    return statistics.median(record.time.step_s) if record.time.step_s else None
+    if not record.time.step_s:
+        return None
+    return statistics.median(record.time.step_s)
 
 
 def steps_per_s(record: Record) -> float | None:
@@ -79,26 +81,18 @@ def mfu(record: Record) -> float | None:
 def final_train_loss(record: Record) -> float | None:
     """Return the loss of the last step. None if the losses of a user's own script end before its steps."""
     losses = record.loss.train
-    if record.is_watched and len(losses) != record.observed.steps:
+    if not losses or (record.is_watched and len(losses) != record.observed.steps):
         return None
-    return losses[-1] if losses else None
-
-
-def _of_final_evaluation(name: str) -> Callable[[Record], float | None]:
-    return lambda record: getattr(record.loss.eval[-1], name) if record.loss.eval else None
+    return losses[-1]
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-def all_known(values: Iterable[float | None]) -> list[float]:
+def all_known(values: Iterable[Any]) -> list[Any]:
     """Return the values; none of them if one is unknown."""
-    known: list[float] = []
-    for value in values:
-        if value is None:
-            return []
-        known.append(value)
-    return known
+    known = [*values]
+    return [] if None in known else known
 
 
 def most(values: Iterable[float | None]) -> float | None:
@@ -222,9 +216,9 @@ Quantity = Callable[[Record], float | None]
 TIMES: dict[str, Quantity] = {"step_s": median_step_s, "tokens_per_s": tokens_per_s, "mfu": mfu}
 QUANTITIES: dict[str, Quantity] = TIMES | {
     "train_loss": final_train_loss,
-    "eval_loss": _of_final_evaluation("eval_loss"),
-    "accuracy": _of_final_evaluation("accuracy"),
-    "perplexity": _of_final_evaluation("perplexity"),
+    "eval_loss": lambda record: dig(record, "loss.eval.-1.eval_loss"),
+    "accuracy": lambda record: dig(record, "loss.eval.-1.accuracy"),
+    "perplexity": lambda record: dig(record, "loss.eval.-1.perplexity"),
     "peak_bytes": peak_bytes,
     "tracked_peak_bytes": tracked_peak_bytes,
     "peak_allocated_bytes": peak_allocated_bytes,

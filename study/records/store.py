@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,7 +34,7 @@ LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress b
 END = ("status", "finished_utc", "error")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RESERVED_BYTES = 2**20  # for a record of some 500 ranks
-_reserved: dict[Path, IO] = {}
+_reserved: dict[Path, Any] = {}
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,12 +74,7 @@ def reserve(folder: Path) -> None:
     """
     release_reserved_space(folder)
     file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
-    try:
-        os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-    except OSError as error:
-        if error.errno in FULL:
-            file.close()
-            raise OSError(error.errno, error.strerror, str(folder)) from None
+    os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
     _reserved[folder.resolve()] = file
 
 
@@ -95,10 +90,8 @@ os.register_at_fork(after_in_child=_forget_reserved)
 
 def release_reserved_space(folder: Path) -> bool:
     """Free the space that this process reserved in a folder. Return whether there was any."""
-    file = _reserved.pop(folder.resolve(), None)
-    if file is not None:
-        file.close()
-    return file is not None
+    with _reserved.pop(folder.resolve(), contextlib.nullcontext()) as file:
+        return file is not None
 
 
 def load(folder: Path) -> Record:
@@ -202,11 +195,12 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
     """Return the commit of this source tree and whether it has changed since; None outside a checkout of it."""
     try:
         top, commit = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
-        if Path(top).resolve() != ROOT:
-            return None, None  # installed inside a checkout of something else, whose commit is not ours
-        return commit, bool(_git("status", "--porcelain", "--", "."))
+        changes = _git("status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None, None
+    if Path(top).resolve() != ROOT:
+        return None, None  # installed inside a checkout of something else, whose commit is not ours
+    return commit, bool(changes)
 
 
 def _git(*words: str) -> str:

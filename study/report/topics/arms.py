@@ -4,7 +4,7 @@ import pandas as pd
 
 from study.core.numbers import nats, size
 from study.records import metrics
-from study.records.compare import baseline_arm, loss_distances, loss_partner
+from study.records.compare import loss_distances
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import grouping, style
@@ -30,17 +30,13 @@ def by_task(runs: Runs) -> list[dict]:
 def _row(repeats: list[Run], members: list[Run]) -> dict:
     """Return an arm's newest finished run; if none is finished, its newest run."""
     run = next((run for run in reversed(repeats) if (run.record.status == "done")), repeats[-1])
-    partner = loss_partner(
-        run,
-        members,
-        baseline_arm(each for each in members if (each.record.status == "done") and each.record.loss.train),
-    )
+    against, distances = loss_distances(run, members)
     return {
         "arm": run.record.arm,
         "status": run.record.status,
         "last loss": run.record.loss.train[-1] if run.record.loss.train else None,
-        "from": partner.record.arm if partner else None,
-        "furthest nats": max(loss_distances(run, partner)) if partner else None,
+        "from": against,
+        "furthest nats": max(distances, default=None),
         "peak bytes": metrics.peak_bytes(run.record),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from study.records.compare import baseline_arm, loss_distances, loss_partner
+from study.records.compare import loss_distances
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
@@ -31,22 +31,21 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     ]
     rows = []
     for group, members in groups(run for run in chosen if not tasks or run.record.requested.task in tasks).items():
-        reference = baseline_arm(members, baseline)
         for line, repeats in lines(members).items():
             for run in repeats:
-                rows.append(_curve(group, line, run, loss_partner(run, members, reference)))
+                rows.append(_curve(group, line, run, *loss_distances(run, members, baseline)))
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
 
 
-def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
+def _curve(group: str, line: str, run: Run, against: str | None, distances: list[float]) -> pd.DataFrame:
     about: dict[str, Any] = {"group": group, "line": line, "run": run.record.run_id}
     about |= columns(run, "arm", "seed", "rows_per_step", "kind")
     about |= {
         "step": np.arange(1, len(run.record.loss.train) + 1),
         "loss": run.record.loss.train,
-        "against": other.record.arm if other else None,
+        "against": against,
     }
-    return pd.DataFrame(about | {"difference": loss_distances(run, other) if other else np.nan})
+    return pd.DataFrame(about | {"difference": distances or np.nan})
 
 
 def learning(rows: pd.DataFrame) -> pd.DataFrame:
