@@ -48,9 +48,15 @@ IDENTITY: dict[str, Any] = dict.fromkeys(
 )
 IDENTITY |= {"requested": {"arm", "seed"}, "observed": {"runs"}}
 
+# Unknown is None.
+Int = int | None
+Float = float | None
+Text = str | None
+Flag = bool | None
 # Values that no run can have make a record invalid, so that it is set aside by its name. A tensor may have no bytes,
 # but no process runs without memory, and no step takes no time.
-Peak = PositiveInt
+Bytes = NonNegativeInt | None
+Peak = PositiveInt | None
 
 
 class Section(BaseModel):
@@ -88,10 +94,10 @@ _Settings: Any = create_model("_Settings", __base__=Section, **SETTINGS)
 class Requested(_Settings):
     """What was asked for: every setting of the trainer, the arm, and the published script's repair."""
 
-    arm: str | None = None
-    config_file: str | None = None
-    repair: str | None = None
-    hosts: int | None = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
+    arm: Text = None
+    config_file: Text = None
+    repair: Text = None
+    hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
 
 
@@ -101,37 +107,37 @@ class Promised(Section):
     Empty in a run of this study's trainer, where the arm and the settings say it. None: not specified.
     """
 
-    source: str | None = None  # where it was read: "Accelerate's environment", a file's name, "TrainingArguments"
-    ranks: int | None = None  # WORLD_SIZE
-    deepspeed: bool | None = None
-    fsdp: bool | None = None
-    stage: int | None = None
-    offload_optimizer: str | None = None
-    offload_param: str | None = None
-    clipping: float | None = None  # 0: off
-    accumulation: int | None = None
+    source: Text = None  # where it was read: "Accelerate's environment", a file's name, "TrainingArguments"
+    ranks: Int = None  # WORLD_SIZE
+    deepspeed: Flag = None
+    fsdp: Flag = None
+    stage: Int = None
+    offload_optimizer: Text = None
+    offload_param: Text = None
+    clipping: Float = None  # 0: off
+    accumulation: Int = None
     precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
-    weights: str | None = None  # the dtype of the model before it was prepared: "bfloat16"
-    optimizer: str | None = None  # its class before it was prepared
-    checkpointing: bool | None = None
+    weights: Text = None  # the dtype of the model before it was prepared: "bfloat16"
+    optimizer: Text = None  # its class before it was prepared
+    checkpointing: Flag = None
 
 
 class Watched(Section):
     """A user's own script under `study.watch`. Empty in a run of this study's own scripts."""
 
-    script: str | None = None
-    loop: str | None = None  # the kind of loop: accelerate, deepspeed, torch, or the class of a Trainer
-    model: str | None = None  # its class
+    script: Text = None
+    loop: Text = None  # the kind of loop: accelerate, deepspeed, torch, or the class of a Trainer
+    model: Text = None  # its class
     looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
     not_timed: list[int] = []  # other steps without a time: the first ones, and those with an evaluation
-    rows_per_pass: int | None = None  # of one rank; None if they differ
-    timed_rows: int | None = None  # of all ranks, in the timed steps
-    timed_tokens: int | None = None
-    clip_grad_norm: float | None = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
+    rows_per_pass: Int = None  # of one rank; None if they differ
+    timed_rows: Int = None  # of all ranks, in the timed steps
+    timed_tokens: Int = None
+    clip_grad_norm: Float = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
     host_freed_bytes: list[int] = []  # of each rank: its highest resident memory before the loop, less that then
-    loss_parts: int | None = None  # the library divides the loss of each pass by it
-    loss_divisor: float | None = None  # the script's own last division of a loss, before the library's
-    passes_cleared: int | None = None  # passes of a step whose gradients were cleared before the update
+    loss_parts: Int = None  # the library divides the loss of each pass by it
+    loss_divisor: Float = None  # the script's own last division of a loss, before the library's
+    passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
 
@@ -139,10 +145,10 @@ class Watched(Section):
 class Cell(Section):
     """The place of a run in a protocol. All None for a run that was started by hand."""
 
-    protocol: str | None = None
-    part: str | None = None
-    scale: str | None = None
-    repeat: int | None = None
+    protocol: Text = None
+    part: Text = None
+    scale: Text = None
+    repeat: Int = None
 
 
 class ScriptTraining(Section):
@@ -150,18 +156,18 @@ class ScriptTraining(Section):
 
     name: str
     batch: int
-    weights_from: str | None = None
-    trained_by: str | None = None
-    optimizer: str | None = None
-    arguments_say_deepspeed: bool | None = None
+    weights_from: Text = None
+    trained_by: Text = None
+    optimizer: Text = None
+    arguments_say_deepspeed: Flag = None
     steps: PositiveInt
     training_s: PositiveFloat
-    checkpoint_bytes: int | None = None
-    peak_bytes: Peak | None = None
-    printed_peak_bytes: int | None = None
+    checkpoint_bytes: Int = None
+    peak_bytes: Peak = None
+    printed_peak_bytes: Int = None
     losses: Annotated[list[float], Field(min_length=1)]
     evals: list[dict[str, float]] = []
-    deepspeed_initialize_calls: int | None = None
+    deepspeed_initialize_calls: Int = None
 
 
 class MemoryCap(Section):
@@ -182,60 +188,60 @@ class Saved(Section):
 class Observed(Section):
     """What really ran, read back from the prepared objects. No value is copied from the settings."""
 
-    arm: str | None = None
-    distributed_type: str | None = None
-    device: str | None = None
+    arm: Text = None
+    distributed_type: Text = None
+    device: Text = None
     ranks: PositiveInt | None = None
-    ranks_counted: int | None = None  # the number of ranks in a real collective
-    virtual_ranks: int | None = None
-    backend: str | None = None
-    wrapper: str | None = None
-    optimizer: str | None = None
+    ranks_counted: Int = None  # the number of ranks in a real collective
+    virtual_ranks: Int = None
+    backend: Text = None
+    wrapper: Text = None
+    optimizer: Text = None
     optimizer_settings: dict = {}
-    stage: int | None = None
-    offload_optimizer: str | None = None
-    offload_param: str | None = None
-    clipping: float | None = None
-    accumulation: int | None = None
-    bucket_elements: int | None = None
-    bucket_bytes: int | None = None
-    overlap: bool | None = None
+    stage: Int = None
+    offload_optimizer: Text = None
+    offload_param: Text = None
+    clipping: Float = None
+    accumulation: Int = None
+    bucket_elements: Int = None
+    bucket_bytes: Int = None
+    overlap: Flag = None
     deepspeed: dict | None = None  # the config that the engine resolved
     fsdp: dict | None = None  # units, mesh, policies; None without FSDP2
-    attention: str | None = None
-    checkpointing: bool | None = None
-    compiled: bool | None = None
-    threads: int | None = None
-    autocast: str | None = None
-    loss_scale: float | None = None
-    tf32: bool | None = None
+    attention: Text = None
+    checkpointing: Flag = None
+    compiled: Flag = None
+    threads: Int = None
+    autocast: Text = None
+    loss_scale: Float = None
+    tf32: Flag = None
     parameters: PositiveInt | None = None
-    held_parameters: int | None = None
-    trained_parameters: int | None = None  # None in records before weights could be frozen
+    held_parameters: Int = None
+    trained_parameters: Int = None  # None in records before weights could be frozen
     held_parameters_per_rank: list[int] = []
-    second_partition_ranks: int | None = None  # ranks that share a second copy of the weights; None without hpZ
-    second_partition_parameters: int | None = None  # elements of that copy on this rank at the update
-    sequence_ranks: int | None = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
-    tensor_ranks: int | None = None  # ranks that divide each layer among themselves; None without AutoTP
-    built_in_parts: bool | None = None  # stage 3: no rank ever held the whole model
-    linear_parameters_kept: int | None = None  # stage 3: gathered, and kept for the backward pass
+    second_partition_ranks: Int = None  # ranks that share a second copy of the weights; None without hpZ
+    second_partition_parameters: Int = None  # elements of that copy on this rank at the update
+    sequence_ranks: Int = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
+    tensor_ranks: Int = None  # ranks that divide each layer among themselves; None without AutoTP
+    built_in_parts: Flag = None  # stage 3: no rank ever held the whole model
+    linear_parameters_kept: Int = None  # stage 3: gathered, and kept for the backward pass
     dtypes: dict[str, str | None] = {}
-    steps: int | None = None
+    steps: Int = None
     rows_per_step: PositiveInt | None = None
-    tokens_per_step: int | None = None
+    tokens_per_step: Int = None
     learning_rates: list[float] = []
-    weights_checksum: str | None = None  # before the first step
-    final_weights_checksum: str | None = None  # after the last one, of a run with checkpoints
-    data_checksum: str | None = None
-    data_source: str | None = None
+    weights_checksum: Text = None  # before the first step
+    final_weights_checksum: Text = None  # after the last one, of a run with checkpoints
+    data_checksum: Text = None
+    data_source: Text = None
     memory_cap: MemoryCap | None = None
     saved: Saved | None = None
     trackers: list[str] = []
     patches: list[str] = []  # names of the study's patches to libraries
-    instruments_failed: str | None = None  # why the instruments gave no numbers
-    save_failed: str | None = None
+    instruments_failed: Text = None  # why the instruments gave no numbers
+    save_failed: Text = None
     runs: list[ScriptTraining] = []
-    logging_steps: int | None = None
+    logging_steps: Int = None
 
 
 class Device(Section):
@@ -247,13 +253,13 @@ class Hardware(Section):
     """The machine, without its name or address."""
 
     devices: list[Device] = []
-    driver: str | None = None
-    cpu: str | None = None
-    cores: int | None = None
-    host_memory_bytes: int | None = None
-    disk_total_bytes: int | None = None
-    disk_free_bytes: int | None = None
-    system: str | None = None
+    driver: Text = None
+    cpu: Text = None
+    cores: Int = None
+    host_memory_bytes: Int = None
+    disk_total_bytes: Int = None
+    disk_free_bytes: Int = None
+    system: Text = None
 
     @property
     def gpus_line(self) -> str:
@@ -267,7 +273,7 @@ class Machine(Section):
 
     ranks: list[int] = []
     hardware: Hardware = Hardware()
-    interface: str | None = None  # the network interface for its collectives
+    interface: Text = None  # the network interface for its collectives
 
 
 class Evaluation(Section):
@@ -276,7 +282,7 @@ class Evaluation(Section):
     step: int
     eval_loss: float
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-    perplexity: float | None = None
+    perplexity: Float = None
 
 
 class Loss(Section):
@@ -292,20 +298,20 @@ class Time(Section):
     setup_s: NonNegativeFloat | None = None
     step_s: list[PositiveFloat] = []  # of each step, on its slowest rank
     window_s: PositiveFloat | None = None  # wall time of all timed windows
-    flops_per_rank_and_step: float | None = None
+    flops_per_rank_and_step: Float = None
 
 
 class RankMemory(Section):
     """Peaks of one rank. The device's are None without a GPU."""
 
-    peak_allocated_bytes: Peak | None = None
-    peak_reserved_bytes: Peak | None = None
-    device_used_bytes: Peak | None = None
-    host_peak_bytes: Peak | None = None
-    host_pinned_peak_bytes: NonNegativeInt | None = None
-    host_resident_bytes: NonNegativeInt | None = None
-    nvme_read_bytes: NonNegativeInt | None = None
-    nvme_written_bytes: NonNegativeInt | None = None
+    peak_allocated_bytes: Peak = None
+    peak_reserved_bytes: Peak = None
+    device_used_bytes: Peak = None
+    host_peak_bytes: Peak = None
+    host_pinned_peak_bytes: Bytes = None
+    host_resident_bytes: Bytes = None
+    nvme_read_bytes: Bytes = None
+    nvme_written_bytes: Bytes = None
 
 
 class RankComponents(Section):
@@ -313,10 +319,10 @@ class RankComponents(Section):
 
     at_peak: dict[str, NonNegativeInt] | None = None
     after_step: dict[str, NonNegativeInt] = {}
-    tracked_peak_bytes: Peak
-    tracked_peak_step_before_bytes: NonNegativeInt | None = None
-    allocator_peak_bytes: NonNegativeInt | None = None  # of the same step; includes what libraries allocate
-    tracked_mean_bytes: float | None = None
+    tracked_peak_bytes: PositiveInt
+    tracked_peak_step_before_bytes: Bytes = None
+    allocator_peak_bytes: Bytes = None  # of the same step; includes what libraries allocate
+    tracked_mean_bytes: Float = None
 
 
 class Components(Section):
@@ -353,7 +359,7 @@ class Traffic(Section):
 
 class Energy(Section):
     joules_per_rank: list[NonNegativeFloat | None] = []
-    steps: int | None = None
+    steps: Int = None
 
 
 class CheckpointSaved(Section):
@@ -363,7 +369,7 @@ class CheckpointSaved(Section):
     bytes: int  # of all its files
     written_bytes_per_rank: list[int | None] = []  # by the kernel's count of what each process wrote
     save_s_per_rank: list[float] = []  # in `save_state`
-    seal_s: float | None = None  # the first rank's time for checksums, syncing and renaming
+    seal_s: Float = None  # the first rank's time for checksums, syncing and renaming
     peak_per_rank: list[RankMemory] = []  # while it was saved
 
 
@@ -371,13 +377,13 @@ class Resume(Section):
     """An interruption: the run that ended, and how the next run resumed from its checkpoint."""
 
     run_id: str  # of the run that was interrupted
-    status: str | None = None  # in its record; "running" if it was killed
-    reached: int | None = None  # the last step in its steps.jsonl
+    status: Text = None  # in its record; "running" if it was killed
+    reached: Int = None  # the last step in its steps.jsonl
     step: int  # the next run resumed after this step
     arm: str  # the interrupted run's
     ranks: int
     passed_over: list[str] = []  # newer checkpoints that were not complete, and why
-    random_states: bool | None = None  # whether each rank has the random states of that checkpoint
+    random_states: Flag = None  # whether each rank has the random states of that checkpoint
     peak_per_rank: list[RankMemory] = []  # while it was loaded
 
 
@@ -396,7 +402,7 @@ class Error(Section):
 
     kind: str
     message: str
-    where: str | None = None
+    where: Text = None
     what_to_do: str
 
 
@@ -411,8 +417,8 @@ class Record(Section):
     status: Annotated[Status, BeforeValidator(lambda given: OLD_ENDINGS.get(str(given), given))] = "running"
     started_utc: Moment
     finished_utc: Moment | None = None
-    commit: str | None = None
-    dirty: bool | None = None
+    commit: Text = None
+    dirty: Flag = None
     argv: list[str] = []
     requested: Requested = Requested()
     promised: Promised = Promised()

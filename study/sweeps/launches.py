@@ -65,11 +65,12 @@ def lacking() -> Stop | None:
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
     """Return the command that launches a cell."""
-    config = arms.all_paths()[cell.arm]
-    words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
-    words += [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
-    words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
-    return words + options(cell.settings) + (["--resume", str(resumed)] if resumed else [])
+    words = arms.launcher(arms.all_paths()[cell.arm])
+    if cell.ranks:
+        words += ["--num_processes", str(cell.ranks)]
+    where = {"run_dir": folder, "nvme_dir": nvme_dir, "resume": resumed}
+    given = {name: path for name, path in where.items() if path}
+    return [*words, str(SCRIPTS[cell.script]), *options(cell.settings | given)]
 
 
 def options(values: dict) -> list[str]:

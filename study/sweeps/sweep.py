@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
+import functools
 import glob
 import math
 import os
@@ -116,9 +117,9 @@ def sweep(
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
         for turn in turns:
             if turn.cell.rungs:
-                progress.say(search(turn.cell, lambda cell, repeat=turn.repeat: run.attempt(Turn(cell, repeat))))
+                progress.say(search(turn.cell, functools.partial(run.attempt, repeat=turn.repeat)))
             else:
-                run.attempt(turn)
+                run.attempt(turn.cell, turn.repeat)
             progress.next()
     return run.outcomes
 
@@ -133,8 +134,9 @@ class _Sweep:
     gpus: int
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def attempt(self, turn: Turn) -> str:
-        """Run a turn unless it is done, cannot run here, or has no time left. Return its status."""
+    def attempt(self, cell: Cell, repeat: int) -> str:
+        """Run a cell unless it is done, cannot run here, or has no time left. Return its status."""
+        turn = Turn(cell, repeat)
         ran = False
         left = None
         record = None
@@ -208,12 +210,17 @@ def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, in
     good = -1
     bad = count
     while bad - good > max(1, (good + 1) // 8):
-        rung = min(2 * good + 1, count - 1) if bad == count else (good + bad) // 2
+        rung = (good + bad) // 2
+        if bad == count:  # nothing has failed so far
+            rung = min(2 * good + 1, count - 1)
         rung = max(rung, good + 1)
         answer = survives(rung)
         if answer is None:
             break
-        good, bad = (rung, bad) if answer else (good, rung)
+        if answer:
+            good = rung
+        else:
+            bad = rung
     return good, bad
 
 
