@@ -113,7 +113,7 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
         "s/step": step_s,
         "from": low,
         "to": high,
-        "vs A": step_s / step_s_at_a if step_s and step_s_at_a else None,
+        "vs A": metrics.over(step_s, step_s_at_a),
         "peak MB": peak_bytes and peak_bytes / 1e6,
         "peak of": peak_bytes and kind,
         "loss": _median(runs, "train_loss"),
@@ -123,8 +123,10 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
 
 def _median(runs: list[Run], quantity: str) -> float | None:
     """Return the median over runs; None if one value is unknown, because a median of the rest would hide that."""
-    values = [metrics.value(run.record, quantity) for run in runs]
-    return statistics.median(values) if values and None not in values else None
+    values = metrics.all_known(metrics.value(run.record, quantity) for run in runs)
+    if not values:
+        return None
+    return statistics.median(values)
 
 
 def differing(several: list[dict]) -> list[str]:
@@ -290,7 +292,9 @@ def _row(name: str, first: int | None, second: int | None) -> dict:
 
 
 def _difference(lower: int | None, upper: int | None) -> int | None:
-    return None if lower is None or upper is None else upper - lower
+    if lower is None or upper is None:
+        return None
+    return upper - lower
 
 
 def unlike(first: Run, second: Run) -> list[dict]:

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pydantic import BaseModel
-
 from study.core import gpus, node_traffic
 from study.core.errors import Stop
 from study.core.validation import nearest
@@ -19,6 +17,13 @@ ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8
 
 
 # --- times and rates -----------------------------------------------------------------------------------------------
+
+
+def over(above: float | None, below: float | None) -> float | None:
+    """Return a quotient; None if one of the two is unknown, or nothing."""
+    if above and below:
+        return above / below
+    return None
 
 
 def timed_s(record: Record) -> float | None:
@@ -37,8 +42,7 @@ def median_step_s(record: Record) -> float | None:
 
 def steps_per_s(record: Record) -> float | None:
     """Return the timed steps per second of wall time."""
-    seconds = timed_s(record)
-    return len(record.time.step_s) / seconds if seconds and record.time.step_s else None
+    return over(len(record.time.step_s), timed_s(record))
 
 
 def tokens_per_s(record: Record) -> float | None:
@@ -46,10 +50,12 @@ def tokens_per_s(record: Record) -> float | None:
     speed = steps_per_s(record)
     if speed is None or record.is_virtual:
         return None
+    per_step: float | None = record.observed.tokens_per_step
     if record.watched.timed_tokens is not None:  # a user's own loop may have steps of unequal size
-        return record.watched.timed_tokens * speed / len(record.time.step_s)
-    per_step = record.observed.tokens_per_step
-    return None if per_step is None else per_step * speed
+        per_step = record.watched.timed_tokens / len(record.time.step_s)
+    if per_step is None:
+        return None
+    return per_step * speed
 
 
 def flops_per_s(record: Record) -> float | None:
@@ -70,9 +76,7 @@ def peak_flops_per_s(record: Record) -> float | None:
 
 def mfu(record: Record) -> float | None:
     """Return the share of the datasheet's peak that the model's own operations reach."""
-    reached = flops_per_s(record)
-    peak = peak_flops_per_s(record)
-    return reached / peak if reached and peak else None
+    return over(flops_per_s(record), peak_flops_per_s(record))
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -145,14 +149,17 @@ def peak_of(record: Record) -> str | None:
     """Return whose peak `peak_bytes` is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
     if peak_allocated_bytes(record):
         return "allocated"
-    return "tracked" if tracked_peak_bytes(record) else None
+    if tracked_peak_bytes(record):
+        return "tracked"
+    return None
 
 
 def weight_bytes(record: Record) -> float | None:
     """Return the bytes of all weights, in their observed dtype."""
-    size = record.observed.parameters
-    dtype = record.observed.dtypes.get("weights")
-    return size * ELEMENT_BYTES[dtype] if size and dtype in ELEMENT_BYTES else None
+    element_bytes = ELEMENT_BYTES.get(str(record.observed.dtypes.get("weights")))
+    if element_bytes is None or record.observed.parameters is None:
+        return None
+    return record.observed.parameters * element_bytes
 
 
 # --- traffic -------------------------------------------------------------------------------------------------------
@@ -177,8 +184,8 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
 
 def sent(record: Record) -> dict[str, int]:
     """Return the bytes of a step by collective, of the first rank."""
-    per_rank = record.traffic.per_rank
-    return {kind: count.bytes for kind, count in per_rank[0].items()} if per_rank else {}
+    first, *_ = [*record.traffic.per_rank, {}]
+    return {kind: count.bytes for kind, count in first.items()}
 
 
 def wire_bytes_per_rank(record: Record) -> list[float | None]:
@@ -202,7 +209,9 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
         if node_ranks:
             groups = {ranks: float(part) for ranks, part in entry.by_ranks(record.observed.ranks or 1).items()}
             size = node_traffic.by_node({kind: groups}, node_ranks)["between"].get(kind, 0)
-        return size * (2 if unit == "volume" and kind == "all_reduce" else 1)
+        if unit == "volume" and kind == "all_reduce":
+            return 2 * size
+        return size
 
     return most(
         sum(amount(kind, entry) for kind, entry in counts.items() if collectives is None or kind in collectives)
@@ -245,7 +254,9 @@ def value(record: Record, quantity: str, training: int | None = None) -> Any:
         return None  # they cover only the part after an interruption, so they are not comparable
     if quantity.startswith("component."):
         return _at_peak(record, quantity.removeprefix("component."))
-    return QUANTITIES[quantity](record) if quantity in QUANTITIES else dig(record, quantity)
+    if quantity in QUANTITIES:
+        return QUANTITIES[quantity](record)
+    return dig(record, quantity)
 
 
 def refuse_unknown(quantity: str) -> None:
@@ -265,10 +276,13 @@ def refuse_unknown(quantity: str) -> None:
 def dig(content: Any, path: str) -> Any:
     """Return the value at a dotted path with list indices, or None if this record has none."""
     for name in path.split("."):
-        if isinstance(content, list) and name.lstrip("-").isdigit():
-            content = content[int(name)] if -len(content) <= int(name) < len(content) else None
-        elif isinstance(content, dict):
-            content = content.get(name)
-        else:
-            content = getattr(content, name, None) if isinstance(content, BaseModel) else None
+        try:
+            if isinstance(content, list):
+                content = content[int(name)]
+            elif isinstance(content, dict):
+                content = content[name]
+            else:
+                content = getattr(content, name)
+        except (LookupError, ValueError, AttributeError):
+            return None
     return content

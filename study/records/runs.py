@@ -43,7 +43,9 @@ class Run:
             return "virtual"
         if self.record.requested.memory_cap_gib:
             return "capped"
-        return "emulated" if self.record.requested.hosts else "real"
+        if self.record.requested.hosts:
+            return "emulated"
+        return "real"
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -174,7 +176,6 @@ def _row(run: Run) -> dict:
         "to disk MB": sum(written) if written else None,
     }
     measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
-    reached = metrics.flops_per_s(record)
     ranks = record.observed.ranks
     return {
         "run": run.folder.name,
@@ -188,7 +189,7 @@ def _row(run: Run) -> dict:
         "eval loss": metrics.value(record, "eval_loss"),
         "s/step": metrics.value(record, "step_s"),
         "MFU": metrics.mfu(record),
-        "of measured": reached / measured if reached and measured else None,
+        "of measured": metrics.over(metrics.flops_per_s(record), measured),
     } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes.items()}
 
 

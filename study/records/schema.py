@@ -83,7 +83,9 @@ Moment = Annotated[str, AfterValidator(_moment)]
 
 def _recorded(hint: Any) -> tuple[Any, None]:
     """The type of a setting in a record: a path is a text, and any setting may be unknown in an older record."""
-    return str | None if Path in (hint, *get_args(hint)) else hint | None, None
+    if Path in (hint, *get_args(hint)):
+        return Text, None
+    return hint | None, None
 
 
 # The types of the flags without their bounds: a refused value is recorded as it was given.

@@ -115,8 +115,9 @@ def newest_try(path: Path) -> Path:
 
 def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
-    below = next(path.parent.glob(f"*/{RECORD}"), None)
-    missing = f"name one of its runs, such as {below.parent.name}" if below else "name the folder of a run"
+    missing = "name the folder of a run"
+    if below := next(path.parent.glob(f"*/{RECORD}"), None):
+        missing = f"name one of its runs, such as {below.parent.name}"
     again = "run that cell again"
     return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
 

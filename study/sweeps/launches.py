@@ -77,8 +77,10 @@ def options(values: dict) -> list[str]:
     """Return the words of a command line for some settings."""
     words = []
     for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
+        if value is True:
+            words.append(flag(name))
+        elif value is False:
+            words.append(flag(f"no_{name}"))
         else:
             words += [flag(name), str(value)]
     return words

@@ -49,7 +49,9 @@ class Ended:
 
     @property
     def where(self) -> str | None:
-        return self.name if self.name.startswith("rank ") else None
+        if self.name.startswith("rank "):
+            return self.name
+        return None
 
 
 def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: OomKills) -> Record:
@@ -68,7 +70,9 @@ def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: Oom
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             output = file.read().decode(errors="replace")
         stop = why_it_ended(record, output, code, kills, pids)
-    return record if stop is None else write_end(folder, record, stop)
+    if stop is None:
+        return record
+    return write_end(folder, record, stop)
 
 
 def why_it_ended(record: Record, output: str, code: int, kills: OomKills, pids: dict[int, int]) -> Stop | None:

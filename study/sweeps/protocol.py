@@ -140,7 +140,9 @@ def names() -> list[str]:
 
 def read(name: str) -> dict:
     """Return a protocol by its name or the path of a file, with its form checked."""
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    path = FOLDER / f"{name}.toml"
+    if name.endswith(".toml"):
+        path = Path(name)
     otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
     missing = nearest(path.stem, names(), otherwise=otherwise)
     content = load(path, dict, what="a protocol", remedy=EXAMPLE, most_bytes=MAX_BYTES, links=True, missing=missing)
@@ -182,7 +184,9 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
         raise Stop(f"{where}: arm is missing", "name one or several")
     if (script == "as_printed") != ("repair" in merged):
         raise Stop(f"{where}: repair belongs to script = 'as_printed', and to no other", "give both or neither")
-    rungs = _rungs(merged.pop(frontier, None), frontier, where) if frontier else []
+    rungs = []
+    if frontier:
+        rungs = _rungs(merged.pop(frontier, None), frontier, where)
     axes = _axes(merged, where)
     if math.prod(map(len, axes.values())) > MAX_CELLS:
         raise Stop(f"{where} has more than {MAX_CELLS} cells", "take values out of its lists")
@@ -194,8 +198,9 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
         ranks = settings.pop("ranks", None)
         arms.load_arm(arm)
         trainers = {key: value for key, value in settings.items() if key != "repair"}
-        for rung in (rungs[0], rungs[-1]) if rungs else (None,):
-            build(trainers if rung is None else trainers | {frontier: rung}, where)
+        build(trainers, where)
+        for rung in (*rungs[:1], *rungs[-1:]):
+            build(trainers | {frontier: rung}, where)
         cells.append(Cell(protocol["name"], part["name"], scale, arm, ranks, settings, **how))
     return cells
 

@@ -110,10 +110,10 @@ def sweep(
 
     With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
-    over = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = _Sweep(runs, timeout_s, nvme_dir, progress, over, num_gpus())
+    run = _Sweep(runs, timeout_s, nvme_dir, progress, num_gpus())
     with lock_runs_folder(runs):
         if minutes is not None:
+            run.over = time.monotonic() + 60 * minutes
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
         for turn in turns:
             if turn.cell.rungs:
@@ -130,8 +130,8 @@ class _Sweep:
     timeout_s: float
     nvme_dir: Path | None
     progress: Any
-    over: float  # when the sweep's time ends
     gpus: int
+    over: float = math.inf  # when the sweep's time ends
     outcomes: list[Outcome] = field(default_factory=list)
 
     def attempt(self, cell: Cell, repeat: int) -> str:
