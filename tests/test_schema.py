@@ -12,7 +12,6 @@ from shaped import changed, failed, finished, script
 from study.core.settings import Flags, as_dict
 from study.core.validation import sentence
 from study.records import runs
-from study.records.runs import Run
 from study.records.schema import OLD_ENDINGS, SCHEMA, Cell, Record, Requested
 
 # What older records hold and no reader reads: it can be computed, or nobody asked.
@@ -113,28 +112,3 @@ def test_another_schema_is_named(schema):
 )
 def test_a_mistake_is_named(changes, words):
     assert words in problem(changed(finished(), **changes))
-
-
-# --- the same cell, the same machine -------------------------------------------------------------------------------
-
-
-def run(**changes) -> Run:
-    return Run(Path("runs/run"), Record.model_validate(finished(**changes)))
-
-
-OTHER = {"seed": 7, "threads": 3, "micro_batch": 3, "precision": "fp32", "lr": 0.5, "arm": "zero1", "save": True}
-OTHER |= {"dropout": 0.0, "checkpointing": True, "memory_cap_gib": 1.0}
-
-
-@pytest.mark.parametrize("path", [*(f"requested__{setting}" for setting in OTHER), "observed__ranks"])
-def test_another_setting_or_number_of_ranks_is_another_cell(path):
-    setting = path.partition("__")[2]
-    other = run(**{path: OTHER.get(setting, 4)})
-    assert other.key() != run().key()
-    assert other.key(without=[setting]) == run().key(without=[setting])
-
-
-@pytest.mark.parametrize("setting", ["run_dir", "nvme_dir", "cache_dir", "config_file", "log_every"])
-def test_places_and_the_width_of_windows_are_no_part_of_a_cell(setting):
-    other = run(**{f"requested__{setting}": 3 if setting == "log_every" else "/elsewhere"})
-    assert other.key() == run().key()

@@ -101,6 +101,7 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
     low = high = None
     if step_s is not None and len(runs) >= FEWEST_RUNS:
         in_order = [metrics.value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]
+        # A fixed seed and order: the same runs give the same interval, in every report.
         _, low, high = median_with_interval(in_order, np.random.default_rng(0))
     kind: str | None = "allocated"
     peak_bytes = _median(runs, "peak_allocated_bytes")
@@ -157,6 +158,7 @@ def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tupl
     present = {other.record.arm for other in trained}
     baseline = next((arm for arm in (first, *NAMES) if arm in present), None)
     others = [other for other in trained if other.record.arm == baseline and alike(other) == alike(run)]
+    # The baseline's own other seeds and ranks are no deviation.
     if not others or run.record.arm == baseline or run.record.requested.init == "in_place":
         return None, []
     theirs = max(others, key=same_ranks).record.loss.train

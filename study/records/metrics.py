@@ -284,5 +284,5 @@ def dig(content: Any, path: str) -> Any:
             else:
                 content = getattr(content, name)
         except (LookupError, ValueError, AttributeError):
-            return None
+            return None  # an older record lacks a newer field, and a run of two ranks has no third
     return content

@@ -223,6 +223,7 @@ def load(
             record = shared(record)
         if record.status == "running":
             set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
+        # The same run may lie in several folders: in runs/, and kept in reports/.
         copies += record.identity in members
         members.setdefault(record.identity, Run(folder, _with_settings(record)))
     environments = _environments(members.values())

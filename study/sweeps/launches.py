@@ -1,7 +1,6 @@
 """Runs one cell in one launch: starts it, watches it, ends it with all its processes, and completes its record."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -24,7 +23,6 @@ from study.sweeps.protocol import SCRIPTS, Cell
 
 POLL_S = 2.0  # rarely, because work of the sweep disturbs timed steps
 GRACE_S = 20  # how long a launch may take to end after SIGTERM
-TAIL_BYTES = 4096  # of steps.jsonl: some thirty steps
 OF_A_LAUNCHER = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$|TORCHELASTIC_|ACCELERATE_"
 )
@@ -100,6 +98,7 @@ def run(
     `over` is when the sweep's time ends. `resumed` is an earlier try that left a checkpoint to resume from.
     """
     folder.mkdir()
+    # Before the launch, so that a run on a disk that fills up meanwhile still ends with a record of why.
     store.reserve(folder)
     with contextlib.closing(OomKillCounter()) as killing:
         try:
@@ -115,12 +114,13 @@ def run(
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    start_new_session=True,  # Ctrl-C reaches the sweep alone, which then ends the ranks in its order
                     preexec_fn=die_with_parent,
                 )
             stop = _watched(launcher, folder, timeout_s, over, watch)
             return outcomes.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
         except KeyboardInterrupt:
+            # The interrupt goes on, whether or not a record can still be written.
             with contextlib.suppress(OSError):
                 outcomes.outcome(turn, folder, -signal.SIGINT, INTERRUPTED, OomKills(0))
             raise
@@ -233,10 +233,6 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
 
 
 def last_step(folder: Path) -> dict:
-    """Return the newest training step of a run in progress, from the end of its steps.jsonl. {} before the first."""
-    with contextlib.suppress(OSError, ValueError, TypeError, StopIteration):
-        with (folder / "steps.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")[:-1]  # the last line may be incomplete
-        return next(step for line in reversed(lines) if "loss" in (step := json.loads(line)))
-    return {}
+    """Return the newest training step of a run in progress. {} before the first."""
+    steps = [line for line in store.read_steps(folder) if "loss" in line]  # others are evaluations
+    return next(reversed(steps), {})

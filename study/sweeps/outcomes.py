@@ -81,6 +81,7 @@ def why_it_ended(record: Record, output: str, code: int, kills: OomKills, pids: 
     `pids` are the ranks by their process id. The kernel comes first, because the ranks that survive a kill give reasons
     of their own. Then the record counts, unless it only says that another rank is lost. Then what the launcher reports.
     """
+    # The launcher stands last: its own end is a consequence, unless no rank was reported.
     ends = [*reported(output), Ended("the launcher", _how(code))]
     lost_peer = _lost_peer(record)
     victims = _killed_for_memory(ends, kills, pids)
@@ -89,8 +90,10 @@ def why_it_ended(record: Record, output: str, code: int, kills: OomKills, pids: 
     ):
         what = f"the kernel killed {victims[0].name} because the host ran out of memory"
         return Stop(what, MORE_MEMORY, "oom", victims[0].where)
+    # A rank that met an error of its own has recorded it, and knows more than any launcher.
     if record.status == "failed" and not lost_peer:
         return None
+    # Of several dead ranks, the root cause stands first.
     for end in ends:
         if end.how.startswith("SIG") and end.how not in ON_PURPOSE:
             reason = "not for lack of memory"

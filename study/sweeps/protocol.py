@@ -109,6 +109,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of its folder: the part, the arm, and a digest of everything else."""
+        # The arm's file is part of it: a changed arm is another cell, and is run again.
         key = [self.script, self.arm, self.ranks, self.settings, self.rungs, arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
         rung = []
@@ -188,6 +189,7 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     if frontier:
         rungs = _rungs(merged.pop(frontier, None), frontier, where)
     axes = _axes(merged, where)
+    # Before the product is expanded: three lists of a few thousand values would fill the memory.
     if math.prod(map(len, axes.values())) > MAX_CELLS:
         raise Stop(f"{where} has more than {MAX_CELLS} cells", "take values out of its lists")
     how = {"script": script, "frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
@@ -198,6 +200,8 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
         ranks = settings.pop("ranks", None)
         arms.load_arm(arm)
         trainers = {key: value for key, value in settings.items() if key != "repair"}
+        # Checked here, so that a mistake in the last cell is found before the first one runs. Of a frontier the ends
+        # are enough: what is between them is of the same kind.
         build(trainers, where)
         for rung in (*rungs[:1], *rungs[-1:]):
             build(trainers | {frontier: rung}, where)

@@ -149,7 +149,7 @@ class _Sweep:
                 record = outcomes.write_end(folder, turn.new_record(folder), stop)
             if record is None:
                 left = too_short(self.over - time.monotonic(), turn.cell, self.runs)
-                ran = left is None
+                ran = left is None  # said before the launch, as that may raise
             if ran:
                 record = self._launch(turn)
         except OSError as error:
@@ -192,6 +192,7 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise Stop(f"another sweep holds {runs} ({file.read()})", "wait for it, or give other --runs") from None
+        # Only the holder writes. The file stays after a sweep, because another may be waiting to open it.
         file.truncate(0)
         file.write(f"process {os.getpid()} since {store.now_utc()}")
         file.flush()
@@ -210,7 +211,7 @@ def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, in
     good = -1
     bad = count
     while bad - good > max(1, (good + 1) // 8):
-        rung = (good + bad) // 2
+        rung = (good + bad) // 2  # bisect
         if bad == count:  # nothing has failed so far
             rung = min(2 * good + 1, count - 1)
         rung = max(rung, good + 1)
@@ -292,6 +293,7 @@ def expected_s(cell: Cell, runs: Path) -> float:
     """Return the seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     tries = [record.wall_s or 0 for record in records if record.status not in ("running", "failed")]
+    # A cell that was tried here is known better than what its protocol expects of any machine.
     if tries:
         return GROWTH * max(tries) + BEFORE_THE_RECORD_S
     if isinstance(cell.reserve_s, dict):
