@@ -17,7 +17,7 @@ from study.core.errors import Stop
 from study.records import metrics, runs, store
 from study.watch import WatchCallback, watch
 from study.watch.diagnosis import diagnose
-from study.watch.intended import intended_settings
+from study.watch.sources import intended_settings
 
 ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
 LOOKED_AT = [6, 7, 8]

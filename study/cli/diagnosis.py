@@ -12,7 +12,7 @@ from study.core.tables import say, say_wrapped, wrapped
 from study.predict.front import Wanted
 from study.records import collectives, store
 from study.records.schema import Record
-from study.watch import evidence, hangs, recorder, sources, trends
+from study.watch import evidence, hangs, sources, trends
 from study.watch.diagnosis import diagnose as rules
 from study.watch.diagnosis import unknown_rules
 from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
@@ -51,7 +51,7 @@ def _answer(path: Path) -> dict:
     logs = collectives.load(path) if path.is_dir() else []
     if config := sources.read_config(path):
         return answer | {"how": config.words, "findings": list(map(dataclasses.asdict, mistakes(config)))}
-    if not file.exists() and not logs and (path.is_file() or (path.is_dir() and recorder.dumps_in(path))):
+    if not file.exists() and not logs and (path.is_file() or (path.is_dir() and evidence.dumps_in(path))):
         logs = evidence.dumps(path)
         answer["how"] = "Flight Recorder dumps"
     elif file.exists() or not logs:

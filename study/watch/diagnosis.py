@@ -6,12 +6,14 @@ value that it needs.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from study.core.settings import AUTOCAST
+from study.records import metrics
+from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Record
-from study.watch.facts import Facts, Unknown, required
 from study.watch.findings import Finding, finding, ordered
+from study.watch.sources import value_at
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
@@ -25,6 +27,80 @@ REPEATED = 1.5  # times the bytes of all weights: more means that they were move
 STATES = ("weights", "gradients", "master", "moments")
 
 Results = Iterator[tuple[str, dict[str, Any]]]
+
+
+T = TypeVar("T")
+
+
+class Unknown(Exception):
+    """The record lacks a value that a rule needs. Nothing is guessed."""
+
+
+def required(value: T | None) -> T:
+    """Return the value. Raise Unknown if it is None."""
+    if value is None:
+        raise Unknown
+    return value
+
+
+class Facts:
+    """A record and values derived from it. A property raises Unknown if the record does not hold its value."""
+
+    def __init__(self, record: Record):
+        self.record = record
+        self.observed = record.observed
+        self.promised = record.promised
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
+        required(self.observed.wrapper)
+        return self.observed.stage or 0
+
+    @property
+    def sharded(self) -> bool:
+        return bool(self.observed.stage) or "FSDP" in f"{self.observed.wrapper} {self.observed.distributed_type}"
+
+    @property
+    def ranks(self) -> int:
+        return required(self.observed.ranks)
+
+    @property
+    def parameters(self) -> int:
+        return required(self.observed.parameters)
+
+    @property
+    def weights(self) -> str:
+        """The dtype of the weights; several are separated by spaces."""
+        return required(self.observed.dtypes.get("weights"))
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the weights, and of the reduced gradients."""
+        return required(max((ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()), default=0) or None)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.parameters * self.element_bytes
+
+    @property
+    def peak(self) -> dict[str, int]:
+        """Bytes by component at the peak of the rank that holds most."""
+        return required(metrics.components(self.record) or None)
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+    def moved_bytes(self, *kinds: str) -> int:
+        """Return what the first rank moves in a step by these collectives."""
+        counted = required(next(iter(self.record.traffic.per_rank), None))
+        return sum(counted[kind].bytes for kind in counted.keys() & set(kinds))
+
+    def requested_home(self, part: str) -> str:
+        """Return where the optimizer states or the weights should be offloaded to."""
+        resolved = value_at(self.observed.deepspeed, f"zero_optimization.{part}.device")
+        return getattr(self.promised, part) or resolved or "none"
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------

@@ -13,18 +13,22 @@ from study.core.arms import OFFLOADS
 from study.core.library_defaults import Library, sections
 from study.core.numbers import short
 from study.watch.diagnosis import diagnose
-from study.watch.effective import (
+from study.watch.findings import Finding, finding
+from study.watch.sources import (
+    ACCELERATE,
+    DEEPSPEED,
+    TRAINER,
     Description,
     EffectiveSettings,
     Setting,
+    Source,
     config_of_yaml,
     descriptions,
     effective_settings,
+    flat,
     value_at,
     zero_section,
 )
-from study.watch.findings import Finding, finding
-from study.watch.sources import ACCELERATE, DEEPSPEED, TRAINER, Source, flat
 
 UNSET = Setting(None)
 LONGEST = 48  # characters of a value

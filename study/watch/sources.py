@@ -1,14 +1,22 @@
 """Read anybody's config or record without trusting it, and recognise its kind by its keys."""
 
 import contextlib
+import functools
+import os
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from study.core import files, parsing
+from pydantic import BaseModel, ConfigDict
+
+from study.core import files, launcher, parsing
+from study.core.arms import OFFLOADS
 from study.core.errors import Stop
+from study.core.library_defaults import sections
+from study.core.settings import AUTOCAST
 from study.records import store
-from study.records.schema import Record
+from study.records.schema import Promised, Record
 
 MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
 RECORD = "record"
@@ -111,3 +119,255 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
         inner = flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
         values |= inner
     return values
+
+
+AUTO = "auto"
+ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
+Kind = Literal["deepspeed", "accelerate", "trainer", "record"]
+
+
+class Description(BaseModel):
+    """A setting by our name. The fields of the kinds of files are dotted paths."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    changes: str | None = None  # None: not known to change losses or memory
+    why: str = ""
+    unless: str | int | bool | None = None  # another value counts even if only one file has the setting
+    deepspeed: str | None = None
+    accelerate: str | None = None
+    trainer: str | None = None
+    record: str | None = None
+    keys: tuple[str, ...] = ()
+
+
+@functools.cache
+def descriptions() -> dict[str, Description]:
+    """Return all descriptions by name. The settings that matter most come first."""
+    content = tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
+    return {name: Description(**fields) for name, fields in content.items()}
+
+
+@dataclass(frozen=True)
+class Setting:
+    value: Any
+    is_default: bool = False  # of the library: the file does not have the key
+
+
+EffectiveSettings = dict[str, Setting]
+
+
+def value_at(content: Any, path: str) -> Any:
+    """Return the value at a dotted path, or None. The empty path is the content itself."""
+    for name in path.split(".") if path else ():
+        content = content.get(name) if isinstance(content, dict) else None
+    return content
+
+
+def effective_settings(source: Source) -> EffectiveSettings:
+    """Return the effective settings by our names, those that matter most first."""
+    if source.record is not None:
+        settings = _of_record(source.record, source.content)
+    elif source.kind == DEEPSPEED:
+        settings = _of_deepspeed(source.content)
+    elif source.kind == ACCELERATE:
+        settings = _of_accelerate(source)
+    else:  # files of other programs often use the Trainer's names
+        settings = _of_trainer(source)
+    names = dict.fromkeys((*descriptions(), *settings))
+    return {name: settings[name] for name in names if name in settings and settings[name].value is not None}
+
+
+def _at_paths(kind: Kind, content: dict, defaults: dict[str, Any] | None = None) -> EffectiveSettings:
+    """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
+    settings = {}
+    for name, description in descriptions().items():
+        path = getattr(description, kind)
+        written = value_at(content, path) if path else AUTO
+        if written in (None, "None"):
+            settings[name] = Setting((defaults or {}).get(path), is_default=True)
+        elif written != AUTO:
+            settings[name] = Setting(written)
+    return {name: setting for name, setting in settings.items() if setting.value is not None}
+
+
+def zero_section(config: dict) -> dict:
+    """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
+    section = config.get("zero_optimization")
+    zero = dict(section) if isinstance(section, dict) else {}
+    if zero.get("cpu_offload") is True:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    return zero
+
+
+def _of_deepspeed(config: dict) -> EffectiveSettings:
+    zero = zero_section(config)
+    known = sections("deepspeed").items()
+    defaults = {f"{path}.{key}".lstrip("."): value for path, section in known for key, value in section.items()}
+    is_stage3 = zero.get("stage") == 3
+    settings = {"overlap_comm": Setting(is_stage3, is_default=True)}
+    settings |= _at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
+    if not is_stage3:
+        settings = {name: setting for name, setting in settings.items() if not name.startswith("stage3_")}
+        nvme = [part for part in OFFLOADS if settings[part].value == "nvme"]
+        settings |= dict.fromkeys(nvme, Setting("cpu"))  # stages 1 and 2 take nvme for cpu
+    return settings | {"engine": Setting("DeepSpeed"), "precision": Setting(cast_of(config))}
+
+
+def cast_of(config: dict) -> str | None:
+    """Return the precision of a DeepSpeed config. None if the script fills it in."""
+    for name, dtype in reversed(AUTOCAST.items()):
+        if value_at(config, f"{name}.enabled") is True:
+            return f"cast to {dtype}"
+    if value_at(config, "torch_autocast.enabled") is True:
+        return f"autocast to {value_at(config, 'torch_autocast.dtype') or 'bfloat16'}"
+    is_auto = any(value_at(config, f"{name}.enabled") == AUTO for name in AUTOCAST)
+    return None if is_auto else "fp32"
+
+
+def _mixed(half: str, settings: EffectiveSettings) -> EffectiveSettings:
+    """Return what `mixed_precision` or the Trainer's flag makes of the precision. A DeepSpeed config's own counts."""
+    if "stage" not in settings:
+        return {"precision": Setting("fp32" if half == "no" else f"autocast to {AUTOCAST.get(half, half)}")}
+    if half != "no" and settings["precision"].value in (None, "fp32"):
+        return {"precision": Setting(f"cast to {AUTOCAST.get(half, half)}")}
+    return {}
+
+
+def _of_accelerate(source: Source) -> EffectiveSettings:
+    config = source.content
+    kind = str(config.get("distributed_type") or "NO")  # yaml reads an unquoted NO as false
+    half = str(config.get("mixed_precision") or "no")
+    if kind != "FSDP":  # its section is not read
+        config = config | {"fsdp_config": None}
+    settings = _at_paths("accelerate", config)
+    if kind == "DEEPSPEED" and source.unread is None:
+        made = config_of_yaml(config.get("deepspeed_config") or {})
+        settings = _of_deepspeed(source.named.content if source.named else made) | settings
+    settings |= {"engine": Setting(ENGINES.get(kind, kind))}
+    if kind != "DEEPSPEED" or "stage" in settings:
+        settings |= _mixed(half, settings)
+    return settings
+
+
+def config_of_yaml(section: dict) -> dict:
+    """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0."""
+    zero: dict = {"stage": section.get("zero_stage", 2)}
+    for part in OFFLOADS:
+        device = section.get(f"{part}_device")
+        if device not in (None, "none"):
+            zero[part] = {"device": device}
+    names = ("gradient_clipping", "gradient_accumulation_steps")
+    return {"zero_optimization": zero} | {name: section[name] for name in names if section.get(name)}
+
+
+def _of_trainer(source: Source) -> EffectiveSettings:
+    arguments = source.content
+    half = next((name for name in AUTOCAST if arguments.get(name) is True), "no")
+    is_trainer = source.kind == TRAINER
+    settings = _at_paths("trainer", arguments, sections("trainer")[""] if is_trainer else None)
+    if source.named:  # the DeepSpeed config's numbers count
+        settings |= _of_deepspeed(source.named.content)
+    elif is_trainer:
+        settings["engine"] = Setting("FSDP" if arguments.get("fsdp") else "DDP, or one process")
+    if is_trainer or half != "no":
+        settings |= _mixed(half, settings)
+    return settings
+
+
+def _of_record(record: Record, content: dict) -> EffectiveSettings:
+    seen = record.observed
+    kind = seen.distributed_type or ""
+    weights = seen.dtypes.get("weights")
+    own = _at_paths("record", content)
+    if seen.autocast in AUTOCAST:
+        own["precision"] = Setting(f"autocast to {AUTOCAST[seen.autocast]}")
+    elif weights is not None:
+        own["precision"] = Setting("fp32" if weights == "float32" else f"cast to {weights}")
+    if kind:
+        own["engine"] = Setting("FSDP" if "FSDP" in kind else ENGINES.get(kind, "DDP"))
+    # The values that were read back from the prepared objects take precedence over the config.
+    settings = (_of_deepspeed(seen.deepspeed) if seen.deepspeed else {}) | own
+    return settings | {f"version of {name}": Setting(version) for name, version in record.software.items()}
+
+
+# `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
+FIELDS = {"clipping": "gradient_clipping", "accumulation": "gradient_accumulation_steps"}
+
+
+def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
+    """Return what was asked for, by the most explicit source: a Trainer, the script's own config, or the launcher.
+
+    `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
+    """
+    if engine_config is not None:
+        wanted = {"source": "the script's DeepSpeed config", "deepspeed": True} | _asked_of_deepspeed(engine_config)
+    else:
+        wanted = _asked_of_launcher()
+    if arguments is not None:
+        wanted |= _asked_of_trainer(arguments, wanted)
+    wanted["ranks"] = _number_in(os.environ.get("WORLD_SIZE"))
+    return Promised.model_validate(wanted)
+
+
+def _asked_of_launcher() -> dict[str, Any]:
+    """Return what the environment of `accelerate launch` asks for; nothing without it."""
+    seen = {name.removeprefix("ACCELERATE_"): value for name, value in os.environ.items()}
+    if "MIXED_PRECISION" not in seen:
+        return {}
+    file = launcher.config_file()
+    wanted: dict[str, Any] = {
+        "source": file.name if file else "Accelerate's environment",
+        "deepspeed": seen.get("USE_DEEPSPEED") == "true",
+        "fsdp": seen.get("USE_FSDP") == "true",
+        "precision": seen["MIXED_PRECISION"],
+    }
+    if not wanted["deepspeed"]:
+        return wanted
+    if path := seen.get("DEEPSPEED_CONFIG_FILE"):  # Accelerate's precision is then the file's
+        return wanted | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
+    written = seen.get("CONFIG_DS_FIELDS", "").split(",")
+    wanted |= {ours: _number_in(seen.get(key.upper())) for ours, key in FIELDS.items() if key in written}
+    wanted |= {part: seen.get(f"DEEPSPEED_{part.upper()}_DEVICE") for part in OFFLOADS}
+    return wanted | {"stage": _number_in(seen.get("DEEPSPEED_ZERO_STAGE"))}
+
+
+def _asked_of_trainer(arguments, launched: dict[str, Any]) -> dict[str, Any]:
+    """Return what TrainingArguments ask for. Numbers in a DeepSpeed config take precedence."""
+    wanted = {
+        "source": "TrainingArguments",
+        "clipping": float(arguments.max_grad_norm or 0),
+        "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
+        "accumulation": arguments.gradient_accumulation_steps,
+        "checkpointing": arguments.gradient_checkpointing,
+    }
+    config: dict[str, Any] = {}
+    if arguments.deepspeed:
+        config = {"deepspeed": True} | _asked_of_deepspeed(_content(arguments.deepspeed))
+    elif launched.get("deepspeed"):  # the Trainer then takes the launcher's config
+        config = launched | {"precision": None}
+    return wanted | {name: value for name, value in config.items() if value is not None}
+
+
+def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
+    """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
+    zero = zero_section(config)
+    wanted: dict[str, Any] = {ours: _number_in(config.get(key)) for ours, key in FIELDS.items()}
+    wanted |= {part: (zero.get(part) or {}).get("device", "none") for part in OFFLOADS}
+    precision = next((name for name in AUTOCAST if (config.get(name) or {}).get("enabled") is True), None)
+    return wanted | {"stage": _number_in(zero.get("stage", 0)), "precision": precision}
+
+
+def _content(config: dict | str | Path) -> dict:
+    if isinstance(config, dict):
+        return config
+    with contextlib.suppress(Stop):
+        return read(Path(config)).content
+    return {}
+
+
+def _number_in(value) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):  # "auto", "none", or nothing
+        return None

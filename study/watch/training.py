@@ -4,6 +4,9 @@ A failure in here must not end the user's training. It ends the watch, and the r
 """
 
 import contextlib
+import datetime
+import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from study.core.errors import Stop
 from study.core.tables import say
@@ -21,11 +26,9 @@ from study.measure.memory import freed_bytes, peaks
 from study.records import store
 from study.records.schema import Record, Watched
 from study.watch import monitor, results, trends
-from study.watch.instruments import Instruments
-from study.watch.intended import intended_settings
-from study.watch.loop import Loop
-from study.watch.ranks import Ranks
+from study.watch.loop import Instruments, Loop
 from study.watch.results import RankMeasurements
+from study.watch.sources import intended_settings
 from study.watch.steps import Step, StepLog
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
@@ -232,3 +235,53 @@ def _new_record(training: Training, folder: Path) -> Record:
     record.hardware = hardware.describe(folder)
     record.software = hardware.versions()
     return record
+
+
+FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder
+
+_count = itertools.count()  # numbers the watches of this process, in the same way on every rank
+
+
+class Ranks:
+    """This rank and the others of its process group. Ranks without a group cannot reach each other."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", 0))
+        self.count = 1
+        self._store: dist.Store | None = None
+        if dist.is_initialized():
+            self.rank = dist.get_rank()
+            self.count = dist.get_world_size()
+            self._store = dist.PrefixStore(f"study.watch/{next(_count)}", _get_default_store())
+
+    def send(self, name: str, text: str) -> None:
+        if self._store is not None:
+            self._store.set(name, text)
+
+    def receive(self, name: str, timeout_s: float) -> str | None:
+        """Return the text that another rank sent under this name; None if it does not arrive in time."""
+        if self._store is None:
+            return None
+        try:
+            self._store.wait([name], datetime.timedelta(seconds=timeout_s))
+            return self._store.get(name).decode()
+        except RuntimeError:  # it is late, or gone
+            return None
+
+    def agree_on_folder(self, run_dir: Path) -> Path | None:
+        """Return the folder without a run that the first rank has made. None on a rank that cannot reach the first."""
+        if self.rank != 0:
+            name = self.receive("folder", FOLDER_WITHIN_S)
+            return Path(name) if name else None
+        folder = run_dir.resolve()
+        number = 1
+        while (folder / store.RECORD).exists():
+            number += 1
+            folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            self.send("folder", "")  # so that the others do not wait for it
+            raise
+        self.send("folder", str(folder))
+        return folder

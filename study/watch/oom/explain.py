@@ -29,9 +29,9 @@ from study.predict.front import (
     usual_precision,
     with_zero,
 )
-from study.watch import effective, sources
-from study.watch.oom import reading, sizes
-from study.watch.oom.causes import Cause, causes
+from study.watch import sources
+from study.watch.oom import reading
+from study.watch.oom.causes import LONGEST, Cause, Known, causes, matches
 from study.watch.oom.reading import OomError
 
 NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
@@ -40,7 +40,6 @@ STATES = ("weights", "gradients", "master", "moments")
 LADDER = ("zero2", "zero3", "fsdp2", "zero2_cpu", "zero3_cpu")  # arms that hold less and less
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 MOST = 6
-NAMES = {"intermediate_size": "ffn", "num_attention_heads": "heads"}  # numbers of a config
 OF_SETTINGS = {"rows per pass and rank": "micro_batch", "ranks": "ranks", "checkpointing": "checkpointing"}
 
 
@@ -98,7 +97,7 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     log = reading.settings(text, error)
     zero: dict[str, Any] = {}
     if given.config is not None:
-        settings = effective.effective_settings(sources.read(given.config))
+        settings = sources.effective_settings(sources.read(given.config))
         values = {name: setting.value for name, setting in settings.items()}
         zero = {name: values[name] for name in BUCKETS if isinstance(values.get(name), int | float)}
         given = _filled(given, {ours: values.get(name) for name, ours in OF_SETTINGS.items()} | {"arm": _arm(values)})
@@ -111,15 +110,14 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
         wanted = Wanted(model=shape_of(log["model"]))
     model = asked_for(wanted, given.sequence or 1) if wanted.model or wanted.params else None
     setup = _setup(model, given, zero) if model and given.arm else None
-    known = _known(model, given, zero)
     states_bytes = None
     if setup:
         at_peak = estimate(setup).at_peak
         states_bytes = sum(at_peak.get(role, 0) for role in STATES)
-    matches = []
+    found = []
     if (model or given.vocabulary) and error.asked and error.where == "GPU" and not error.asked.is_small:
-        matches = sizes.matches(error.asked, known)
-    ranked = causes(error, matches, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
+        found = matches(error.asked, _known(model, given, zero))
+    ranked = causes(error, found, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
     return Explanation(error, ranked, given, zero, setup, _gpu(given.gpu, error.total))
 
 
@@ -138,18 +136,24 @@ def _arm(values: dict[str, Any]) -> str:
     return f"zero{values['stage']}{'_cpu' if homes else ''}"
 
 
-def _known(model: Transformer | None, given: Described, zero: dict[str, Any]) -> sizes.Known:
+def _known(model: Transformer | None, given: Described, zero: dict[str, Any]) -> Known:
     """Return what is known of the sizes of tensors, with a model or without one."""
+    known = Known(vocabulary=given.vocabulary, sequence=given.sequence, rows=given.micro_batch or 1)
     arm = given.arm or "zero"
-    passes: dict[str, Any] = {"sequence": given.sequence, "rows": given.micro_batch}
-    passes["ranks"] = given.ranks or 1 if arm.startswith(("zero", *SHARD_WEIGHTS)) else 1
-    passes["buckets"] = USUAL_BUCKETS | zero if arm.startswith("zero") else {}
+    if arm.startswith("zero"):
+        known = replace(known, buckets=USUAL_BUCKETS | zero)
+    if arm.startswith(("zero", *SHARD_WEIGHTS)):
+        known = replace(known, ranks=given.ranks or 1)
     if model is None:
-        return sizes.Known(vocabulary=given.vocabulary, **passes)
-    passes["shapes"] = {tensor.name: tensor.shape for tensor in model.tensors}
-    passes["trained"] = sum(tensor.elements for tensor in model.tensors if tensor.trains)
-    passes |= {ours: model.dimensions.get(theirs) for theirs, ours in NAMES.items()}
-    return sizes.Known(vocabulary=model.look.vocabulary, **passes)
+        return known
+    return replace(
+        known,
+        vocabulary=model.look.vocabulary,
+        ffn=model.dimensions.get("intermediate_size"),
+        heads=model.dimensions.get("num_attention_heads", 1),
+        shapes={tensor.name: tensor.shape for tensor in model.tensors},
+        trained=sum(tensor.elements for tensor in model.tensors if tensor.trains),
+    )
 
 
 def _setup(model: Transformer, given: Described, zero: dict[str, Any]) -> Setup:
@@ -164,7 +168,7 @@ def _setup(model: Transformer, given: Described, zero: dict[str, Any]) -> Setup:
         frozen="bf16",
         device="cuda",
         ranks=ranks,
-        sequence=min(given.sequence or SEQUENCE, model.positions or sizes.LONGEST),
+        sequence=min(given.sequence or SEQUENCE, model.positions or LONGEST),
         micro_batch=given.micro_batch or 1,
         precision=usual_precision(arm),
         checkpointing=given.checkpointing or False,
