@@ -92,6 +92,10 @@ class Facts:
     def peak_bytes(self) -> int:
         return sum(self.peak.values())
 
+    @property
+    def states_bytes(self) -> int:
+        return sum(self.peak.get(role, 0) for role in STATES)
+
     def moved_bytes(self, *kinds: str) -> int:
         """Return what the first rank moves in a step by these collectives."""
         counted = required(next(iter(self.record.traffic.per_rank), None))
@@ -234,10 +238,9 @@ def buckets_and_copies(facts: Facts) -> Results:
         yield "fp32_copies", {"memory_bytes": extra["master"]}
     if facts.stage in (1, 2) and seen.overlap and extra["buckets"] >= LARGE * facts.peak_bytes:
         yield "second_bucket", {"memory_bytes": extra["buckets"] // 2}
-    states = sum(peak.get(role, 0) for role in STATES)
-    if facts.stage and extra["buckets"] > states and (seen.bucket_elements or 0) > facts.parameters // 10:
-        values = {"best": facts.parameters // 10, "states_bytes": states, "memory_bytes": extra["buckets"]}
-        yield "buckets_dominate", values
+    if facts.stage and extra["buckets"] > facts.states_bytes and (seen.bucket_elements or 0) > facts.parameters // 10:
+        values = {"best": facts.parameters // 10, "states_bytes": facts.states_bytes}
+        yield "buckets_dominate", values | {"memory_bytes": extra["buckets"]}
 
 
 def gathered_weights(facts: Facts) -> Results:
@@ -276,11 +279,12 @@ def activations(facts: Facts) -> Results:
 
 
 def states(facts: Facts) -> Results:
-    peak = facts.peak
-    states = sum(peak.get(role, 0) for role in STATES)
-    if facts.ranks > 1 and not facts.sharded and states >= facts.peak_bytes / 2:
-        sharable = peak.get("moments", 0) + peak.get("master", 0)
-        yield "states_replicated", {"states_bytes": states, "memory_bytes": sharable - sharable // facts.ranks}
+    if facts.ranks > 1 and not facts.sharded and facts.states_bytes >= facts.peak_bytes / 2:
+        sharable = facts.peak.get("moments", 0) + facts.peak.get("master", 0)
+        yield (
+            "states_replicated",
+            {"states_bytes": facts.states_bytes, "memory_bytes": sharable - sharable // facts.ranks},
+        )
 
 
 def loading(facts: Facts) -> Results:

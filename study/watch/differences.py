@@ -17,6 +17,7 @@ from study.watch.findings import Finding, finding
 from study.watch.sources import (
     ACCELERATE,
     DEEPSPEED,
+    RECORD,
     TRAINER,
     Description,
     EffectiveSettings,
@@ -34,6 +35,12 @@ UNSET = Setting(None)
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
 NEAR = 0.85  # similarity of a misspelled key to the right one
+LIBRARIES: dict[str, Library] = {
+    DEEPSPEED: "deepspeed",
+    RECORD: "deepspeed",
+    ACCELERATE: "accelerate",
+    TRAINER: "trainer",
+}
 PREFIXES = ("", "fsdp_", "stage3_")  # Accelerate and DeepSpeed add them to keys that lack them
 
 
@@ -142,22 +149,18 @@ def found_in_one(source: Source, other: Source) -> list[Finding]:
 def mistakes(source: Source) -> Iterator[Finding]:
     """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored."""
     content = source.content
-    deepspeed = source.named.content if source.named else None
     if source.record is not None:
-        yield from _mistyped("deepspeed", source.record.observed.deepspeed or {})
-    elif source.kind == DEEPSPEED:
-        deepspeed = content
-    elif source.kind == ACCELERATE:
-        yield from _mistyped("accelerate", content)
+        content = source.record.observed.deepspeed or {}
+    if source.kind in LIBRARIES:
+        yield from _mistyped(LIBRARIES[source.kind], content)
+    if source.kind == DEEPSPEED:
+        yield from _in_deepspeed(content)
+    if source.kind == ACCELERATE:
         yield from _in_accelerate(content)
-    elif source.kind == TRAINER:
-        yield from _mistyped("trainer", content)
     if source.unread:
         yield finding("file_not_read", why=source.unread)
-    if deepspeed is None:
-        return
-    yield from _mistyped("deepspeed", deepspeed)
-    yield from _in_deepspeed(deepspeed)
+    if source.named:
+        yield from mistakes(source.named)
 
 
 def _mistyped(library: Library, config: dict) -> Iterator[Finding]:

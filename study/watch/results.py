@@ -117,19 +117,26 @@ def _each(ranks: list[RankMeasurements], name: str) -> list:
 
 def arm_of(seen: Observed) -> str | None:
     """Return the name of the arm that the prepared objects are. None if no arm has their homes and groups."""
-    kinds = {"DEEPSPEED": seen.stage is not None, "FSDP": seen.fsdp, "MULTI_GPU": seen.bucket_bytes}
-    kinds["NO"] = seen.ranks == 1
-    kind = next((kind for kind, is_one in kinds.items() if is_one), None)
     fsdp = seen.fsdp or {"mesh": [], "units_resharded_after_forward": 0}
-    divides = seen.second_partition_ranks is not None or any(len(mesh) == 2 for mesh in fsdp["mesh"])
-    groups = divides, seen.sequence_ranks is not None, seen.tensor_ranks is not None
-    observed = kind, seen.stage, seen.offload_optimizer, seen.offload_param
+    # The first kind that is so: an FSDP model on one rank is no plain one.
+    kinds = {"DEEPSPEED": seen.stage is not None, "FSDP": seen.fsdp, "MULTI_GPU": seen.bucket_bytes}
+    kinds |= {"NO": seen.ranks == 1, None: True}
+    observed = (
+        next(kind for kind, is_one in kinds.items() if is_one),
+        seen.stage,
+        seen.offload_optimizer,
+        seen.offload_param,
+        seen.second_partition_ranks is not None or 2 in map(len, fsdp["mesh"]),
+        seen.sequence_ranks is not None,
+        seen.tensor_ranks is not None,
+        fsdp["units_resharded_after_forward"] > 0,
+    )
     for name in arms.NAMES:
         arm = arms.load_arm(name)
+        homes = arm.offload_optimizer, arm.offload_param
+        groups = arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1
         reshards = (arm.fsdp or {}).get("fsdp_reshard_after_forward", False)
-        is_alike = observed == (arm.distributed_type, arm.stage, arm.offload_optimizer, arm.offload_param)
-        is_divided_alike = groups == (arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1)
-        if is_alike and is_divided_alike and reshards == bool(fsdp["units_resharded_after_forward"]):
+        if observed == (arm.distributed_type, arm.stage, *homes, *groups, reshards):
             return name
     return None
 

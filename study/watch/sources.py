@@ -6,7 +6,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +24,7 @@ ACCELERATE = "Accelerate config"
 DEEPSPEED = "DeepSpeed config"
 TRAINER = "Trainer arguments"
 OTHER = "settings"
+NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
 # A file has the kind with the most of its keys.
 KEYS = {
     ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config fsdp_config num_processes "
@@ -70,17 +71,15 @@ def read(path: Path) -> Source:
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     scores = {kind: len(content.keys() & set(keys.split())) for kind, keys in KEYS.items()} | {OTHER: 0.5}
     kind = max(scores, key=lambda kind: scores[kind])
-    section: Any = content.get("deepspeed") if kind == TRAINER else None
-    if kind == ACCELERATE and isinstance(content.get("deepspeed_config"), dict):
-        section = content["deepspeed_config"].get("deepspeed_config_file")
+    section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
     if isinstance(section, dict):
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
     if not isinstance(section, str):
         return Source(path, kind, content)
-    if (file := _near(section, path)) is None:
-        unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
-        return Source(path, kind, content, unread=f"{unread}: what it sets is not compared")
-    return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
+    if file := _near(section, path):
+        return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
+    unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
+    return Source(path, kind, content, unread=f"{unread}: what it sets is not compared")
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -116,14 +115,15 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
     """Return every value by its dotted path. The depth was limited when the file was read."""
     values: dict[str, Any] = {}
     for name, value in content.items():
-        inner = flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-        values |= inner
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
     return values
 
 
 AUTO = "auto"
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
-Kind = Literal["deepspeed", "accelerate", "trainer", "record"]
 
 
 class Description(BaseModel):
@@ -178,14 +178,15 @@ def effective_settings(source: Source) -> EffectiveSettings:
     return {name: settings[name] for name in names if name in settings and settings[name].value is not None}
 
 
-def _at_paths(kind: Kind, content: dict, defaults: dict[str, Any] | None = None) -> EffectiveSettings:
+def _at_paths(kind: str, content: dict, defaults: dict[str, Any] | None = None) -> EffectiveSettings:
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
+    defaults = defaults or {}
     settings = {}
     for name, description in descriptions().items():
         path = getattr(description, kind)
         written = value_at(content, path) if path else AUTO
         if written in (None, "None"):
-            settings[name] = Setting((defaults or {}).get(path), is_default=True)
+            settings[name] = Setting(defaults.get(path), is_default=True)
         elif written != AUTO:
             settings[name] = Setting(written)
     return {name: setting for name, setting in settings.items() if setting.value is not None}
@@ -221,17 +222,21 @@ def cast_of(config: dict) -> str | None:
             return f"cast to {dtype}"
     if value_at(config, "torch_autocast.enabled") is True:
         return f"autocast to {value_at(config, 'torch_autocast.dtype') or 'bfloat16'}"
-    is_auto = any(value_at(config, f"{name}.enabled") == AUTO for name in AUTOCAST)
-    return None if is_auto else "fp32"
+    if AUTO in [value_at(config, f"{name}.enabled") for name in AUTOCAST]:
+        return None
+    return "fp32"
 
 
 def _mixed(half: str, settings: EffectiveSettings) -> EffectiveSettings:
     """Return what `mixed_precision` or the Trainer's flag makes of the precision. A DeepSpeed config's own counts."""
+    dtype = AUTOCAST.get(half, half)
     if "stage" not in settings:
-        return {"precision": Setting("fp32" if half == "no" else f"autocast to {AUTOCAST.get(half, half)}")}
-    if half != "no" and settings["precision"].value in (None, "fp32"):
-        return {"precision": Setting(f"cast to {AUTOCAST.get(half, half)}")}
-    return {}
+        how = {"no": "fp32"}.get(half, f"autocast to {dtype}")
+    elif half != "no" and settings["precision"].value in (None, "fp32"):
+        how = f"cast to {dtype}"
+    else:
+        return {}
+    return {"precision": Setting(how)}
 
 
 def _of_accelerate(source: Source) -> EffectiveSettings:

@@ -96,7 +96,9 @@ def _long_phases(ranks: list[int], steps: Table) -> Results:
 def _slow_rank(ranks: list[int], steps: Table) -> Results:
     """Yield a rank whose own work takes longer than the others', and the phase in which it loses most."""
     own_s = seconds(steps, OWN)
-    for row, rank in enumerate(ranks if len(ranks) > 1 else []):
+    if len(ranks) == 1:
+        return
+    for row, rank in enumerate(ranks):
         others = np.delete(steps, row, axis=0)
         usual_s = np.median(np.delete(own_s, row, axis=0), axis=0)
         often = float(np.mean(own_s[row] > (1 + SLOWER) * usual_s))
@@ -109,15 +111,11 @@ def _slow_rank(ranks: list[int], steps: Table) -> Results:
 
 def _memory(ranks: list[int], steps: Table) -> Results:
     """Yield the rank whose memory grows most, if it grows all the time."""
-    quarters = _quarters(steps["memory_bytes"])
+    parts = np.array_split(steps["memory_bytes"], 4, axis=1)
+    quarters = np.array([np.median(part, axis=1) for part in parts])
     row = int(np.argmax(quarters[-1] - quarters[0]))
     first, *_, before, last = quarters[:, row]
     grown = last - first
     if np.diff(quarters[:, row]).min() > 0 and grown >= max(CREEP_BYTES, CREEP * first):
         a_step = 4 * (last - before) / steps.shape[1]
         yield "memory_creeps", {"rank": ranks[row], "growth_bytes": a_step, "memory_bytes": int(grown)}
-
-
-def _quarters(values: Column) -> Column:
-    """Return the medians of each quarter of the steps."""
-    return np.array([np.median(part, axis=-1) for part in np.array_split(values, 4, axis=-1)])
