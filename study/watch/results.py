@@ -118,11 +118,11 @@ def _each(ranks: list[RankMeasurements], name: str) -> list:
 def arm_of(seen: Observed) -> str | None:
     """Return the name of the arm that the prepared objects are. None if no arm has their homes and groups."""
     fsdp = seen.fsdp or {"mesh": [], "units_resharded_after_forward": 0}
-    # The first kind that is so: an FSDP model on one rank is no plain one.
+    # In this order, because an engine or an FSDP model may have one rank as well.
     kinds = {"DEEPSPEED": seen.stage is not None, "FSDP": seen.fsdp, "MULTI_GPU": seen.bucket_bytes}
-    kinds |= {"NO": seen.ranks == 1, None: True}
+    kinds["NO"] = seen.ranks == 1
     observed = (
-        next(kind for kind, is_one in kinds.items() if is_one),
+        next((kind for kind, is_one in kinds.items() if is_one), None),
         seen.stage,
         seen.offload_optimizer,
         seen.offload_param,

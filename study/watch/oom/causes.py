@@ -98,10 +98,9 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
     else:
         signs = [*_clues(error), *_numbers(error), *_states(error, states_bytes)]
         signs += [(match.cause, match.points, "the size fits") for match in matches]
-    of_weights = [match.points for match in matches if match.cause == "weights" and shards_weights]
-    signs += [
-        ("gather", points + 1, "the size is that of a weight, of which ranks hold parts") for points in of_weights
-    ]
+    for match in matches:
+        if match.cause == "weights" and shards_weights:
+            signs.append(("gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"))
     if max((points for _, points, _ in signs), default=0) < HINT:
         signs.append(("activations", 1, "most messages without another sign are mended by smaller passes"))
     factors = {match.cause: match.factors for match in matches}
