@@ -18,9 +18,8 @@ from study.core.models.build import build
 from study.core.models.step import inputs, logits_and_losses
 from study.measure.memory import MemoryWatch
 from study.predict.estimate import moments, profile
-from study.predict.library import Library
 from study.predict.memory.engine import Engine
-from study.predict.setup import Setup
+from study.predict.setup import Library, Setup
 from study.predict.trace import tracing
 from study.predict.trace.transformer import Transformer
 

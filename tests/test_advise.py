@@ -10,9 +10,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.predict import papers
-from study.predict.advice.advise import MISS, Advice, Row, advise, best_of, fewest, fills
-from study.predict.advice.question import Question, bytes_of
-from study.predict.advice.settled import BUCKET_ELEMENTS, BUCKETS
+from study.predict.advise import MISS, Advice, Row, advise, best_of, fewest, fills
 from study.predict.architecture import named
 from study.predict.estimate import Estimate, estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
@@ -22,6 +20,7 @@ from study.predict.memory.memory_kinds import (
     outside_bytes,
     reserve_bytes,
 )
+from study.predict.question import BUCKET_ELEMENTS, BUCKETS, Question, bytes_of
 from study.predict.setup import Setup
 from study.predict.step_time import step_time
 from study.report.advice import assumptions, seconds

@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from study.core.errors import Stop
 from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
-from study.predict.architecture import generic, named
-from study.predict.wanted import Wanted, asked_for, count_of
+from study.predict.architecture import Wanted, asked_for, count_of, generic, named
 from study.training import models, tasks
 
 

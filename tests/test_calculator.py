@@ -15,8 +15,8 @@ from study.core.gpus import GPUS
 from study.core.numbers import size
 from study.core.optimizers import refusal
 from study.core.shapes import config_of
-from study.predict.advice.settled import with_buckets
 from study.predict.estimate import estimate, operations
+from study.predict.question import with_buckets
 from study.predict.setup import Setup, distribution
 from study.predict.step_time import peak_flops_per_s
 from study.predict.trace.transformer import Transformer

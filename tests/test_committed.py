@@ -12,9 +12,8 @@ from conftest import ROOT
 
 from study.predict.architecture import named
 from study.predict.trace import committed, tracing
-from study.predict.trace.reading import read
 from study.predict.trace.repeating import repeat
-from study.predict.trace.tape import at_rows
+from study.predict.trace.tape import at_rows, read
 from study.predict.trace.transformer import TraceOptions, Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")

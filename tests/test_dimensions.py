@@ -7,10 +7,11 @@ from test_virtual import assert_equal
 
 from study.core.errors import Stop
 from study.core.models.step import FOLLOWING, IGNORED
+from study.predict import estimate as sequence
 from study.predict.architecture import named
 from study.predict.estimate import estimate
-from study.predict.memory import sequence, tensor
 from study.predict.setup import Setup
+from study.predict.trace import transformer as tensor
 from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.report.of_record import predicted

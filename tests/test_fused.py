@@ -6,10 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from study.predict.estimate import profile
-from study.predict.library import Library
-from study.predict.memory.kept import spared_bytes
-from study.predict.setup import Setup
+from study.predict.estimate import profile, spared_bytes
+from study.predict.setup import Library, Setup
 from study.predict.trace.transformer import SELECTIVE, Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")

@@ -5,10 +5,10 @@ from typing import get_args
 
 import pytest
 
-from study.predict.advice.advise import advise
-from study.predict.advice.question import Question
+from study.predict.advise import advise
 from study.predict.architecture import named
 from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, Way, loaded_bytes, on_gpus_bytes, peaks
+from study.predict.question import Question
 from study.report.advice import in_words
 from study.report.topics import killed
 

@@ -7,15 +7,15 @@ from families import config_of
 
 from study.core.shapes import config_of as config_of_shape
 from study.predict.estimate import estimate, memory, profile
-from study.predict.library import Library
-from study.predict.memory.allocator import MIB, Allocator
 from study.predict.memory.memory_kinds import (
+    MIB,
+    Allocator,
     _Replay,
     memory_kinds,
     outside_bytes,
     reserved_bytes,
 )
-from study.predict.setup import Setup
+from study.predict.setup import Library, Setup
 from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")

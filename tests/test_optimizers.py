@@ -12,8 +12,8 @@ from study.core.errors import Stop
 from study.core.optimizers import check, refusal
 from study.core.settings import Flags
 from study.measure import readback, roles
-from study.predict.memory.moments import held_bytes
-from study.predict.memory.profile import Tensor
+from study.predict.setup import held_bytes
+from study.predict.trace.tape import Tensor
 from study.records import runs
 from study.records.schema import Observed, Record
 from study.report.notebook import protocol_of

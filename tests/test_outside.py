@@ -7,11 +7,10 @@ import pytest
 
 from study.core.errors import Stop
 from study.predict.estimate import estimate
-from study.predict.library import Library
 from study.predict.outside import published
-from study.predict.outside.described import model_of, training_of
-from study.predict.outside.predicting import of_row
+from study.predict.outside.predicting import model_of, of_row, training_of
 from study.predict.outside.published import Facts, Row
+from study.predict.setup import Library
 from study.predict.trace.transformer import SELECTIVE
 
 GPT = {

@@ -17,7 +17,7 @@ from shaped import failed, finished
 from study.core import arms
 from study.core.errors import Stop
 from study.ledger import texts as claims
-from study.predict.advice import question
+from study.predict import question
 from study.predict.outside import published
 from study.records import collectives, store
 from study.records.keeping import redact

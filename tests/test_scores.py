@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from study.predict.library import Library
 from study.predict.outside import predicting, published, scores
-from study.predict.outside.described import training_of
-from study.predict.outside.predicting import of_row
+from study.predict.outside.predicting import of_row, training_of
 from study.predict.outside.scores import Number
+from study.predict.setup import Library
 from study.report.outside import accuracy
 
 MINE = """model,gpu,gpus,arm,tokens,rows,passes,recompute,precision,memory_gb,memory_kind,step_s

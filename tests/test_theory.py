@@ -13,9 +13,8 @@ from study.predict import papers
 from study.predict.architecture import generic, named
 from study.predict.estimate import Estimate, estimate, memory, profile
 from study.predict.memory.engine import Engine, padded
-from study.predict.memory.tensor import tensors_of_a_rank
 from study.predict.setup import Setup
-from study.predict.trace.transformer import Transformer
+from study.predict.trace.transformer import Transformer, tensors_of_a_rank
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 RANKS = (1, 4, 16, 64, 256, 1024)

@@ -27,9 +27,9 @@ from study.predict.estimate import estimate, moments, profile
 from study.predict.memory.engine import Engine
 from study.predict.setup import Setup
 from study.predict.step_time import work
-from study.predict.trace import committed, on_cuda, tracing
-from study.predict.trace.reading import read
+from study.predict.trace import committed, kernels, tracing
 from study.predict.trace.repeating import repeat
+from study.predict.trace.tape import read
 from study.predict.trace.transformer import SELECTIVE, TraceOptions, Transformer
 from study.predict.trace.watch import PRODUCTS, Watch
 
@@ -250,10 +250,10 @@ def test_what_differs_on_a_gpu_by_hand(monkeypatch):
         """Bytes that are kept if only some operations are as on a GPU."""
         with monkeypatch.context() as patch:
             if "autocast" not in cuda:
-                patch.setattr(on_cuda, "IN_FP32", ())
+                patch.setattr(kernels, "IN_FP32", ())
             for name in {"attention", "dropout"} - {*cuda}:
                 for function in FUNCTIONS[name]:
-                    patch.delitem(on_cuda.REPLACED, function)
+                    patch.delitem(kernels.REPLACED, function)
             return fresh(model, TraceOptions(SEQUENCE, "bf16", "sdpa", False, "whole", False, True), rows).profile.kept
 
     scores = 4 * rows * heads * SEQUENCE**2
@@ -276,7 +276,7 @@ def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size(m
         return max(each.most.total for each in fresh(model, options, rows).profile.gradients)
 
     with_product = most()
-    monkeypatch.setattr(on_cuda, "_softmax", torch.nn.functional.softmax)
+    monkeypatch.setattr(kernels, "_softmax", torch.nn.functional.softmax)
     scores = rows * model.dimensions["num_attention_heads"] * sequence**2
     assert with_product - most() == 4 * scores
 

@@ -15,12 +15,11 @@ import numpy
 
 from study.core import arms, optimizers
 from study.core.shapes import SHAPES, config_of
-from study.predict.advice.settled import with_buckets
 from study.predict.estimate import estimate, memory
-from study.predict.memory.profile import Gradient, Held, Profile
+from study.predict.question import with_buckets
 from study.predict.setup import Setup, distribution
 from study.predict.trace import committed
-from study.predict.trace.tape import Tape
+from study.predict.trace.tape import Gradient, Held, Profile, Tape
 from study.predict.trace.transformer import Transformer
 from study.report.calculator import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS
 from study.report.topics.memory import PARTS

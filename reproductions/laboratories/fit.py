@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from study.core.errors import Stop
 from study.core.tables import say
 from study.predict import step_time as timing
-from study.predict.outside.described import training_of
+from study.predict.outside.predicting import training_of
 from study.predict.outside.published import rows, set_number
 from study.predict.setup import Setup
 from study.predict.step_time import Machine, Pace, class_of, pace, step_time

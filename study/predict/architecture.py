@@ -1,12 +1,16 @@
 """The model of a prediction: a built-in shape, a transformers config, or a few numbers."""
 
 import math
+import re
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.core import files, hub, numbers
 from study.core import parsing as texts
 from study.core.errors import Stop
-from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, model_of_name
+from study.core.settings import flag
+from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, with_size
 from study.predict.trace.transformer import Transformer
 
 NUMBERS = "--params with --layers and --hidden"
@@ -57,3 +61,76 @@ def generic(params: float, layers: int, hidden: int) -> Transformer:
     config = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": POSITIONS}
     config |= {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": inner}
     return Transformer.of(config, f"{layers} layers of width {hidden}, {heads} heads, feed-forward {inner}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The model that a user names, or describes by a few numbers."""
+
+    model: str | None = None
+    """A built-in shape, a folder with a config.json, or a hub name."""
+    params: float | str | None = None
+    """Parameters, such as 7e9 or 7B: a built-in shape of this size, or a GPT with --layers and --hidden."""
+    layers: int | None = None
+    """With --params."""
+    hidden: int | None = None
+    """With --params."""
+    lora_rank: int | None = None
+    """With --model: only adapters of this rank train, at each linear layer but the head."""
+    trust_remote_code: bool = False
+    """With --model: run Python code that comes with the model."""
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1 and value is not False:
+                raise Stop(f"{flag(name)} must be a finite number above 0 (got {value})", "give a number above 0")
+
+
+NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
+
+
+def count_of(params: float | str) -> float:
+    """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
+    if not isinstance(params, str):
+        return params
+    match = NUMBER_OF_PARAMETERS.fullmatch(params.strip())
+    if not match:
+        raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
+    return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
+
+
+def asked_for(wanted: Wanted, sequence: int) -> Transformer:
+    """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
+    numbers = (wanted.params, wanted.layers, wanted.hidden)
+    if (wanted.model is None) == (numbers == (None, None, None)):
+        raise Stop("one model is needed: --model and --params cannot be combined", f"give --model, or {NUMBERS}")
+    if wanted.layers is not None or wanted.hidden is not None:
+        if wanted.lora_rank or None in numbers:
+            what = "--params, --layers and --hidden describe a model together, and without adapters"
+            raise Stop(what, f"give --model, or {NUMBERS}")
+        return generic(count_of(wanted.params or 0), wanted.layers or 0, wanted.hidden or 0)
+    name = wanted.model or f"{count_of(wanted.params or 0) / 1e9:g}B"
+    if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
+        name = _of_size(name)
+    model = named(name, lora_rank=wanted.lora_rank, trust_remote_code=wanted.trust_remote_code)
+    if letters(model.name) != letters(name):
+        sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
+    refuse_long_rows(model, sequence)
+    return model
+
+
+def refuse_long_rows(model: Transformer, sequence: int) -> None:
+    """Raise Stop if a model reads fewer tokens of a row."""
+    if model.positions and sequence > model.positions:
+        what = f"--sequence {sequence} is more than the model's {model.positions} positions"
+        raise Stop(what, f"give {model.positions} or fewer")
+
+
+def _of_size(size: str) -> str:
+    """Return a built-in shape of a size such as 7B, and say which. Raise Stop if none has it."""
+    wanted = count_of(size)
+    shapes = sorted(with_size(size), key=lambda name: abs(named(name).parameters - wanted))
+    if not shapes:
+        raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
+    sys.stderr.write(f"{size} parameters: taken as {shapes[0]}; as large: {', '.join(shapes[1:]) or 'none'}\n")
+    return shapes[0]

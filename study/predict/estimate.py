@@ -1,23 +1,19 @@
 """Predicts the bytes that a rank holds and moves, and its operations in a step, from a model and an arm's config."""
 
 import functools
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 
-from study.predict.memory import deepspeed_memory, fsdp_memory, sequence, tensor
-from study.predict.memory.deepspeed_memory import NORM_BYTES
-from study.predict.memory.engine import Engine, padded
+from study.core.errors import Stop
+from study.core.settings import AUTOCAST
+from study.predict.memory import deepspeed_memory, fsdp_memory
+from study.predict.memory.engine import Engine
 from study.predict.memory.fsdp_memory import Sharding
-from study.predict.memory.kept import by_library
-from study.predict.memory.moments import held_bytes
-from study.predict.memory.profile import Profile
 from study.predict.setup import Setup
-
-SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
-SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
-OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
+from study.predict.trace.tape import Gradient, Held, Profile
+from study.predict.trace.transformer import SELECTIVE, Transformer, of_a_rank, part
 
 
 @dataclass(frozen=True)
@@ -42,32 +38,26 @@ def estimate(setup: Setup) -> Estimate:
     On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
     offloaded states are in `host_bytes`.
     """
-    engine = Engine(setup)
+    engine = engine_of(setup)
     states, times, host_bytes = memory(setup, profile(setup))
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, most = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, most)
-    if setup.fsdp:
-        sharding = Sharding(setup)
-        moved = fsdp_memory.traffic(sharding)
-        # FSDP1 keeps the gradients until the next forward pass begins.
-        after = {} if sharding.by_accelerate else {"gradients": sharding.gradients_bytes}
-    else:
-        moved = traffic(engine)
-        after = {"gathered_weights": engine.stay_bytes} if engine.stage == 3 else {}
-        if engine.stage == 0 and engine.ranks > 1:
-            after = {"gradients": engine.elements * engine.weight_bytes}
     return Estimate(
         parameters=setup.model.parameters,
         at_peak=at_peak,
-        after_step=_summed(states, after),
+        after_step=_summed(states, engine.after_step),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
         host_bytes=host_bytes,
-        nvme_bytes=disk_bytes(engine),
-        traffic=dict(Counter(moved) + exchanged(setup)),
+        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), Engine(setup).swapped_bytes),
+        traffic=dict(Counter(engine.traffic) + exchanged(setup)),
         flops_per_rank_and_step=operations(setup),
     )
+
+
+def engine_of(setup: Setup) -> Engine | Sharding:
+    return Sharding(setup) if setup.fsdp else Engine(setup)
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
@@ -75,30 +65,28 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
 
     Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
     """
-    states = {"constants": setup.model.look.buffers_bytes}
-    if setup.fsdp:
-        sharding = Sharding(setup)
-        states |= fsdp_memory.standing(sharding)
-        times = [*fsdp_memory.moments(sharding, kept)]
-        away = ["weights", *OPTIMIZER_ROLES] if setup.fsdp_offload else []
-        more_bytes = sharding.gradients_bytes
-    else:
-        engine = Engine(setup)
-        states |= standing(engine)
-        times = [*moments(engine, kept)]
-        away = [*OPTIMIZER_ROLES] if engine.offloads else []
-        away += ["weights"] if engine.weights_home != "none" else []
-        more_bytes = pinned_padding(engine)
-    host_bytes = sum(states.pop(role, 0) for role in away) if setup.on_gpu else 0
-    return states, times, host_bytes and host_bytes + more_bytes
+    engine = engine_of(setup)
+    states = {"constants": setup.model.look.buffers_bytes} | engine.standing
+    times = [*moments(engine, kept)]
+    if not (setup.on_gpu and engine.on_host):
+        return states, times, 0
+    host_bytes = sum(states.pop(role, 0) for role in engine.on_host)
+    return states, times, host_bytes + engine.beside_on_host_bytes
+
+
+def moments(engine: Engine | Sharding, kept: Profile) -> Iterator[tuple[str, dict]]:
+    """Yield the moments of a step's last pass and of its update, each with what is held besides the states."""
+    if isinstance(engine, Sharding):
+        return fsdp_memory.moments(engine, kept)
+    return deepspeed_memory.moments(engine, kept)
 
 
 def profile(setup: Setup) -> Profile:
     """Return the activations of a microbatch, as a trace of the model shows them."""
     if setup.tensor_ranks > 1:
-        one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
+        one = replace(setup, model=of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
         seen = profile(one)  # with the gradient of the rank's part of the output matrix
-        gradients = (each._replace(tensor=tensor.part(each.tensor, setup.tensor_ranks)) for each in seen.gradients)
+        gradients = (each._replace(tensor=part(each.tensor, setup.tensor_ranks)) for each in seen.gradients)
         return replace(seen, gradients=tuple(gradients))
     return by_library(setup, setup.model.traced(setup.trace_options, setup.micro_batch).profile)
 
@@ -110,7 +98,7 @@ def inputs_bytes(setup: Setup) -> int:
 
 def exchanged(setup: Setup) -> Counter[str]:
     """Return the bytes by collective of ranks that share rows or divide layers."""
-    return Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
+    return Counter(exchanged_rows(setup)) + Counter(exchanged_layers(setup))
 
 
 def operations(setup: Setup) -> int:
@@ -133,127 +121,155 @@ def _summed(states: dict, now: dict) -> dict[str, int]:
     return {role: size for role, size in sizes.items() if size}
 
 
-def standing(engine: Engine) -> dict[str, int]:
-    """Return what stays during the whole step. `host_`: what an offloading engine keeps with the optimizer states."""
-    w = engine.weight_bytes
-    b = engine.state_bytes
-    part = engine.part
-    trained = engine.elements
-    frozen = engine.frozen_bytes
-    moments_bytes = held_bytes(engine.setup.optimizer, engine.pieces, b)
-    if engine.stage == 0:
-        return {"weights": trained * w + frozen, "master": b * trained * engine.master, "moments": moments_bytes}
-    # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
-    # bf16_master_weights_and_grads it keeps a copy in bf16.
-    states = {"master": b * part, "moments": moments_bytes}
-    if engine.stage < 3:
-        states["weights"] = padded(trained, engine.ranks) * w + frozen
-        if engine.offloads:
-            largest = max(tensor.elements for tensor in engine.tensors)
-            states |= {
-                "host_staging": (part + largest) * w,  # updated weights on their way up; a gradient on its way down
-                "staging": largest * w,
-                "host_gradients": b * part,
-            }
-            # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
-            if engine.accumulation > 1 and engine.stage == 2:
-                states["host_gradients"] += engine.owned_whole_bytes
-        return states
-    gradients = "host_gradients" if engine.offloads else "gradients"
-    bucket_bytes = engine.bucket_elements * engine.reduced_bytes
-    states |= {"weights": part * w + frozen, gradients: part * w, "buckets": bucket_bytes}
-    if engine.optimizer_home == "cpu":
-        states["host_gradients"] += b * part
-    if engine.optimizer_home == "nvme" and 4 * part >= SWAPPED_FROM_BYTES:
-        buffer = ceil(4 * max(engine.sub_groups) / 1024) * 1024
-        states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
-    return states
+# --- what libraries keep otherwise than the traced model does.
+# Fused layers, with RMS norms and gates: transformers' own norm keeps a copy of its input in fp32, and its gate the
+# activation by itself. Megatron's and Liger's kernels make them again in the backward pass. So does torch.compile: a
+# Llama's layer of 6,400 bytes a token keeps 4,480 (torch 2.13 on a CPU, aot_eager_decomp_partition, which cuts a
+# graph as
+# inductor does), as the formula says.
+
+CACHED = re.compile(r"\b(c_attn(\.base)?\.bias|(k_proj|v_proj)(\.base)?\.weight)$")  # the first size is the output's
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms and gates
 
 
-def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
-    """Yield the moments of a step's last backward pass and of its update, each with what is held besides the states."""
-    yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept))
-    yield from (("update", now) for now in _update(engine))
+def by_library(setup: Setup, traced: Profile) -> Profile:
+    """Return a trace's activations as the setup's library keeps them."""
+    if setup.library.fused_layers:
+        traced = _with_fused_layers(setup, traced)
+    return _with_cache(setup, traced) if setup.library.keeps_cache else traced
 
 
-def _update(engine: Engine) -> Iterator[dict]:
-    w = engine.weight_bytes
-    b = engine.state_bytes
-    part = engine.part
-    copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
-    if engine.stage == 0:
-        # With a master copy there are also the gradients in fp32. DeepSpeed then flattens them (fused_optimizer.py).
-        in_fp32 = 4 * engine.elements * engine.master
-        flat = in_fp32 if engine.setup.deepspeed else 0
-        gradients = deepspeed_memory.kept_gradients(engine) * w + in_fp32
-        yield {"gradients": gradients, "temporaries": max(engine.made_bytes, flat)}
-    elif engine.offloads:
-        return  # norms are taken during the backward pass, and the update uses the standing buffers
-    elif engine.stage == 3:
-        stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
-        yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
-        group = max(engine.sub_groups)  # gradients are flattened, then copied to fp32, one group at a time
-        yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
-        created_bytes = engine.made_bytes * group // part
-        yield stay | {"temporaries": b * group + created_bytes}  # _release_sub_group frees them
-    else:
-        whole = engine.owned_whole_bytes
-        # Outside autograd, records count temporaries as activations.
-        yield {"gradients": whole, "activations": NORM_BYTES * max(engine.owned.values())}
-        flat = part * w if len(engine.owned) > 1 else 0
-        yield {"gradients": whole, "activations": flat + copied * part}
-        yield {"activations": b * part + engine.made_bytes}  # the whole gradients are freed by now
+def spared_bytes(setup: Setup) -> int:
+    """Return the bytes of a layer that fused layers do not keep.
 
-
-def pinned_padding(engine: Engine) -> int:
-    """Return the bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured.
-
-    PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer versions
-    have an option). Stage 3 has all weights in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
+    torchtitan's selective recomputation keeps every second product, also a layer's last one, which no gradient needs. A
+    compiler drops it (measured in the same way).
     """
-    w = engine.weight_bytes
-    part = engine.part
-    if engine.stage < 3:  # master, gradients, updated weights, a gradient on its way
-        return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in engine.tensors) * w]))
-    pieces = [part * w] * (1 if engine.weights_home == "none" else 2)
-    if engine.optimizer_home == "cpu":
-        pieces += [4 * size for size in engine.sub_groups]
-    parts = [ceil(tensor.elements / engine.ranks) * w for tensor in engine.tensors] if engine.pins_parts else []
-    return sum(parts) + sum(map(_rounding, [*pieces, *parts]))
+    if setup.model.family not in FAMILIES:
+        return 0
+    config = setup.model.dimensions
+    if setup.checkpointing == SELECTIVE:
+        return setup.tokens * setup.product_bytes * config["hidden_size"]
+    norms = 2 * 4 * config["hidden_size"]
+    return setup.tokens * (norms + setup.product_bytes * config["intermediate_size"])
 
 
-def _rounding(size: int) -> int:
-    return (1 << (size - 1).bit_length()) - size if size else 0
+def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
+    """Return what is kept if layers are fused. A recomputed layer keeps its input as before."""
+    more: dict[str, float] = {}  # by block, for what the layers before it do not keep
+    total = 0
+    for block in dict.fromkeys(tensor.block for tensor in setup.model.tensors):
+        more[block] = total
+        recomputed = setup.checkpointing != SELECTIVE and setup.computes_again(block)
+        if block.startswith("layer.") and not recomputed:
+            total -= spared_bytes(setup)
+    by_name = {tensor.name: more[tensor.block] for tensor in setup.model.tensors}
+    return replace(
+        traced,
+        kept=traced.kept + total,
+        most=_more(traced.most, total),
+        at_use={name: kept + by_name[name] for name, kept in traced.at_use.items()},
+        before_use={name: _more(held, by_name[name]) for name, held in traced.before_use.items()},
+        gradients=_gradients(traced, more),
+    )
 
 
-def disk_bytes(engine: Engine) -> dict[str, int]:
-    """Return the bytes held on disk, and read and written in a step: master and two moments, but no gradients."""
-    part = 4 * engine.part
-    swapped_bytes = 3 * part if engine.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
-    return dict.fromkeys(("held", "read_per_step", "written_per_step"), swapped_bytes)
+def outputs(setup: Setup) -> list[int]:
+    """Return the sizes of keys and values, which GPT-2 has in larger tensors, and of the logits in fp32."""
+    # Autocast's LayerNorm is in fp32, and quantized layers return the type of their input.
+    in_fp32 = setup.quantized and setup.precision in AUTOCAST and setup.model.family == "gpt_bigcode"
+    token_bytes = setup.tokens * (4 if in_fp32 else setup.product_bytes)
+    cache = [each.shape[0] * token_bytes for each in setup.model.tensors if CACHED.search(each.name)]
+    return [*cache, 4 * setup.tokens * (setup.model.look.vocabulary or 0)]
 
 
-def traffic(engine: Engine) -> dict[str, int]:
-    """Return the bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
-    if engine.ranks == 1 and engine.stage == 0:
+def _with_cache(setup: Setup, traced: Profile) -> Profile:
+    """Return what is kept if a model returns its keys and values. They are held until the loss is computed.
+
+    The loss copies its logits, so it holds as much as its backward pass. A loop that keeps the outputs holds them in
+    the backward pass, and those of the pass before until it has new ones. Measured with transformers 4.31 on a CPU.
+    """
+    *cache, logits = outputs(setup)
+    kept = (sum(cache) + logits) * setup.library.keeps_logits
+    forward = max(Held(min(sum(traced.most), traced.kept + 2 * logits), 0), *traced.before_use.values(), key=sum)
+    most = max(_more(forward, sum(cache) + kept), _more(traced.most, kept), key=sum)
+    more = dict.fromkeys((tensor.block for tensor in setup.model.tensors), kept)
+    return replace(traced, most=most, gradients=_gradients(traced, more))
+
+
+def _gradients(traced: Profile, more: Mapping[str, float]) -> tuple[Gradient, ...]:
+    """Return the gradients with more bytes kept, by the block of their tensor."""
+    gradients = []
+    for tensor, most, complete in traced.gradients:
+        kept_bytes = more.get(tensor.block, 0)
+        gradients.append(Gradient(tensor, _more(most, kept_bytes), _more(complete, kept_bytes)))
+    return tuple(gradients)
+
+
+def _more(held: Held, kept_bytes: float) -> Held:
+    return held._replace(kept=held.kept + kept_bytes)
+
+
+# --- DeepSpeed Ulysses (0.19.8, ulysses_sp.py): each rank has a part of the tokens. Before attention the ranks exchange
+# queries, keys and values, so that each has all tokens of some heads; after attention they exchange back. The backward
+# pass does the same with the gradients.
+
+NEEDED = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size")
+POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
+
+
+def refusal(model: Transformer, ranks: int) -> str | None:
+    """Return why `ranks` ranks cannot share rows of a model, by DeepSpeed and Accelerate; None if they can."""
+    config = model.dimensions
+    if not model.has_fused_attention:
+        return f"Ulysses needs fused attention, and {model.family} has none"
+    if silent := [name for name in NEEDED if not config.get(name)]:
+        return f"the config of {model.family} says no {' and no '.join(silent)}"
+    queries, keys = config["num_attention_heads"], config["num_key_value_heads"]
+    if queries % ranks or (keys % ranks and ranks % keys):
+        return f"{queries} heads and {keys} of keys do not divide evenly among {ranks} ranks"
+    return None
+
+
+def exchanged_rows(setup: Setup) -> dict[str, int]:
+    """Bytes by collective that a rank moves in a step among the ranks that share its rows, counted as in records."""
+    if setup.sequence_ranks == 1:
         return {}
-    w = engine.weight_bytes
-    passes = engine.accumulation
-    if engine.stage == 0:
-        return {"all_reduce": engine.elements * w}
-    if engine.stage < 3:
-        reduced = {engine.reduce_kind: engine.elements * engine.reduced_bytes * (passes if engine.stage == 2 else 1)}
-        if engine.setup.tensor_ranks > 1 and engine.ranks == 1:  # it sums its gradients over itself alone
-            return reduced
-        return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}
-    whole = engine.part * engine.ranks
-    reduced = {"reduce_scatter": whole * engine.reduced_bytes * passes}
-    if engine.ranks == 1:
-        return reduced
-    # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
-    if engine.zero["zero_quantized_gradients"]:
-        reduced = {"all_to_all": whole * passes // 2}
-    stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
-    whole += engine.frozen_part * engine.ranks
-    gathered = (whole - stay + engine.refetched) * passes + stay
-    return reduced | {"all_gather": gathered * (1 if engine.zero["zero_quantized_weights"] else w)}
+    if reason := refusal(setup.model, setup.sequence_ranks):
+        raise Stop(reason, "give another model, or fewer ranks for a row", "unavailable")
+    config = setup.model.dimensions
+    queries = config["num_attention_heads"]
+    keys = max(config["num_key_value_heads"], setup.sequence_ranks)  # if there are fewer than ranks, they are repeated
+    width = config.get("head_dim") or config["hidden_size"] // queries
+    # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
+    rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
+    layer = setup.tokens * width * (rotated + setup.product_bytes) * (queries + keys)
+    forward = 2 if setup.checkpointing else 1
+    positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
+    passes = setup.accumulation * config["num_hidden_layers"]
+    return {"all_to_all": layer * (forward + 1) * passes, "all_gather": positions * passes}
+
+
+# Linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass. torch's plans for Llama
+# gather the inputs of attention and of the MLP, so they sum twice (torchtitan, models/llama3/infra/parallelize.py).
+BY_COLUMNS = 5
+BY_ROWS = 2
+
+
+def exchanged_layers(setup: Setup) -> dict[str, int]:
+    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records.
+
+    A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
+    between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
+    """
+    if setup.tensor_ranks == 1:
+        return {}
+    config = setup.model.dimensions
+    forward = BY_ROWS * setup.product_bytes * (2 if setup.checkpointing else 1)
+    backward = (BY_ROWS if setup.fsdp else BY_COLUMNS) * setup.weight_bytes
+    elements = setup.tokens * config["hidden_size"]
+    moved = {"all_reduce": elements * (forward + backward) * config["num_hidden_layers"]}
+    if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):
+        moved["all_reduce"] += elements * setup.weight_bytes
+        moved["all_gather"] = setup.tokens * config["vocab_size"] * setup.product_bytes
+    return {kind: size * setup.accumulation for kind, size in moved.items()}

@@ -2,23 +2,24 @@
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
 from study.predict import papers
-from study.predict.advice.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fills
-from study.predict.advice.question import SEQUENCE, Question, default_sequence
-from study.predict.advice.settled import (
+from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fills
+from study.predict.architecture import Wanted, asked_for, generic, named, refuse_long_rows
+from study.predict.estimate import Estimate, estimate, inputs_bytes
+from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, on_gpus_bytes, peaks
+from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
+from study.predict.outside import published, scores
+from study.predict.question import (
     BUCKET_ELEMENTS,
     BUCKETS,
+    SEQUENCE,
     Precision,
+    Question,
+    default_sequence,
     settled_arm,
     usual_precision,
     with_zero,
     zero_of,
 )
-from study.predict.architecture import generic, named
-from study.predict.estimate import Estimate, estimate, inputs_bytes
-from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, on_gpus_bytes, peaks
-from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
-from study.predict.outside import published, scores
 from study.predict.setup import ADAMW, Setup, distribution
 from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
 from study.predict.trace.transformer import Transformer
-from study.predict.wanted import Wanted, asked_for, refuse_long_rows

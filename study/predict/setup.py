@@ -1,17 +1,32 @@
 """The values that describe a training. Every prediction depends on them alone."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, prod
 from typing import Literal
 
 from study.core import arms, library_defaults
 from study.core.errors import Stop
 from study.core.settings import AUTOCAST, HALF_WEIGHTS
-from study.predict.library import Library
-from study.predict.memory.profile import Tensor
-from study.predict.memory.tensor import tensors_of_a_rank
-from study.predict.trace.transformer import TraceOptions, Transformer
+from study.predict.trace.tape import Tensor
+from study.predict.trace.transformer import TraceOptions, Transformer, tensors_of_a_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """How a library, or one of its older releases, differs from today's.
+
+    Each field moves the error of the rows of more than one published source by a point of a per cent.
+    """
+
+    fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
+    logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
+    keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
+    keeps_cache: bool = False  # the model returns keys and values: transformers 4 under a checkpointing not its own
+    torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
+    bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
+
 
 Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
@@ -30,6 +45,12 @@ FP8 = (
     "in 16 or 32 bits, and copies in 8 bits come on top (https://github.com/NVIDIA/TransformerEngine/issues/1429)"
 )
 MUON = "what DeepSpeed's Muon holds under a ZeRO stage (whole matrices, and buffers for them) is not predicted"
+
+# What DeepSpeed leaves to AdamW, by name, so Muon gets GPT-2's `wte` (deepspeed/__init__.py, set_optimizer_flags).
+NOT_FOR_MUON = ("embed", "lm_head")
+LEAST_8BIT_ELEMENTS = 4096  # bitsandbytes 0.50: smaller tensors keep fp32 (optim/optimizer.py, min_8bit_size)
+BLOCK_ELEMENTS = 256  # with one fp32 scale for each block of a moment
+QUANTILES_BYTES = 2 * 256 * 4  # the values that 8 bits stand for: a table for each moment, shared by all tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +267,19 @@ class Setup:
         return 2 if self.precision == "bf16_pure" else 4
 
     @property
+    def keeps_master(self) -> bool:
+        """Return whether an fp32 copy of the weights is kept without DeepSpeed, too."""
+        return self.precision == "bf16_cast"
+
+    def moments_bytes(self, tensors: Sequence[Tensor]) -> int:
+        """Return the bytes of the optimizer's moments, for tensors as it has them."""
+        return held_bytes(self.optimizer, tensors, self.state_bytes)
+
+    def made_bytes(self, tensors: Sequence[Tensor]) -> int:
+        """Return the most bytes that an update makes beside weights, gradients and moments."""
+        return made_bytes(self.optimizer, tensors, self.state_bytes)
+
+    @property
     def product_bytes(self) -> int:
         """Bytes of an element in matrix products, except those of quantized weights, which are in 16 bits."""
         return 4 if self.precision == "fp32" else 2
@@ -270,3 +304,44 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
     kind = "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op"
     by = {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
     return by | ({"group": sharing} if arm.replicas > 1 else {})
+
+
+# --- what an optimizer keeps as moments, and what it makes during an update. DDP and one process give it each tensor as
+# it is, FSDP2 a rank's rows of each tensor, and DeepSpeed's ZeRO one flat vector of all. Optimizers that work by
+# matrices or by blocks keep another number of bytes for a vector.
+
+
+def held_bytes(optimizer: str, tensors: Sequence[Tensor], state_bytes: int) -> int:
+    """Bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits."""
+    if optimizer != "adamw_8bit":
+        return state_bytes * sum(_elements(optimizer, each) for each in tensors)
+    large = [each.elements for each in tensors if each.elements >= LEAST_8BIT_ELEMENTS]
+    small = sum(each.elements for each in tensors) - sum(large)
+    scaled = sum(elements + 4 * ceil(elements / BLOCK_ELEMENTS) for elements in large)
+    return 2 * (4 * small + scaled) + (QUANTILES_BYTES if large else 0)
+
+
+def _elements(optimizer: str, each: Tensor) -> int:
+    if optimizer == "sgd":
+        return each.elements
+    if optimizer == "muon" and len(each.shape) >= 2 and not any(word in each.name.lower() for word in NOT_FOR_MUON):
+        return each.elements
+    if optimizer == "adafactor":  # torch 2.13: a row and a column of each matrix, and all of a vector
+        rows = each.shape[:-1]
+        return prod(rows) + each.elements // rows[-1] if rows else each.elements
+    return 2 * each.elements
+
+
+def made_bytes(optimizer: str, tensors: Sequence[Tensor], state_bytes: int) -> int:
+    """The most bytes that an update makes beside weights, gradients and moments, one tensor at a time.
+
+    Memory inside bitsandbytes' operator for CPUs is not counted: records do not see it, and the kernel for GPUs needs
+    none.
+    """
+    if optimizer == "foreach":
+        return state_bytes * sum(each.elements for each in tensors)
+    if optimizer == "single_tensor":  # the root of a second moment
+        return state_bytes * max((each.elements for each in tensors), default=0)
+    if optimizer == "adafactor":  # the estimate of the second moments; for a vector its squares as well
+        return state_bytes * max((each.elements * (1 if len(each.shape) > 1 else 2) for each in tensors), default=0)
+    return 0

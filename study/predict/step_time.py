@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from study.core.gpus import GPUS, LINKS
 from study.predict import papers
-from study.predict.estimate import disk_bytes, exchanged, operations
+from study.predict.estimate import exchanged, operations
 from study.predict.memory.engine import Engine
-from study.predict.memory.tensor import of_a_rank
 from study.predict.setup import QUANTIZED_BYTES, Setup
+from study.predict.trace.transformer import of_a_rank
 
 FILE = Path(__file__).with_name("pace.toml")
 ON_GPU = ("products", "attention", "memory traffic")
@@ -386,7 +386,7 @@ class _Step:
             return {"update": update_bytes(self.setup) * self.owned / self.gpu.memory_bytes_per_s / share}
         local = min(self.setup.ranks, self.machine.gpus_per_node)
         parts = {"update on host": self.owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
-        moved_bytes = local * (disk_bytes(self.engine)["read_per_step"] + disk_bytes(self.engine)["written_per_step"])
+        moved_bytes = 2 * local * self.engine.swapped_bytes  # read and written
         if moved_bytes and self.machine.disk_bytes_per_s:
             parts["disk"] = moved_bytes / self.machine.disk_bytes_per_s
         return parts

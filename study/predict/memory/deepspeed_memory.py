@@ -11,41 +11,63 @@ from math import ceil
 
 from study.predict.memory.engine import Engine
 from study.predict.memory.fetches import Visit, Whole, leaf_modules, reads_out_by_embeddings
-from study.predict.memory.profile import Held, Profile, Tensor
+from study.predict.trace.tape import Held, Profile, Tensor
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
 
 
-def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
-    """The moments of the last backward pass of a step."""
-    return {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage](engine, profile)
+def moments(engine: Engine, profile: Profile) -> Iterator[tuple[str, dict]]:
+    """Yield the moments of a step's last backward pass and of its update, each with what is held besides the states."""
+    backward = {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage]
+    yield from (("backward", now) for now in backward(engine, profile))
+    update = {0: _update_whole, 1: _update_part, 2: _update_part, 3: _update_groups}[engine.stage]
+    if not engine.offloads:  # else norms are taken during the backward pass, and the update uses the standing buffers
+        yield from (("update", now) for now in update(engine))
 
 
-def kept_gradients(engine: Engine) -> int:
-    """Return the elements of the gradients of one process or DDP when they are complete, with DDP's buckets."""
-    return engine.elements * (1 if engine.ranks == 1 or engine.setup.library.bucket_view else 2)
+# --- one process and DDP ---
+
+
+def _complete(engine: Engine) -> int:
+    """Bytes of the gradients when they are complete. PyTorch's DDP keeps both gradients and buckets by default."""
+    copies = 2 if engine.ranks > 1 and not engine.setup.library.bucket_view else 1
+    return copies * engine.elements * engine.weight_bytes
 
 
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Without DeepSpeed: gradients pile up, or move into DDP's buckets, or are added to those that are there."""
-    w = engine.weight_bytes
     library = engine.setup.library
     in_buckets = engine.ranks > 1 and library.bucket_view
+    most = _complete(engine)
+    ready = 0
+    if engine.ranks > 1:  # DDP's buckets
+        ready += engine.elements * engine.weight_bytes
     # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
-    waits = engine.accumulation > 1 or (library.torch_major == 1 and not in_buckets)
-    ready = engine.elements * ((engine.ranks > 1) + waits)  # DDP's buckets, and what waits outside them
-    most = kept_gradients(engine)
-    kept, in_use = profile.most
-    yield {"activations": kept, "temporaries": in_use, "gradients": ready * w}
+    if engine.accumulation > 1 or (library.torch_major == 1 and not in_buckets):
+        ready += engine.elements * engine.weight_bytes
+    yield {"activations": profile.most.kept, "temporaries": profile.most.in_use, "gradients": ready}
     piles_up = ready < most
     for tensor, (kept, in_use), _ in profile.gradients:
-        ready = ready + tensor.elements if piles_up else max(most, ready - tensor.elements)
-        new = 0 if piles_up else tensor.elements * w
-        yield {"activations": kept, "gradients": ready * w, "temporaries": in_use + new}
+        size = tensor.elements * engine.weight_bytes
+        if piles_up:
+            ready += size
+            yield {"activations": kept, "gradients": ready, "temporaries": in_use}
+        else:
+            ready = max(most, ready - size)
+            yield {"activations": kept, "gradients": ready, "temporaries": in_use + size}
+
+
+def _update_whole(engine: Engine) -> Iterator[dict]:
+    # With a master copy there are also the gradients in fp32. DeepSpeed then flattens them (fused_optimizer.py).
+    in_fp32 = 4 * engine.elements if engine.setup.keeps_master else 0
+    flat = in_fp32 if engine.setup.deepspeed else 0
+    yield {"gradients": _complete(engine) + in_fp32, "temporaries": max(engine.made_bytes, flat)}
+
+
+# --- stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads) ---
 
 
 def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
-    """Stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)."""
     state = Buckets(engine)
     kept, in_use = profile.most
     buckets = state.buckets if state.waiting else 0  # of earlier microbatches; else they come with the first gradient
@@ -54,13 +76,12 @@ def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
         size = tensor.elements * engine.weight_bytes
         if state.bucket:  # the buckets are made with the first gradient
             yield state.moment(most, size)
-        if state.bucket and state.filled + tensor.elements > engine.bucket_elements:
-            yield from state.reduce(complete, size)
+            if state.filled + tensor.elements > engine.bucket_elements:
+                yield from state.reduce(complete, size)
         yield state.moment(complete, size)
         state.take(tensor)
-    state.ended = True
-    if state.bucket:
-        yield from state.reduce(Held(0, 0), 0)
+    for now in state.reduce(Held(0, 0), 0):  # autograd is done, and records count what is allocated then as activations
+        yield now | {"activations": now["temporaries"], "temporaries": 0}
 
 
 class Buckets:
@@ -74,31 +95,31 @@ class Buckets:
             tensor.name: {(end - tensor.elements) // engine.part, (end - 1) // engine.part}
             for tensor, end in zip(engine.tensors, ends, strict=True)
         }
-        accumulates = engine.accumulation > 1
-        # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends
-        # (setup_buckets, reduce_gradients).
-        self.waiting = engine.elements * engine.weight_bytes if engine.stage == 1 and accumulates else 0
-        self.kept = engine.owned_whole_bytes if engine.stage == 2 and accumulates and not engine.offloads else 0
-        self.most_kept = engine.owned_whole_bytes + self.kept
+        self.waiting = self.kept = 0
+        self.most_kept = engine.owned_whole_bytes
+        if engine.accumulation > 1 and engine.stage == 1:
+            # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends
+            # (setup_buckets, reduce_gradients).
+            self.waiting = engine.elements * engine.weight_bytes
+        elif engine.accumulation > 1 and not engine.offloads:
+            self.kept = engine.owned_whole_bytes
+            self.most_kept += self.kept
         self.buckets = (2 if engine.zero["overlap_comm"] else 1) * engine.bucket_elements * engine.reduced_bytes
-        self.large = 0  # elements of gradients that are larger than a bucket
         self.bucket: list[Tensor] = []
         self.filled = 0  # elements in the bucket
-        self.ended = False  # the pass
+        self.large = 0  # bytes of gradients that are larger than a bucket
 
     def moment(self, activations: Held, extra: float) -> dict:
-        gradients = max(0, self.waiting) + self.kept + self.large * self.engine.weight_bytes
+        gradients = max(0, self.waiting) + self.kept + self.large
         now = {"buckets": self.buckets, "gradients": gradients}
-        if self.ended:  # autograd is done, and records count what is allocated then as activations
-            return now | {"activations": activations.total + extra}
         return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
 
     def take(self, tensor: Tensor) -> None:
         """Put a complete gradient into the bucket."""
-        if self.waiting:
-            self.waiting -= tensor.elements * self.engine.weight_bytes
+        size = tensor.elements * self.engine.weight_bytes
+        self.waiting -= size
         if tensor.elements > self.engine.bucket_elements:
-            self.large += tensor.elements
+            self.large += size
         self.bucket.append(tensor)
         self.filled += tensor.elements
 
@@ -119,10 +140,24 @@ class Buckets:
         self.filled = 0
 
 
+def _update_part(engine: Engine) -> Iterator[dict]:
+    part = engine.part
+    whole = engine.owned_whole_bytes
+    # Outside autograd, records count temporaries as activations.
+    yield {"gradients": whole, "activations": NORM_BYTES * max(engine.owned.values())}
+    flat = part * engine.weight_bytes if len(engine.owned) > 1 else 0
+    yield {"gradients": whole, "activations": flat + engine.copied_bytes * part}
+    yield {"activations": engine.state_bytes * part + engine.made_bytes}  # the whole gradients are freed by now
+
+
+# --- stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py) ---
+
+
 def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
-    """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
     state = Scattering(engine)
-    yield from state.forward(profile)
+    if engine.ranks > 1:
+        yield from state.forward(profile)
+    state.begin_backward()
     yield state.moment(profile.most, 0)
     leaves = leaf_modules(engine.setup.model)
     ends = {leaves.get(each.tensor.name): each.tensor for each in profile.gradients}
@@ -140,8 +175,7 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
             state.take(each)
             whole -= each.elements
         delayed = []
-    if state.bucket:
-        yield state.reduce(Held(0, 0), 0)
+    yield state.reduce(Held(0, 0), 0)
 
 
 class Scattering:
@@ -150,31 +184,37 @@ class Scattering:
     def __init__(self, engine: Engine):
         self.engine = engine
         self.w = engine.weight_bytes
-        self.hold(engine.fetches.turn.running)
-        self.released = engine.fetches.turn.released
         self.stay = {tensor.name for tensor in engine.persistent}
         self.in_graph: Counter[str] = Counter()  # bytes of weights, by the tensor whose gradient comes when they go
-        if not engine.setup.has_own_linear:
-            self.keep_views(engine)
+        if engine.gathers and not engine.setup.has_own_linear:
+            self.keep_views()
         self.all_stay = engine.fetches.turn.running.weights == engine.all_elements and engine.refetched == 0
+        self.gathers_again = engine.gathers and not self.all_stay
         self.bucket: list[Tensor] = []
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
+        self.begin_backward()
 
-    def keep_views(self, engine: Engine) -> None:
+    def begin_backward(self) -> None:
+        self.hold(self.engine.fetches.turn.running)
+        self.flat = 0
+        self.released = self.engine.fetches.turn.released
+
+    def keep_views(self) -> None:
         """Count the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
 
         Frozen ones are there, too. They are gone when the gradient of the trained tensor before them is complete.
         """
-        setup = engine.setup
+        setup = self.engine.setup
+        released = self.engine.fetches.released
         trained = ""
         for tensor in setup.tensors if setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
             trained = tensor.name if tensor.trains else trained
-            is_kept = tensor.name in engine.fetches.released and len(tensor.shape) == 2 and not tensor.packed
-            if is_kept and tensor.block != "embeddings" and not setup.computes_again(tensor.block):
-                self.in_graph[trained] += tensor.elements * self.w * engine.gathers
+            is_linear = len(tensor.shape) == 2 and tensor.block != "embeddings" and not tensor.packed
+            if is_linear and tensor.name in released and not setup.computes_again(tensor.block):
+                self.in_graph[trained] += tensor.elements * self.w
         first = setup.tensors[0]
-        if reads_out_by_embeddings(setup.model) and first.name in engine.fetches.released:
-            self.in_graph[engine.tensors[-1].name] += first.elements * self.w * engine.gathers
+        if reads_out_by_embeddings(setup.model) and first.name in released:
+            self.in_graph[self.engine.tensors[-1].name] += first.elements * self.w
 
     def hold(self, whole: Whole) -> None:
         self.alive = whole.weights * self.w * self.engine.gathers
@@ -183,7 +223,7 @@ class Scattering:
     def forward(self, profile: Profile) -> Iterator[dict]:
         """The moments of the forward pass: when a module has waited for its weights, and while modules run."""
         last: Visit | None = None
-        for name, kept in profile.at_use.items() if self.engine.ranks > 1 else ():
+        for name, kept in profile.at_use.items():
             visit = self.engine.fetches.forward[name]
             if name in profile.before_use:
                 self.hold(visit.running if visit is last else visit.before)
@@ -192,16 +232,13 @@ class Scattering:
                 self.hold(visit.waiting)
                 yield self.moment(Held(kept, 0), 0)
             last = visit
-        self.hold(self.engine.fetches.turn.running)
-        self.flat = 0
 
     def reach(self, tensor: Tensor) -> None:
         """Gather what the backward pass needs for a tensor."""
-        if tensor.name in self.stay or self.all_stay or not self.engine.gathers:
-            return
-        visit = self.engine.fetches.backward[tensor.name]
-        self.hold(max(visit.waiting, visit.running, key=sum))
-        self.released = visit.released
+        if self.gathers_again and tensor.name not in self.stay:
+            visit = self.engine.fetches.backward[tensor.name]
+            self.hold(max(visit.waiting, visit.running, key=sum))
+            self.released = visit.released
 
     def moment(self, activations: Held, extra: int) -> dict:
         states = {"activations": activations.kept, "gathered_weights": self.alive, "gradients": self.large * self.w}
@@ -211,13 +248,17 @@ class Scattering:
     def reduce(self, complete: Held, next_elements: int) -> dict:
         """Empty the bucket. `next_elements` are those of complete gradients that are not in it."""
         engine = self.engine
-        w = self.w
-        in_place = len(self.bucket) == 1 and self.bucket[0].elements % engine.ranks == 0
-        norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in self.bucket) * engine.offloads
-        if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
-            norm = max(norm, 4 * ceil(self.filled / engine.ranks))
-        copies = (not in_place) + (self.large > 0 and engine.reduced_bytes != w)  # a large one is not in the bucket
-        now = self.moment(complete, self.filled * copies * engine.reduced_bytes + norm + next_elements * w)
+        beside = 0
+        if engine.offloads:
+            beside = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in self.bucket)
+        if engine.optimizer_home == "nvme" and self.w == 2:  # on their way to the disk, in fp32
+            beside = max(beside, 4 * ceil(self.filled / engine.ranks))
+        size = self.filled * engine.reduced_bytes
+        if len(self.bucket) > 1 or self.bucket[0].elements % engine.ranks:  # else it is reduced in place
+            beside += size
+        if self.large and engine.reduced_bytes != self.w:  # a large one is not in the bucket
+            beside += size
+        now = self.moment(complete, beside + next_elements * self.w)
         self.bucket = []
         self.filled = self.large = 0
         return now
@@ -228,8 +269,20 @@ class Scattering:
         del self.in_graph[tensor.name]
         self.bucket.append(tensor)
         self.filled += elements
-        self.large += elements if elements > self.engine.bucket_elements else 0
+        if elements > self.engine.bucket_elements:
+            self.large += elements
         # The backward hook of the embeddings comes after the last reduce.
-        if tensor.name not in self.stay and self.all_stay and tensor.block != "embeddings":
+        if self.all_stay and tensor.name not in self.stay and tensor.block != "embeddings":
             self.alive = max(self.alive - elements * self.w, self.engine.stay_bytes)
             self.released += elements
+
+
+def _update_groups(engine: Engine) -> Iterator[dict]:
+    stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
+    yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
+    group = max(engine.sub_groups)  # gradients are flattened, then copied to fp32, one group at a time
+    yield stay | {
+        "temporaries": group * (engine.weight_bytes + engine.copied_bytes)
+    }  # _prepare_fp32_grad_for_sub_group
+    created_bytes = engine.made_bytes * group // engine.part
+    yield stay | {"temporaries": engine.state_bytes * group + created_bytes}  # _release_sub_group frees them

@@ -1,13 +1,16 @@
-"""A DeepSpeed engine, or DDP, as memory and traffic depend on it: its settings, and the part of each rank."""
+"""A DeepSpeed engine, or DDP: its settings, the part of each rank, what it holds all the time, and what it sends."""
 
 import functools
 from math import ceil
 
 from study.core import library_defaults
-from study.predict.memory import moments
 from study.predict.memory.fetches import Fetches, Limits, fetches
-from study.predict.memory.profile import Tensor
 from study.predict.setup import Setup
+from study.predict.trace.tape import Tensor
+
+SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
+SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
+OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
 
 
 class Engine:
@@ -35,7 +38,8 @@ class Engine:
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of their gradients
         self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
         self.state_bytes = setup.state_bytes
-        self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
+        # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
+        self.copied_bytes = 0 if setup.weight_bytes == setup.state_bytes else setup.state_bytes
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero["reduce_bucket_size"])
         self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
@@ -43,27 +47,20 @@ class Engine:
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= most]
         self.stay_elements = sum(tensor.elements for tensor in self.persistent)
         self.all_elements = sum(tensor.elements for tensor in setup.tensors)  # whether they train or not
-        self.limits = Limits(
-            persistent=most,
-            prefetch=int(zero["stage3_prefetch_bucket_size"]),
-            live=int(zero["stage3_max_live_parameters"]),
-            reuse=int(min(zero["stage3_max_reuse_distance"], zero["stage3_max_live_parameters"])),
-        )
+        live = int(zero["stage3_max_live_parameters"])
+        reuse = int(min(zero["stage3_max_reuse_distance"], live))
+        self.limits = Limits(most, int(zero["stage3_prefetch_bucket_size"]), live, reuse)
         self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
-        # By default, stage 3 pins each parameter's part by itself before all are copied into one piece.
-        self.pins_parts = self.weights_home == "cpu" and bool(zero["offload_param"].get("pin_memory", True))
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
+        # The tensors as the optimizer has them: with a stage, one vector of this rank's parts.
+        self.pieces = (Tensor("", (self.part,), ""),) if self.stage else self.tensors
+        self.made_bytes = setup.made_bytes(self.pieces)
 
     def _home(self, offload: dict | None) -> str:
         device = (offload or {}).get("device") or "none"
         return "cpu" if device == "nvme" and self.stage < 3 else device  # stages 1 and 2 take nvme for cpu
-
-    @functools.cached_property
-    def pieces(self) -> tuple[Tensor, ...]:
-        """The tensors as the optimizer has them: with a stage, one vector of this rank's parts."""
-        return (Tensor("", (self.part,), ""),) if self.stage else self.tensors
 
     @functools.cached_property
     def sub_groups(self) -> list[int]:
@@ -74,11 +71,6 @@ class Engine:
                 sizes.append(0)
             sizes[-1] += ceil(tensor.elements / self.ranks)
         return sizes
-
-    @property
-    def made_bytes(self) -> int:
-        """Bytes that an update makes beside weights, gradients and moments."""
-        return moments.made_bytes(self.setup.optimizer, self.pieces, self.state_bytes)
 
     @functools.cached_property
     def fetches(self) -> Fetches:
@@ -121,7 +113,104 @@ class Engine:
             released = max(released, self.all_elements - self.stay_elements)
         return {"weights": ceil(released / among) * self.weight_bytes} if among else {}
 
+    @property
+    def standing(self) -> dict[str, int]:
+        """Bytes that stay during the whole step. `host_`: what an offloading engine keeps with the optimizer states.
+
+        DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
+        bf16_master_weights_and_grads it keeps a copy in bf16.
+        """
+        w, b, part = self.weight_bytes, self.state_bytes, self.part
+        states = {"master": b * part, "moments": self.setup.moments_bytes(self.pieces)}
+        if self.stage == 0:
+            master = b * self.elements if self.setup.keeps_master else 0
+            return states | {"master": master, "weights": self.elements * w + self.frozen_bytes}
+        if self.stage < 3:
+            states["weights"] = padded(self.elements, self.ranks) * w + self.frozen_bytes
+            if self.offloads:
+                largest = max(tensor.elements for tensor in self.tensors)
+                # updated weights on their way up, and a gradient on its way down
+                states |= {"host_staging": (part + largest) * w, "staging": largest * w, "host_gradients": b * part}
+                # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+                if self.accumulation > 1 and self.stage == 2:
+                    states["host_gradients"] += self.owned_whole_bytes
+            return states
+        states |= {"weights": part * w + self.frozen_bytes, "buckets": self.bucket_elements * self.reduced_bytes}
+        states["host_gradients" if self.offloads else "gradients"] = part * w
+        if self.optimizer_home == "cpu":
+            states["host_gradients"] += b * part
+        if self.swapped_bytes:
+            states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * ceil(4 * max(self.sub_groups) / 1024) * 1024}
+        return states
+
+    @property
+    def after_step(self) -> dict[str, int]:
+        """Bytes that stay from step to step, besides the states."""
+        if self.stage == 3:
+            return {"gathered_weights": self.stay_bytes}
+        return {"gradients": self.elements * self.weight_bytes} if self.stage == 0 and self.ranks > 1 else {}
+
+    @property
+    def on_host(self) -> list[str]:
+        """What is on the host, if there is a GPU."""
+        optimizer = [*OPTIMIZER_ROLES] if self.offloads else []
+        return optimizer if self.weights_home == "none" else [*optimizer, "weights"]
+
+    @property
+    def beside_on_host_bytes(self) -> int:
+        """Bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured.
+
+        PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer
+        versions have an option). Stage 3 has all weights in one piece (stage3.py,
+        _create_param_groups_fp16_flat_cpu_memory). By default it pins each parameter's part by itself before.
+        """
+        w, part = self.weight_bytes, self.part
+        if self.stage < 3:  # master, gradients, updated weights, a gradient on its way
+            return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in self.tensors) * w]))
+        pieces = [part * w] if self.weights_home == "none" else [part * w, part * w]
+        if self.optimizer_home == "cpu":
+            pieces += [4 * size for size in self.sub_groups]
+        parts = []
+        if self.weights_home == "cpu" and self.zero["offload_param"].get("pin_memory", True):
+            parts = [ceil(tensor.elements / self.ranks) * w for tensor in self.tensors]
+        return sum(parts) + sum(map(_rounding, [*pieces, *parts]))
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes on disk, which a step reads and writes once: master and two moments, but no gradients."""
+        part = 4 * self.part
+        return 3 * part if self.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
+        w, passes = self.weight_bytes, self.accumulation
+        if self.stage == 0:
+            return {"all_reduce": self.elements * w} if self.ranks > 1 else {}
+        if self.stage < 3:
+            reductions = passes if self.stage == 2 else 1
+            reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
+            if self.setup.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
+                return reduced
+            return reduced | {"all_gather": padded(self.elements, self.ranks) * w}
+        whole = self.part * self.ranks
+        reduced = {"reduce_scatter": whole * self.reduced_bytes * passes}
+        if self.ranks == 1:
+            return reduced
+        # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
+        if self.zero["zero_quantized_gradients"]:
+            reduced = {"all_to_all": whole * passes // 2}
+        if self.zero["zero_quantized_weights"]:
+            w = 1
+        stay = sum(ceil(t.elements / self.ranks) * self.ranks for t in self.persistent)
+        gathered = (whole + self.frozen_part * self.ranks - stay + self.refetched) * passes + stay
+        return reduced | {"all_gather": gathered * w}
+
 
 def padded(elements: int, ranks: int) -> int:
     """Stages 1 and 2 pad the flat weights to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py)."""
     return ceil(elements / (2 * ranks)) * 2 * ranks
+
+
+def _rounding(size: int) -> int:
+    return (1 << (size - 1).bit_length()) - size if size else 0

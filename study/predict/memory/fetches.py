@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from study.predict.memory.profile import Tensor
+from study.predict.trace.tape import Tensor
 from study.predict.trace.transformer import Transformer
 
 LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")  # families whose sparse blocks are one module (leaf_module_config.py)

@@ -15,10 +15,9 @@ from dataclasses import replace
 from itertools import groupby
 from math import ceil, prod
 
-from study.predict.memory import moments as moment_bytes
 from study.predict.memory.fetches import reads_out_by_embeddings
-from study.predict.memory.profile import Held, Profile, Tensor
 from study.predict.setup import Setup
+from study.predict.trace.tape import Held, Profile, Tensor
 
 ROOT = "root"
 EMBEDDINGS = "embeddings"
@@ -98,16 +97,42 @@ class Sharding:
         """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
         return self.whole[unit] if self.ranks > 1 else 0
 
+    @property
+    def standing(self) -> dict[str, int]:
+        """Bytes that stay during the whole step."""
+        setup = self.setup
+        return {
+            "weights": setup.scales_bytes + sum(self.elements(each) * setup.kept_bytes(each) for each in setup.tensors),
+            "master": setup.state_bytes * self.part if setup.keeps_master else 0,
+            "moments": setup.moments_bytes(self.pieces),
+        }
 
-def standing(sharding: Sharding) -> dict[str, int]:
-    """Return what stays during the whole step."""
-    setup = sharding.setup
-    kept = (sharding.elements(tensor) * setup.kept_bytes(tensor) for tensor in setup.tensors)
-    return {
-        "weights": setup.scales_bytes + sum(kept),
-        "master": setup.state_bytes * sharding.part if setup.precision == "bf16_cast" else 0,
-        "moments": moment_bytes.held_bytes(setup.optimizer, sharding.pieces, setup.state_bytes),
-    }
+    @property
+    def after_step(self) -> dict[str, int]:
+        """Bytes that stay from step to step. FSDP1 keeps the gradients until the next forward pass begins."""
+        return {} if self.by_accelerate else {"gradients": self.gradients_bytes}
+
+    @property
+    def on_host(self) -> list[str]:
+        """What is on the host, if there is a GPU. The gradients come on top."""
+        return ["weights", "master", "moments"] if self.setup.fsdp_offload else []
+
+    @property
+    def beside_on_host_bytes(self) -> int:
+        return self.gradients_bytes
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
+        if self.setup.ranks == 1:
+            return {}
+        passes = self.setup.accumulation
+        gathered = sum(self.whole[unit] * (1 if unit in self.stay else 2) for unit in self.units) * passes
+        reduced = sum(self.gradient.values()) * (1 if self.keeps_whole_gradients else passes)
+        moved = {"reduce_scatter": reduced, "all_gather": gathered}
+        if self.setup.ranks > self.setup.sharing_ranks:  # between the groups
+            moved["all_reduce"] = reduced // self.ranks
+        return moved
 
 
 def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
@@ -115,10 +140,10 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
     setup = sharding.setup
     yield from (("backward", now) for now in _forward(sharding, profile))
     yield from (("backward", now) for now in _backward(sharding, profile))
-    made_bytes = moment_bytes.made_bytes(setup.optimizer, sharding.pieces, setup.state_bytes)
+    made_bytes = setup.made_bytes(sharding.pieces)
     if setup.fsdp_offload and setup.on_gpu:
         return  # the update is the host's
-    if setup.precision == "bf16_cast":  # the gradients in fp32 as well
+    if setup.keeps_master:  # the gradients in fp32 as well
         made_bytes += 4 * sharding.part
     yield "update", {"gradients": sharding.gradients_bytes, "temporaries": made_bytes}
 
@@ -229,15 +254,3 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
         state.alive.clear()
     for late in [ROOT, *(sharding.late - {ROOT})]:
         yield from state.reduced(late, usage, 0)
-
-
-def traffic(sharding: Sharding) -> dict[str, int]:
-    """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
-    if sharding.setup.ranks == 1:
-        return {}
-    passes = sharding.setup.accumulation
-    gathered = sum(sharding.whole[unit] * (1 if unit in sharding.stay else 2) for unit in sharding.units)
-    reduced = sum(sharding.gradient.values()) * (1 if sharding.keeps_whole_gradients else passes)
-    has_groups = sharding.setup.ranks > sharding.setup.sharing_ranks
-    between = {"all_reduce": reduced // sharding.ranks} if has_groups else {}
-    return between | {"reduce_scatter": reduced, "all_gather": gathered * passes}

@@ -7,18 +7,116 @@ driver shows reserved memory and what is outside PyTorch.
 """
 
 import functools
+from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, Gpu
-from study.predict.estimate import estimate, profile
+from study.predict.estimate import estimate, outputs, profile
 from study.predict.estimate import moments as moments_of
-from study.predict.memory import kept, moments
-from study.predict.memory.allocator import Allocator, Block, rounded, segment_bytes
 from study.predict.memory.engine import Engine
 from study.predict.memory.fsdp_memory import Sharding
 from study.predict.setup import Setup
+
+MIB = 2**20
+SMALL = MIB
+MIDDLE = 10 * MIB
+
+
+def rounded(size: int) -> int:
+    """Bytes of the block for a tensor of `size` bytes."""
+    return max(512, -(-size // 512) * 512)
+
+
+def segment_bytes(size: int) -> int:
+    """Bytes that a new block of `size` bytes requests from the driver."""
+    if size <= SMALL:
+        return 2 * MIB
+    return 20 * MIB if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of a segment, with its neighbours."""
+
+    size: int
+    small: bool
+    segment: int
+    place: int = 0
+    before: "Block | None" = None
+    after: "Block | None" = None
+    free: bool = False
+
+
+class Allocator:
+    """Counts bytes held for tensors, and in total. At `capacity_bytes` it gives back free segments, then it fails."""
+
+    def __init__(self, capacity_bytes: float = float("inf")):
+        self.capacity_bytes = capacity_bytes
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self._segments = 0
+        self._free: dict[bool, list[tuple[int, int, int, Block]]] = {True: [], False: []}  # by size, segment, place
+
+    def take(self, size: int) -> Block:
+        """A block for a tensor of `size` bytes."""
+        size = rounded(size)
+        small = size <= SMALL
+        free = self._free[small]
+        place = bisect_left(free, (size,))
+        block = self._out(free[place][-1]) if place < len(free) else self._segment(size, small)
+        left = block.size - size
+        if left >= 512 if small else left > SMALL:
+            rest = Block(left, small, block.segment, block.place + size, block, block.after)
+            if block.after:
+                block.after.before = rest
+            block.size = size
+            block.after = rest
+            self._in(rest)
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def give(self, block: Block) -> None:
+        """Free a block and join it with free neighbours."""
+        self.allocated -= block.size
+        if block.before and block.before.free:
+            block = self._join(self._out(block.before), block)
+        if block.after and block.after.free:
+            self._join(block, self._out(block.after))
+        self._in(block)
+
+    def _join(self, block: Block, after: Block) -> Block:
+        block.size += after.size
+        block.after = after.after
+        if after.after:
+            after.after.before = block
+        return block
+
+    def _segment(self, size: int, small: bool) -> Block:
+        segment = segment_bytes(size)
+        if self.reserved + segment > self.capacity_bytes:  # what is free is given back
+            every = [each for free in self._free.values() for *_, each in free]
+            for block in (each for each in every if not (each.before or each.after)):
+                self._out(block)
+                self.reserved -= block.size
+        if self.reserved + segment > self.capacity_bytes:
+            raise MemoryError
+        self.reserved += segment
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self._segments += 1
+        return Block(segment, small, self._segments)
+
+    def _in(self, block: Block) -> None:
+        block.free = True
+        insort(self._free[block.small], (block.size, block.segment, block.place, block))
+
+    def _out(self, block: Block) -> Block:
+        block.free = False
+        free = self._free[block.small]
+        del free[bisect_left(free, (block.size, block.segment, block.place))]
+        return block
+
 
 # A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
 # 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
@@ -167,7 +265,7 @@ def _of_tensors(setup: Setup) -> _Sizes:
         states.pop("gradients", 0)  # they are in another stream
         in_pass = _of_units(Sharding(setup))
     if setup.library.keeps_cache and setup.library.keeps_logits:
-        in_pass += kept.outputs(setup)
+        in_pass += outputs(setup)
     share = setup.state_ranks if setup.fsdp else 1
     trained = [] if setup.fsdp_offload else [tensor for tensor in setup.tensors if tensor.trains]
     pieces = trained if share == 1 else [replace(each, shape=(ceil(each.elements / share),)) for each in trained]
@@ -176,7 +274,7 @@ def _of_tensors(setup: Setup) -> _Sizes:
         update += [4 * piece.elements for piece in pieces]
     if setup.optimizer == "foreach":
         update += [setup.state_bytes * piece.elements for piece in pieces]
-    held = [moments.held_bytes(setup.optimizer, [piece], setup.state_bytes) for piece in pieces]
+    held = [setup.moments_bytes([piece]) for piece in pieces]
     return _Sizes([*states.values()], [each // 2 for each in held for _ in range(2)], in_pass, update)
 
 

@@ -1,4 +1,4 @@
-"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`stacks.py`).
+"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`shorten` in tracing.py).
 
 The marks on a tape cut it into sections: what one layer does in one phase, and what happens around the layers. A layer
 that was left out gets the sections of a layer that was followed, with its own names and tensors. That is right only if

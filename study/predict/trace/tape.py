@@ -1,4 +1,4 @@
-"""A tape: the list of all that a pass over a model makes and frees, and of its kernels.
+"""A tape: the list of all that a pass over a model makes and frees, and of its kernels. And what a tape says.
 
 An entry of a tape is a tuple:
 
@@ -11,10 +11,143 @@ An entry of a tape is a tuple:
     ("inputs", bytes)                               the inputs of the model
 """
 
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 Tape = list[tuple]
+Kernel = tuple[str, tuple[int, ...]]  # kind and sizes
+# Of each phase of a block: kind, number, sizes. Equal products are one entry; others are summed by kind.
+Work = dict[tuple[str, str], list[tuple[str, int, tuple[int, ...]]]]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter tensor. `block` is "embeddings", "layer.<i>" or "head". Frozen tensors have no gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    block: str
+    trains: bool = True
+    packed: bool = False  # quantized: its shape is that of the packed weights
+
+    @functools.cached_property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+class Held(NamedTuple):
+    """Bytes of activations at a moment: from the forward pass, and made by the backward pass."""
+
+    kept: float
+    in_use: float
+
+
+class Gradient(NamedTuple):
+    """Bytes that are held until a tensor's gradient is complete. The gradient itself is not included."""
+
+    tensor: Tensor
+    most: Held  # the most since the gradient before it
+    complete: Held  # when it is complete, and the engine takes it
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Bytes of activations from moment to moment of a forward and a backward pass over a microbatch.
+
+    Weights, complete gradients and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
+    """
+
+    kept: float  # at the end of the forward pass
+    most: Held  # the most until the first gradient is complete: forward pass, loss, gradient of the logits
+    at_use: Mapping[str, float]  # kept when the forward pass reaches a tensor
+    before_use: Mapping[str, Held]  # the most until the forward pass reaches a module, by its first tensor
+    gradients: tuple[Gradient, ...]  # in the order of the backward pass
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a forward and a backward pass over a microbatch hold and do."""
+
+    profile: Profile
+    work: Work
+    flops: int  # of matrix products, including those of recomputed layers
+    inputs_bytes: int
+
+
+def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
+    """Follow a tape. Kernels before a gradient are of its block, others of the last block that was reached."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    kept: float = 0
+    until_gradient = Held(0, 0)  # the most until the first gradient is complete
+    at_use: dict[str, float] = {}
+    before_use: dict[str, Held] = {}
+    gradients: list[Gradient] = []
+    phase = "forward"
+    block = tensors[0].block
+    taken: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
+    for event, name, gradient_bytes, now, most, kernels in _moments(tape):
+        if not gradients:
+            until_gradient = max(most or until_gradient, until_gradient, key=sum)
+        if event == "gradient":
+            phase, block = "backward", by_name[name].block
+            held = [Held(each.kept, each.in_use - gradient_bytes) for each in (most or now, now)]
+            gradients.append(Gradient(by_name[name], *held))
+        taken[phase, block] += kernels
+        if event == "use":
+            block = by_name[name].block
+            at_use[name] = now.kept
+            if most:
+                before_use[name] = most
+        elif event == "end":
+            kept = now.kept
+    return Pass(
+        profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
+        work={key: _summed(kernels) for key, kernels in taken.items()},
+        flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
+        inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
+    )
+
+
+def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, list[Kernel]]]:
+    """Yield each event: "use", "gradient" or "end"; the name of the tensor; and the bytes of its complete gradient.
+
+    Then what is held now, the most since the event before while a kernel ran, and these kernels. The most is that of
+    the last moment with as much, and None if no kernel ran.
+    """
+    held = [0, 0]  # made in the forward pass, and in the backward pass
+    made: list[tuple[int, bool]] = []
+    most: Held | None = None
+    kernels: list[Kernel] = []
+    for kind, what, *rest in tape:
+        if kind == "made":
+            made.append((what, rest[0]))
+            held[rest[0]] += what
+        elif kind == "freed":
+            size, in_backward = made[what]
+            held[in_backward] -= size
+        elif kind == "kernel":
+            if most is None or sum(held) >= sum(most):
+                most = Held(*held)
+            if what:
+                kernels.append(what)
+        elif kind == "event":
+            event, _, name = what.partition(" ")
+            yield event, name, rest[0], Held(*held), most, kernels
+            most, kernels = None, []
+
+
+def _summed(kernels: list[Kernel]) -> list[tuple[str, int, tuple[int, ...]]]:
+    products = Counter(sizes for kind, sizes in kernels if kind == "product")
+    entries = [("product", number, sizes) for sizes, number in products.items()]
+    for other in ("attention", "other"):
+        amounts = [sizes[0] for kind, sizes in kernels if kind == other]
+        entries.append((other, len(amounts), (sum(amounts),)))
+    return entries
 
 
 def in_order(tape: Tape) -> Tape:

@@ -5,6 +5,7 @@ earlier trace is in the cache.
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 import json
@@ -12,12 +13,14 @@ import logging
 import re
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import cast
 from unittest import mock
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
@@ -28,14 +31,11 @@ from study.core.models.adapters import Adapted, quantize
 from study.core.models.build import WithoutValues, build, freeze
 from study.core.models.step import Batch, inputs, logits_and_losses
 from study.core.settings import AUTOCAST
-from study.predict.trace.fused import in_place, without_logits
-from study.predict.trace.on_cuda import AsOnCuda
-from study.predict.trace.repeating import Followed, Stack, Unlike, repeat
-from study.predict.trace.stacks import shorten
+from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
+from study.predict.trace.repeating import Followed, Stack, Unlike, repeat, surroundings
 from study.predict.trace.tape import Tape, in_order
 from study.predict.trace.transformer import SELECTIVE, Look, TraceOptions, Transformer
 from study.predict.trace.watch import Watch
-from study.predict.trace.zero3_linear import zero3_linear
 
 aten = torch.ops.aten
 # Operators whose results torchtitan's selective recomputation keeps, beside every second product.
@@ -233,3 +233,80 @@ def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], w
             raise
         return followed(model, options, rows, with_all_layers=True)
     return both
+
+
+NUMBERS = ("layer_idx", "layer_id", "layer_index")  # attributes that may differ: a layer's place in its stack
+CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
+
+
+def shorten(model: nn.Module) -> list[Stack]:
+    """Remove the layers that others stand for. The rest keep their names. Returns the shortened stacks."""
+    stacks: list[Stack] = []
+    parts = dict(model.named_modules())
+    for name, layers in parts.items():
+        is_inside = any(name.startswith(f"{stack.name}.") for stack in stacks)
+        if is_inside or not isinstance(layers, nn.ModuleList) or not len(layers):
+            continue
+        kinds = _kinds(layers)
+        stack = Stack(name, kinds, _enough(kinds))
+        if len(stack.kept) < len(kinds):
+            stacks.append(stack)
+            for place in set(range(len(kinds))) - set(stack.kept):
+                del layers._modules[str(place)]
+            _shorten_config(parts[name.rpartition(".")[0]], stack)
+    return stacks
+
+
+def _shorten_config(parent: nn.Module, stack: Stack) -> None:
+    """Shorten lists with a value for each layer, such as layer_types: layers index them by their place in the stack."""
+    config = copy.copy(vars(parent).get("config"))
+    if config is None:
+        return
+    vars(parent)["config"] = config
+    for key, value in vars(config).items():
+        if isinstance(value, list) and len(value) == len(stack.kinds):
+            vars(config)[key] = [value[place] for place in stack.kept]
+
+
+def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
+    numbers: dict[tuple, int] = {}
+    shared = Counter(id(tensor) for layer in layers for tensor in layer.parameters())
+    kinds = []
+    for place, layer in enumerate(layers):
+        alone = all(shared[id(tensor)] == 1 for tensor in layer.parameters())
+        kind = _kind(layer) if alone else (place,)  # a layer that shares tensors with others is like no other
+        kinds.append(numbers.setdefault(kind, len(numbers)))
+    return tuple(kinds)
+
+
+def _kind(layer: nn.Module) -> tuple:
+    """Types, tensors and constants of a layer and of all its parts."""
+    parts = []
+    for name, module in layer.named_modules():
+        named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        tensors = [(key, t.shape, t.dtype, t.requires_grad) for key, t in named]
+        constants = [
+            (key, value) for key, value in vars(module).items() if isinstance(value, CONSTANTS) and key not in NUMBERS
+        ]
+        parts.append((name, type(module), tuple(tensors), repr(constants)))
+    return tuple(parts)
+
+
+def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
+    """Places of the layers to keep: one for each kind of surroundings, two if several layers have them, and no others.
+
+    Two, so that the passes over both can be compared.
+    """
+    needed = {key: min(2, count) for key, count in Counter(surroundings(kinds)).items()}
+    kept = tuple(range(len(kinds)))
+    length = len(kinds) - 1
+    while length > 0:  # the longest run of layers that can be left out, then the next
+        for start in range(1, len(kept) - length):
+            fewer = kept[:start] + kept[start + length :]
+            counts = Counter(surroundings(tuple(kinds[place] for place in fewer)))
+            if counts.keys() == needed.keys() and all(counts[key] >= least for key, least in needed.items()):
+                kept = fewer
+                break
+        else:
+            length -= 1
+    return kept

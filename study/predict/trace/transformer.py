@@ -2,17 +2,15 @@
 
 import functools
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 from study.core import cache, hub, progress
 from study.core.errors import Stop
 from study.core.settings import cache_home
-from study.predict.memory.profile import Tensor
 from study.predict.trace import committed
-from study.predict.trace.reading import Pass, read
 from study.predict.trace.repeating import Followed, Stack, repeat
-from study.predict.trace.tape import Tape, at_rows, in_tuples
+from study.predict.trace.tape import Pass, Tape, Tensor, at_rows, in_tuples, read
 
 FORMAT = 19  # of the cached answers: raise it whenever their meaning changes
 # As `checkpointing`: torchtitan's selective kind, which keeps attention and every second product of each layer.
@@ -27,8 +25,8 @@ class TraceOptions(NamedTuple):
     attention: str
     checkpointing: int  # as a setup's
     loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
-    zero3_linear: bool  # linear layers are stage 3's own: see study/predict/trace/zero3_linear.py
-    cuda: bool  # kernels keep what CUDA's do: see study/predict/trace/on_cuda.py
+    zero3_linear: bool  # linear layers are stage 3's own: see kernels.py
+    cuda: bool  # kernels keep what CUDA's do: see kernels.py
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
@@ -181,3 +179,49 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
         known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))
     cache.keep(looks, name, known)
     return known
+
+
+# --- a rank's part, if DeepSpeed's AutoTP (0.19.8), or a plan beside FSDP2, divides the layers: queries, keys,
+# values, gate
+# and up by columns, the two projections back by rows, and an untied head by its vocabulary. Norms and embeddings are
+# whole on each rank (module_inject/layers.py).
+
+TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
+DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def refusal(model: Transformer, ranks: int) -> str | None:
+    """Return why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
+    config = model.dimensions
+    if model.family not in TRIED:
+        return f"how layers of {model.family} are divided is unknown here"
+    if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
+        return f"the config says no {' and no '.join(silent)}"
+    uneven = [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]
+    return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks" if uneven else None
+
+
+@functools.cache
+def of_a_rank(model: Transformer, ranks: int) -> Transformer:
+    """Return the part of a rank as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
+    if reason := refusal(model, ranks):
+        raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
+    config = model.dimensions
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    parts = {name: config[name] // ranks for name in DIVIDED}
+    one = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
+    return replace(model, name=one.name, config=one.config)  # one side of each adapter is divided as its layer
+
+
+@functools.cache
+def tensors_of_a_rank(model: Transformer, ranks: int) -> tuple[Tensor, ...]:
+    """The parameter tensors of a rank, with its part of the output matrix."""
+    return tuple(part(tensor, ranks) for tensor in of_a_rank(model, ranks).tensors)
+
+
+def part(tensor: Tensor, ranks: int) -> Tensor:
+    """A rank's part of a tensor of `of_a_rank`: the output matrix is divided, too."""
+    if tensor.name != "lm_head.weight":
+        return tensor
+    return Tensor(tensor.name, (tensor.shape[0] // ranks, *tensor.shape[1:]), tensor.block, tensor.trains)

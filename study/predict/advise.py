@@ -15,11 +15,10 @@ from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
-from study.predict.advice.question import Question, check
-from study.predict.advice.settled import Precision, settled_arm, usual_precision, with_buckets, zero_of
 from study.predict.estimate import estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
+from study.predict.question import Precision, Question, check, settled_arm, usual_precision, with_buckets, zero_of
 from study.predict.setup import Setup, trainers_name
 from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer

@@ -1,1 +1,0 @@
-"""Which arm to use on which GPUs, and the config for it."""
