@@ -46,6 +46,10 @@ class Held(NamedTuple):
     kept: float
     in_use: float
 
+    @property
+    def total(self) -> float:
+        return self.kept + self.in_use
+
 
 class Gradient(NamedTuple):
     """Bytes that are held until a tensor's gradient is complete. The gradient itself is not included."""
@@ -62,7 +66,7 @@ class Profile:
     Weights, complete gradients and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
     """
 
-    kept: float  # at the end of the forward pass
+    kept: int  # at the end of the forward pass
     most: Held  # the most until the first gradient is complete: forward pass, loss, gradient of the logits
     at_use: Mapping[str, float]  # kept when the forward pass reaches a tensor
     before_use: Mapping[str, Held]  # the most until the forward pass reaches a module, by its first tensor
@@ -82,7 +86,7 @@ class Pass:
 def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     """Follow a tape. Kernels before a gradient are of its block, others of the last block that was reached."""
     by_name = {tensor.name: tensor for tensor in tensors}
-    kept: float = 0
+    kept = 0
     until_gradient = Held(0, 0)  # the most until the first gradient is complete
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
@@ -104,7 +108,7 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
             if most:
                 before_use[name] = most
         elif event == "end":
-            kept = now.kept
+            kept = int(now.kept)
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
         work={key: _summed(kernels) for key, kernels in taken.items()},
