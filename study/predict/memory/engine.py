@@ -124,7 +124,7 @@ class Engine:
         states = {"master": b * part, "moments": self.setup.moments_bytes(self.pieces)}
         if self.stage == 0:
             master = b * self.elements if self.setup.keeps_master else 0
-            return states | {"master": master, "weights": self.elements * w + self.frozen_bytes}
+            return {"weights": self.elements * w + self.frozen_bytes} | states | {"master": master}
         if self.stage < 3:
             states["weights"] = padded(self.elements, self.ranks) * w + self.frozen_bytes
             if self.offloads:
@@ -135,8 +135,9 @@ class Engine:
                 if self.accumulation > 1 and self.stage == 2:
                     states["host_gradients"] += self.owned_whole_bytes
             return states
-        states |= {"weights": part * w + self.frozen_bytes, "buckets": self.bucket_elements * self.reduced_bytes}
-        states["host_gradients" if self.offloads else "gradients"] = part * w
+        gradients = "host_gradients" if self.offloads else "gradients"
+        states |= {"weights": part * w + self.frozen_bytes, gradients: part * w}
+        states["buckets"] = self.bucket_elements * self.reduced_bytes
         if self.optimizer_home == "cpu":
             states["host_gradients"] += b * part
         if self.swapped_bytes:

@@ -131,7 +131,7 @@ class Sharding:
         reduced = sum(self.gradient.values()) * (1 if self.keeps_whole_gradients else passes)
         moved = {"reduce_scatter": reduced, "all_gather": gathered}
         if self.setup.ranks > self.setup.sharing_ranks:  # between the groups
-            moved["all_reduce"] = reduced // self.ranks
+            return {"all_reduce": reduced // self.ranks} | moved
         return moved
 
 
