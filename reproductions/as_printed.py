@@ -23,7 +23,7 @@ import transformers
 import tyro
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from study.core import arms, software
+from study.core import arms, machine
 from study.core.errors import Stop
 from study.core.settings import Flags, Repair, Settings, check, resolve
 from study.measure import memory
@@ -52,7 +52,7 @@ def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> 
         settings: The trainer's settings. --micro-batch is the batch of the first two trainings; the third has twice it.
     """
     ending.interrupt_on_signals(os.getppid())
-    software.put_programs_on_path()
+    machine.put_programs_on_path()
     folder = None
     launch = None
     code = 1

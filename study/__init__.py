@@ -2,7 +2,7 @@
 
 import os
 
-from study.core.software import operators_folder
+from study.core.machine import operators_folder
 
 # PyTorch reads this variable, and every child process inherits it. A user's own choice is kept.
 CHOSEN_HERE = "TORCH_EXTENSIONS_DIR" not in os.environ

@@ -21,12 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.core import software
+from study.core import machine
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
 
 ROOT = Path(__file__).resolve().parents[1]
-software.put_programs_on_path()  # ninja, if nobody has activated the environment
+machine.put_programs_on_path()  # ninja, if nobody has activated the environment
 # Threads that wait for work sleep. Otherwise they spin, and where cores are shared a pass of a small model takes up to
 # sixteen times the processor time. It holds for processes that are started from here as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

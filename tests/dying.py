@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import study.train
-from study.core import launcher
-from study.core.linux import oom_kills
+from study.core import machine
+from study.core.machine import oom_kills
 from study.training import checkpoints, main
 from study.training.launch import Launch
 
@@ -91,5 +91,5 @@ if steps := os.environ.get("GROWS"):
     torch.amp.GradScaler.__init__.__defaults__ = tuple(defaults)
 
 ranks = int(os.environ.get("WORLD_SIZE", 1))
-forked = Launch(os.getppid(), time.time(), str(launcher.config_file()), ranks, oom_kills())
+forked = Launch(os.getppid(), time.time(), str(machine.launcher_config()), ranks, oom_kills())
 main.main(study.train.train, None if fault else forked)  # a sweep has a real launcher, which is looked up

@@ -51,8 +51,8 @@ from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 import study.train
 import study.watch.callback
 from reproductions import as_printed
-from study.core import launcher
-from study.core.operators import OPERATORS, compiled, why_not
+from study.core import machine
+from study.core.doctor import OPERATORS, compiled, why_not_operator
 from study.core.settings import Flags
 from study.training import loading, main
 from study.training.launch import Launch
@@ -61,7 +61,7 @@ RANK_S, LAUNCH_S = 400, 480  # then a rank prints where it is and ends; then all
 CORES = len(os.sched_getaffinity(0))
 # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. A folder of compiled
 # operators that a test names is looked at in the ranks.
-loading.load([name for name in OPERATORS if compiled(name) and not why_not(name, 0)], 0, print)
+loading.load([name for name in OPERATORS if compiled(name) and not why_not_operator(name, 0)], 0, print)
 tyro.cli(Flags, args=[])  # imports what it needs for it
 get_checkpoint_conversion_mapping("bert")  # the first call compiles a thousand regular expressions
 
@@ -143,7 +143,7 @@ def _fork(request: dict, origin: Launch | None, env: dict) -> int:
         if request["script"] == "study/train.py":
             _end_with(main.main, study.train.train, origin)
         if request["script"] != "reproductions/as_printed.py":  # any other program
-            launcher.config_file = lambda: Path(request["config"])
+            machine.launcher_config = lambda: Path(request["config"])
             _end_with(_run, request["script"])
         as_printed.find_launch = lambda: origin
         _end_with(tyro.cli, as_printed.main)

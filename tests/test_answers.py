@@ -5,7 +5,7 @@ import re
 import pytest
 
 from study.core.arms import ROOT
-from study.core.numbers import nats
+from study.core.text import nats
 from study.records import runs as records
 from study.report import answers, style
 from study.report.topics import memory

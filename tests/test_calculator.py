@@ -12,9 +12,9 @@ from browser import needs_browser, opened_browser
 from study.cli import main
 from study.core import arms
 from study.core.gpus import GPUS
-from study.core.numbers import size
 from study.core.optimizers import refusal
 from study.core.shapes import config_of
+from study.core.text import size
 from study.predict.estimate import estimate, operations
 from study.predict.question import with_buckets
 from study.predict.setup import Setup, distribution

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from study.core.errors import Stop
-from study.core.numbers import is_number
+from study.core.text import is_number
 from study.ledger import agreement, texts
 from study.ledger.evidence import REPORTS, kept_answer
 from study.ledger.expressions import FUNCTIONS, computed

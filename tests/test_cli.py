@@ -21,11 +21,12 @@ from shaped import changed, finished, put
 
 from study.cli import asked, commands, runs, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
-from study.core import arms, tables
+from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Finding
 from study.core.errors import Stop
 from study.core.settings import CACHE
+from study.core.text import show
 from study.predict import architecture
 from study.predict.estimate import estimate
 from study.records import store
@@ -340,8 +341,8 @@ def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsy
 def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):
     rows = [{"run": "arms-zero3_cpu-8e1c25c5", "status": "done", "loss": 6.5481} | dict.fromkeys("abcdef", 12345678)]
     for width, lost in ((40, "a, b, c, d, e, f"), (400, None)):
-        monkeypatch.setattr(tables, "console", lambda width=width: Console(width=width, highlight=False))
-        tables.show(rows)
+        monkeypatch.setattr("study.core.text.console", lambda width=width: Console(width=width, highlight=False))
+        show(rows)
         printed = capsys.readouterr().out
         assert "done" in printed
         assert "6.548" in printed

@@ -14,11 +14,11 @@ import pytest
 from conftest import ROOT
 from test_operators import leave_compiled
 
-from study.core import arms, disk, doctor, gpus, operators, software
-from study.core.numbers import size
-from study.core.operators import OPERATORS
+from study.core import arms, doctor, gpus, machine
+from study.core.doctor import OPERATORS
+from study.core.text import size
 
-SPEED_BYTES = 4 * disk.REQUEST_BYTES
+SPEED_BYTES = 4 * machine.REQUEST_BYTES
 
 
 def arm(name: str) -> arms.Arm:
@@ -88,7 +88,7 @@ def test_the_disk_and_the_quantizer_need_the_cuda_toolkit_on_a_gpu(bare, monkeyp
     assert doctor.why_not(arm("zero3_nvme"), gpus=1) is None
     monkeypatch.delenv("CUDA_HOME")
     tool(bare, "nvcc")
-    assert operators.nvcc() == str(bare / "nvcc")
+    assert doctor.nvcc() == str(bare / "nvcc")
 
 
 def test_an_arm_for_more_gpus_than_there_are():
@@ -162,7 +162,7 @@ def test_all_bytes_are_written_past_the_cache_and_read_back(tmp_path, monkeypatc
     monkeypatch.setattr(os, "pwrite", watched_write)
     monkeypatch.setattr(os, "preadv", lambda file, into, at: (preadv(file, into, at), seen.append(bytes(into[0])))[0])
     try:
-        assert min(disk.direct_speed(tmp_path, SPEED_BYTES)) > 0
+        assert min(machine.disk_speed(tmp_path, SPEED_BYTES)) > 0
     except OSError as error:
         pytest.skip(f"the folder of the tests refuses direct I/O: {error}")
     assert b"".join(seen) == b"".join(written)
@@ -170,17 +170,17 @@ def test_all_bytes_are_written_past_the_cache_and_read_back(tmp_path, monkeypatc
 
 
 def test_packages_are_compared_with_the_pins(tmp_path, monkeypatch):
-    versions = dict.fromkeys(software.PACKAGES, "2.13.0+cpu") | {"deepspeed": None}
-    monkeypatch.setattr(software, "version", versions.get)
+    versions = dict.fromkeys(machine.PACKAGES, "2.13.0+cpu") | {"deepspeed": None}
+    monkeypatch.setattr(machine, "version", versions.get)
     path = tmp_path / "constraints.txt"
     (first, *others) = doctor.packages(path)
     assert "no constraints.txt" in first.found
-    assert [each.what for each in others] == list(software.PACKAGES)
-    path.write_text("# how it was made\n" + "".join(f"{name}=={'2.13.0'}\n" for name in software.PACKAGES))
+    assert [each.what for each in others] == list(machine.PACKAGES)
+    path.write_text("# how it was made\n" + "".join(f"{name}=={'2.13.0'}\n" for name in machine.PACKAGES))
     path.write_text(path.read_text().replace("numpy==2.13.0", "numpy==2.13.00"))
     differ = {each.what: each for each in doctor.packages(path) if not each.fine}
     assert differ.keys() == {"numpy", "deepspeed"}, "a local build is its version"
     assert differ["numpy"].found == "2.13.0+cpu, and constraints.txt has 2.13.00"
     assert differ["deepspeed"].found == "not installed, and constraints.txt has 2.13.0"
     assert differ["numpy"].remedy == "pip install -c constraints.txt numpy"
-    assert software.pins(ROOT / "constraints.txt").keys() >= set(software.PACKAGES)
+    assert machine.pins(ROOT / "constraints.txt").keys() >= set(machine.PACKAGES)

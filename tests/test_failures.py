@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import ROOT, forked, launch, left_running, traceback_of_ours
 
-from study.core.disk import PREFIX
+from study.core.machine import SWAP_PREFIX
 from study.records.schema import Record
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
@@ -58,7 +58,7 @@ def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache):
     env = UNREACHABLE if "unreachable" in mistake else None  # such a launch forks nothing: it imports everything
     run = launch(arm, tmp_path / "run", *flags, cache=cache, env=env, launcher=alone)
     assert_ended(run, "failed", *words)
-    assert not list(tmp_path.glob(f"**/{PREFIX}*")), "the disk folder is gone"
+    assert not list(tmp_path.glob(f"**/{SWAP_PREFIX}*")), "the disk folder is gone"
 
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2", "study/train.py")

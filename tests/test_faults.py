@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 from test_sweep import Listener, mini, working_on
 
-from study.core import linux
+from study.core import machine
 from study.core.errors import Stop
-from study.core.linux import OomKills
+from study.core.machine import OomKills
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes, protocol, sweep
@@ -188,13 +188,13 @@ def test_where_the_kernel_only_counts_its_kills_one_is_enough():
 
 def test_the_kernels_log_is_read_from_now_on(tmp_path):
     (tmp_path / "kmsg").write_bytes(b"6,1,1,-;Out of memory: Killed process 11 (python) total-vm:9kB\n")
-    with contextlib.closing(linux.OomKillCounter(tmp_path / "kmsg")) as counter:
+    with contextlib.closing(machine.OomKillCounter(tmp_path / "kmsg")) as counter:
         assert counter.so_far().pids == set()
         with (tmp_path / "kmsg").open("ab") as file:
             file.write(b"6,2,2,-;Memory cgroup out of memory: Killed process 4711 (pt_main) total-vm:9kB\n")
             file.write(b"6,3,3,-;python[12]: segfault at 0\n")
         assert counter.so_far().pids == {4711}
-    assert linux.OomKillCounter(tmp_path / "none").so_far().pids == set()
+    assert machine.OomKillCounter(tmp_path / "none").so_far().pids == set()
 
 
 def test_room_is_reserved_for_a_record_and_freed(tmp_path):

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from shaped import changed, failed, finished, put, script
 
-from study.core.numbers import size
+from study.core.text import size
 from study.records import runs
 from study.report import style
 from study.report.grouping import parts

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from test_cli import in_this_process
 
-from study.core import progress
+from study.core.text import during, progress_shown
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 ZERO1, ZERO3 = (SMOKE / f"arms-{name}-r1.1" for name in ("zero1-9502bd8f", "zero3-46126d78"))
@@ -49,12 +49,12 @@ def test_an_ordinary_question_is_answered(command, monkeypatch, tmp_path, capsys
 
 
 def test_what_takes_long_is_said_on_stderr_once_and_only_by_commands(capsys):
-    with progress.during("tracing"):
+    with during("tracing"):
         pass
     assert capsys.readouterr() == ("", ""), "a library says nothing"
-    with progress.shown():
+    with progress_shown():
         for _ in range(2):
-            with progress.during("tracing"):
+            with during("tracing"):
                 pass
     assert capsys.readouterr() == ("", "tracing ...\n")
 
@@ -62,7 +62,7 @@ def test_what_takes_long_is_said_on_stderr_once_and_only_by_commands(capsys):
 def test_on_a_terminal_it_is_a_line_that_vanishes(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.shown(), progress.during("tracing"):
+    with progress_shown(), during("tracing"):
         pass
     out, err = capsys.readouterr()
     assert out == ""

@@ -10,7 +10,7 @@ import pytest
 from test_cli import in_this_process, study
 from test_failures import UNREACHABLE
 
-from study.core import hub
+from study.core import shapes
 from study.core.shapes import SHAPES
 
 GEMMA = {key: value for key, value in SHAPES["gemma2-9b"].items() if key != "hub"}
@@ -105,31 +105,31 @@ def endpoint(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    hub.try_to_connect.cache_clear()
+    shapes.try_to_connect.cache_clear()
     yield lambda address: monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    hub.try_to_connect.cache_clear()
+    shapes.try_to_connect.cache_clear()
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://127.0.0.1:port", "https://no-such-host.invalid"])
 def test_a_hub_that_cannot_be_reached_is_not_asked(endpoint, address, monkeypatch):
     """The libraries are told so by the constant that they ask, and a load looks up no address."""
     endpoint(address)
-    hub.prepare_to_load("google/gemma-2-9b")
-    assert hub.is_offline()
+    shapes.prepare_to_load("google/gemma-2-9b")
+    assert shapes.is_offline()
     assert huggingface_hub.is_offline_mode()
     looked_up = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: looked_up.append(address))
     with pytest.raises(OSError) as caught:
         huggingface_hub.hf_hub_download("google/gemma-2-9b", "config.json", cache_dir="/nonexistent")
     assert looked_up == []
-    assert hub.reason("google/gemma-2-9b", caught.value).startswith("the hub does not answer")
+    assert shapes.why_not_loaded("google/gemma-2-9b", caught.value).startswith("the hub does not answer")
 
 
 def test_where_a_direct_connection_says_nothing_nobody_is_asked(endpoint, tmp_path, monkeypatch):
     """For a local folder, and behind a proxy."""
     endpoint("http://127.0.0.1:9")
-    hub.prepare_to_load(str(tmp_path))
-    assert not hub.is_offline()
+    shapes.prepare_to_load(str(tmp_path))
+    assert not shapes.is_offline()
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    hub.prepare_to_load("google/gemma-2-9b")
-    assert not hub.is_offline()
+    shapes.prepare_to_load("google/gemma-2-9b")
+    assert not shapes.is_offline()

@@ -6,7 +6,7 @@ import sys
 
 from conftest import ROOT
 
-from study.core import software
+from study.core import machine
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "watch/oom", "ledger", "report", "cli")
@@ -70,7 +70,7 @@ def test_programs_are_put_on_the_path_once(monkeypatch):
     """Only our own launches need ninja. Each nested process would add the folder once more."""
     monkeypatch.setenv("PATH", "/usr/bin")
     for _ in range(2):
-        software.put_programs_on_path()
+        machine.put_programs_on_path()
     first, second = os.environ["PATH"].split(":")
     assert first == "/usr/bin"
     assert sys.executable.startswith(second)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from study.core import files
-from study.core import parsing as texts
 from study.core.errors import Stop
 from study.core.files import LONGEST_NAME_BYTES, safe_name
 
@@ -124,25 +123,25 @@ def test_a_write_that_fails_leaves_what_was_there(place, monkeypatch):
 
 ALIASES = "a: &a [x]\n" + "".join(f"b{number}: *a\n" for number in range(11))
 EXCESS = [
-    (texts.from_json, "[" * 40 + "]" * 40, "nested more than 30 deep"),
-    (texts.from_json, "[" * 100_000, "nested more than 30 deep"),
-    (texts.from_json, '{"a": NaN}', "NaN is not a number"),
-    (texts.from_json, f"[{'1,' * 200_000}1]", "more than 200,000 values"),
-    (texts.from_json, f'["{"x" * 100_001}"]', "a text of 100,001 characters"),
-    (texts.from_json, f"[{'9' * 400}]", "more than 300 digits"),
-    (texts.from_json, f"[{'9' * 5000}]", "digits"),
-    (texts.from_json, '["\\ud800"]', "surrogates"),
-    (texts.from_json, b"\xff", "decode"),
-    (texts.from_yaml, ALIASES, "more than 10 yaml aliases"),
-    (texts.from_yaml, "[" * 100_000, "nested more than 30 deep"),
-    (texts.from_yaml, "a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
-    (texts.from_yaml, "a: !!timestamp x", "NoneType"),
-    (texts.from_yaml, "a: 0x" + "f" * 300, "more than 300 digits"),
-    (texts.from_toml, "a." * 100_000 + "a = 1", "nested more than 30 deep"),
-    (texts.from_toml, "[" + ".".join(["'a'"] * 40) + "]", "nested more than 30 deep"),
-    (texts.from_toml, "a = " + "[" * 100_000, "nested more than 30 deep"),
-    (texts.from_toml, "a = " + "9" * 5000, "digits"),
-    (texts.from_toml, "a = 0x" + "f" * 300, "more than 300 digits"),
+    (files.from_json, "[" * 40 + "]" * 40, "nested more than 30 deep"),
+    (files.from_json, "[" * 100_000, "nested more than 30 deep"),
+    (files.from_json, '{"a": NaN}', "NaN is not a number"),
+    (files.from_json, f"[{'1,' * 200_000}1]", "more than 200,000 values"),
+    (files.from_json, f'["{"x" * 100_001}"]', "a text of 100,001 characters"),
+    (files.from_json, f"[{'9' * 400}]", "more than 300 digits"),
+    (files.from_json, f"[{'9' * 5000}]", "digits"),
+    (files.from_json, '["\\ud800"]', "surrogates"),
+    (files.from_json, b"\xff", "decode"),
+    (files.from_yaml, ALIASES, "more than 10 yaml aliases"),
+    (files.from_yaml, "[" * 100_000, "nested more than 30 deep"),
+    (files.from_yaml, "a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    (files.from_yaml, "a: !!timestamp x", "NoneType"),
+    (files.from_yaml, "a: 0x" + "f" * 300, "more than 300 digits"),
+    (files.from_toml, "a." * 100_000 + "a = 1", "nested more than 30 deep"),
+    (files.from_toml, "[" + ".".join(["'a'"] * 40) + "]", "nested more than 30 deep"),
+    (files.from_toml, "a = " + "[" * 100_000, "nested more than 30 deep"),
+    (files.from_toml, "a = " + "9" * 5000, "digits"),
+    (files.from_toml, "a = 0x" + "f" * 300, "more than 300 digits"),
 ]
 
 
@@ -159,11 +158,11 @@ def test_a_long_word_of_a_toml_file_takes_no_long_time():
     """The search for deeply nested keys began again at each letter: minutes for a file of 300 kB."""
     start = time.process_time()
     with pytest.raises(ValueError, match="Expected '='"):
-        texts.from_toml("a" * 60_000)
+        files.from_toml("a" * 60_000)
     assert time.process_time() - start < 1
 
 
 def test_what_configs_have_is_read():
-    assert texts.from_yaml("a: &a [x]\nb: *a\n") == {"a": ["x"], "b": ["x"]}
-    assert texts.from_json(b'\xef\xbb\xbf{"a": 1e5}') == {"a": 1e5}
-    assert texts.from_toml("a.b.c = [1, 2.5]\ntext = 'a.b.c'") == {"a": {"b": {"c": [1, 2.5]}}, "text": "a.b.c"}
+    assert files.from_yaml("a: &a [x]\nb: *a\n") == {"a": ["x"], "b": ["x"]}
+    assert files.from_json(b'\xef\xbb\xbf{"a": 1e5}') == {"a": 1e5}
+    assert files.from_toml("a.b.c = [1, 2.5]\ntext = 'a.b.c'") == {"a": {"b": {"c": [1, 2.5]}}, "text": "a.b.c"}

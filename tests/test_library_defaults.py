@@ -19,7 +19,7 @@ from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP1
 from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-from study.core import library_defaults
+from study.core import arms
 
 STRICT = {  # sections in which DeepSpeed refuses unknown keys
     "zero_optimization": DeepSpeedZeroConfig,
@@ -106,14 +106,14 @@ def test_the_file_has_the_defaults_of_the_installed_libraries(request):
         "trainer": {"version": transformers.__version__, "sections": of_trainer()},
     }
     if request.config.getoption("--refresh-golden"):
-        library_defaults.FILE.write_text(json.dumps(exported, indent=1) + "\n")
-    assert json.loads(library_defaults.FILE.read_text()) == exported
+        arms.DEFAULTS_FILE.write_text(json.dumps(exported, indent=1) + "\n")
+    assert json.loads(arms.DEFAULTS_FILE.read_text()) == exported
 
 
 def test_absent_keys_have_their_defaults():
-    zero = library_defaults.zero_optimization({"zero_optimization": {"stage": 3, "sub_group_size": 7}})
+    zero = arms.zero_optimization({"zero_optimization": {"stage": 3, "sub_group_size": 7}})
     assert (zero["stage"], zero["sub_group_size"], zero["stage3_prefetch_bucket_size"]) == (3, 7, 50_000_000)
-    assert library_defaults.zero_optimization(None)["stage"] == 0
+    assert arms.zero_optimization(None)["stage"] == 0
 
 
 @pytest.mark.parametrize("path", STRICT)

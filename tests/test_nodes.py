@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from shaped import finished, put, rows, runs
 
-from study.core import node_traffic
+from study.core import gpus
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.setup import Setup
@@ -48,9 +48,9 @@ def test_bytes_by_group_are_of_a_part_of_the_ranks_and_the_rest_of_all():
 )
 def test_what_a_node_sends_by_hand(kind, ranks, where, sent):
     groups = {kind: {ranks: 100}}
-    assert node_traffic.by_node(groups, 2)[where] == {kind: 100}
-    assert node_traffic.sent_by_a_node(groups, 2) == sent
-    assert node_traffic.sent_by_a_node(groups, 4) == 0, "all of them in one node"
+    assert gpus.by_node(groups, 2)[where] == {kind: 100}
+    assert gpus.sent_by_a_node(groups, 2) == sent
+    assert gpus.sent_by_a_node(groups, 4) == 0, "all of them in one node"
 
 
 def test_gloo_writes_as_much_as_each_group_has_ranks():

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from conftest import ROOT, ranks_of
 
-from study.core import arms, operators, software
+from study.core import arms, doctor, machine
+from study.core.doctor import OPERATORS
 from study.core.errors import Stop
-from study.core.operators import OPERATORS
 from study.training import loading
 
 PATHS = arms.all_paths()
@@ -25,9 +25,9 @@ TORCH = find_spec("torch").submodule_search_locations[0]
 # Another process: it takes the guard, PyTorch's lock or both, writes "ready", and sleeps.
 HOLDER = """
 import os, sys, time
-from study.core import operators
+from study.core import doctor
 from study.training import loading
-place = operators.folder("cpu_adam")
+place = doctor.operator_folder("cpu_adam")
 place.mkdir(parents=True, exist_ok=True)
 if "guard" in sys.argv[1]:
     context = loading._guarded("cpu_adam", print)
@@ -64,7 +64,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess:
 def leave_compiled(*names: str) -> None:
     """What compiling an operator leaves, as far as it is looked at."""
     for name in names or OPERATORS:
-        place = operators.folder(name)
+        place = doctor.operator_folder(name)
         place.mkdir(parents=True)
         (place / f"{name}.so").write_bytes(b"\x7fELF")
         (place / "build.ninja").write_text(f"cflags = -isystem {TORCH}/include -fPIC\n")
@@ -88,7 +88,7 @@ def test_what_a_killed_process_leaves_holds_up_nobody(extensions, what):
     with holder.stdout:
         holder.kill()
         holder.wait()
-    lock = operators.folder("cpu_adam") / "lock"
+    lock = doctor.operator_folder("cpu_adam") / "lock"
     assert lock.exists() == ("lock" in what), "the premise: it is left behind"
     messages, started = [], time.monotonic()
     with loading._guarded("cpu_adam", messages.append):
@@ -108,7 +108,7 @@ def test_a_living_process_is_waited_for_with_a_message(extensions, what):
 
 def test_the_compilers_of_a_killed_set_up_end_with_it(extensions, tmp_path):
     """`make setup` is killed, and what it started does not go on in the background."""
-    code = "from study.core import operators as operators; operators.compile_all(['deepspeed_shm_comm'])"
+    code = "from study.core import doctor; doctor.compile_all(['deepspeed_shm_comm'])"
     env = os.environ | {"CXX": compiler(tmp_path, "exec sleep 60.25")}
     setup = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, env=env)
     family, ends, names = [], time.monotonic() + 60, set()
@@ -137,8 +137,8 @@ def test_every_operator_has_deepspeeds_name():
 
 def test_what_is_compiled_is_not_compiled_again(tmp_path):
     """The real operator, in a copy, with a lock that somebody has left: it is loaded, and stays as it is."""
-    source = operators.folder("deepspeed_shm_comm")
-    if not operators.compiled("deepspeed_shm_comm"):
+    source = doctor.operator_folder("deepspeed_shm_comm")
+    if not doctor.compiled("deepspeed_shm_comm"):
         pytest.fail("run `make setup` first: it compiles the operators")
     copy = tmp_path / "extensions" / source.name
     shutil.copytree(source, copy)
@@ -248,16 +248,16 @@ int main(int count, char** words)
 @pytest.fixture
 def own_libaio(extensions, monkeypatch) -> Path:
     """Our own libaio, also where the system has one."""
-    monkeypatch.setattr(operators, "USES_LIBAIO", b"#error none here\n")
+    monkeypatch.setattr(doctor, "USES_LIBAIO", b"#error none here\n")
     for variable in ("CPATH", "LIBRARY_PATH"):
         monkeypatch.setenv(variable, "/somewhere")
-    operators.provide_libaio()
-    return operators.folder("libaio")
+    doctor.provide_libaio()
+    return doctor.operator_folder("libaio")
 
 
 def test_our_libaio_writes_and_reads(own_libaio, tmp_path):
     words = ["-Wall", "-Werror", "-x", "c++", "-", "-x", "none", "-laio", "-o", str(tmp_path / "uses")]
-    assert operators._compile(*words, input=USES_LIBAIO.encode()) is None
+    assert doctor._compile(*words, input=USES_LIBAIO.encode()) is None
     symbols = subprocess.run(["nm", "--defined-only", tmp_path / "uses"], capture_output=True, text=True, check=True)
     assert " T io_submit" in symbols.stdout, "the premise: it is in the program, and from no other library"
     done = subprocess.run([tmp_path / "uses", tmp_path / "file"], timeout=30, check=False)
@@ -269,25 +269,25 @@ def test_deepspeed_finds_our_libaio(own_libaio):
 
     assert AsyncIOBuilder().is_compatible(verbose=False)
     before = (own_libaio / "libaio.a").stat().st_mtime_ns
-    operators.provide_libaio()
+    doctor.provide_libaio()
     assert (own_libaio / "libaio.a").stat().st_mtime_ns == before
     assert os.environ["CPATH"] == os.environ["LIBRARY_PATH"] == f"{own_libaio}{os.pathsep}/somewhere"
 
 
 def test_the_systems_libaio_is_used_where_it_has_one(extensions, tmp_path, monkeypatch):
-    shutil.copy(operators.LIBAIO / "libaio.h", tmp_path)
-    words = ["-x", "c", "-c", str(operators.LIBAIO / "libaio.c"), "-o", str(tmp_path / "libaio.a")]
-    assert operators._compile(*words) is None
+    shutil.copy(doctor.LIBAIO / "libaio.h", tmp_path)
+    words = ["-x", "c", "-c", str(doctor.LIBAIO / "libaio.c"), "-o", str(tmp_path / "libaio.a")]
+    assert doctor._compile(*words) is None
     for variable in ("CPATH", "LIBRARY_PATH"):
         monkeypatch.setenv(variable, str(tmp_path))
-    operators.provide_libaio()
-    assert not operators.folder("libaio").exists()
+    doctor.provide_libaio()
+    assert not doctor.operator_folder("libaio").exists()
 
 
 def test_a_libaio_that_cannot_be_compiled_is_refused(extensions, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", compiler(tmp_path, "", "echo 'fatal error: sys/syscall.h' >&2; exit 1"))
     with pytest.raises(Stop, match=r"libaio, which .* cannot be compiled .*syscall.h") as caught:
-        operators.provide_libaio()
+        doctor.provide_libaio()
     assert (caught.value.status, "libaio-dev" in caught.value.remedy) == ("unavailable", True)
 
 
@@ -297,20 +297,20 @@ def test_a_libaio_that_cannot_be_compiled_is_refused(extensions, tmp_path, monke
 def test_set_up_compiles_what_is_missing_and_can_be_compiled(extensions, monkeypatch, capfd):
     """For some arms only what these need: in Colab minutes count. It needs no torch: every `make` calls it."""
     started = []
-    monkeypatch.setattr(operators, "compile_all", lambda names: started.append(names) or 0)
-    monkeypatch.setattr(operators, "num_gpus", lambda: 0)
-    assert operators.compile_missing(("single",)) == 0
+    monkeypatch.setattr(doctor, "compile_all", lambda names: started.append(names) or 0)
+    monkeypatch.setattr(doctor, "num_gpus", lambda: 0)
+    assert doctor.compile_missing(("single",)) == 0
     assert started == []
-    operators.compile_missing(("zero2_cpu", "zero3_cpu"))
+    doctor.compile_missing(("zero2_cpu", "zero3_cpu"))
     assert set(started.pop()) == {"cpu_adam", "deepspeed_shm_comm"}
     leave_compiled("cpu_adam", "deepspeed_shm_comm", "pin_memory")
-    operators.compile_missing()
+    doctor.compile_missing()
     assert started.pop() == ["async_io"]
-    monkeypatch.setattr(operators, "compiler", lambda: None)
-    assert operators.compile_missing() == 0
+    monkeypatch.setattr(doctor, "compiler", lambda: None)
+    assert doctor.compile_missing() == 0
     assert started == []
     assert "apt-get install g++" in capfd.readouterr().out
-    code = "import sys; from study.core import operators; operators.missing(0); print('torch' in sys.modules)"
+    code = "import sys; from study.core import doctor; doctor.missing(0); print('torch' in sys.modules)"
     assert python("-c", code).stdout == "False\n"
 
 
@@ -331,8 +331,8 @@ def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypat
     places = set()
     for prefix, version in (("/opt/one", "1.0"), ("/opt/two", "1.0"), ("/opt/two", "99.0")):  # also an upgrade's
         monkeypatch.setattr(sys, "prefix", prefix)
-        monkeypatch.setattr(software, "version", lambda package, version=version: version)
-        places.add(software.operators_folder())
+        monkeypatch.setattr(machine, "version", lambda package, version=version: version)
+        places.add(machine.operators_folder())
     assert len(places) == 3
     assert all(place.is_relative_to(tmp_path) for place in places)
 
@@ -342,7 +342,7 @@ def test_it_looks_where_pytorch_puts_them(extensions, tmp_path):
     code = "from torch.utils import cpp_extension as e; import json\n"
     code += "print(json.dumps([e._get_build_directory('cpu_adam', False), e.include_paths()]))"
     folder, headers = json.loads(ranks_of(code, tmp_path, ranks=1).output.splitlines()[-1])
-    assert Path(folder) == operators.folder("cpu_adam")
+    assert Path(folder) == doctor.operator_folder("cpu_adam")
     Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
     Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))
-    assert operators.compiled("cpu_adam")
+    assert doctor.compiled("cpu_adam")

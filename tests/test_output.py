@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from study.core import output
+from study.core import files as output
 from study.core.errors import Stop
 
 
@@ -42,8 +42,8 @@ def test_what_was_made_before_is_replaced_whole(tmp_path):
 
 
 def forge(out: Path) -> None:
-    files = json.loads((out / output.MANIFEST).read_text())["files"]
-    write(out, notes="mine", **{output.MANIFEST: json.dumps({"files": files | {"notes": files["one"]}})})
+    known = json.loads((out / output.MANIFEST).read_text())["files"]
+    write(out, notes="mine", **{output.MANIFEST: json.dumps({"files": known | {"notes": known["one"]}})})
 
 
 SPOILS = {

@@ -264,9 +264,9 @@ def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
 def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
     code = f"""
         from pathlib import Path
-        from study.core import linux
+        from study.core import machine
         from study.training import ending
-        linux.cap_private_memory(1024)
+        machine.cap_private_memory(1024)
         try:
             bytearray(10**9)
         except BaseException as error:

@@ -4,7 +4,7 @@ import re
 
 from conftest import ROOT
 
-from study.core.numbers import size
+from study.core.text import size
 from study.ledger import texts
 from study.records import runs
 from study.report import answers

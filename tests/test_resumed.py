@@ -3,7 +3,7 @@
 import pytest
 from shaped import failed, finished, put
 
-from study.core import software
+from study.core import machine
 from study.records import checkpoints, metrics
 from study.records.schema import Record
 from study.sweeps import launches, sweep
@@ -27,7 +27,7 @@ def turn(**settings) -> Turn:
 def attempt(runs, turn: Turn, number: int, status: str, *steps: int):
     """A try of a turn that ended with this status and left checkpoints."""
     folder = runs / f"{turn.name}.{number}"
-    record = failed(folder.name, arm="zero2") | {"status": status, "software": software.versions()}
+    record = failed(folder.name, arm="zero2") | {"status": status, "software": machine.versions()}
     put(runs, record)
     for step in steps:
         part = checkpoints.part_of(folder, step)

@@ -9,8 +9,8 @@ from conftest import ROOT
 from pydantic import ValidationError
 from shaped import changed, failed, finished, script
 
+from study.core.files import sentence
 from study.core.settings import Flags, as_dict
-from study.core.validation import sentence
 from study.records import runs
 from study.records.schema import OLD_ENDINGS, SCHEMA, Cell, Record, Requested
 

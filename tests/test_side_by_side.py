@@ -8,7 +8,7 @@ from shaped import rows as rows_of
 from test_cli import in_this_process
 
 from study.core.arms import NAMES, ROOT
-from study.core.numbers import nats
+from study.core.text import nats
 from study.records import runs as records
 from study.report.topics import losses
 from study.report.topics.arms import by_task

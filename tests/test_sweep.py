@@ -19,7 +19,7 @@ from shaped import record as shaped
 from study.cli import commands
 from study.cli.progress import Progress
 from study.core.errors import Stop
-from study.core.linux import OomKills
+from study.core.machine import OomKills
 from study.records import store
 from study.records.schema import Requested
 from study.sweeps import launches, outcomes, protocol, sweep

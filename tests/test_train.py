@@ -3,7 +3,7 @@
 import pytest
 from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
 
-from study.core import node_traffic
+from study.core import gpus
 from study.core.arms import NAMES, all_paths, read
 from study.core.settings import Flags
 from study.measure import readback
@@ -152,8 +152,8 @@ def test_between_groups_a_part_of_the_gradients_is_reduced_and_nothing_else(trai
     counted = {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
     assert {kind: sum(groups.values()) for kind, groups in counted.items()} == predicted(record).traffic
     size = 4 * record.observed.parameters
-    assert node_traffic.by_node(counted, 2)["between"] == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
-    assert node_traffic.sent_by_a_node(counted, 2) == pytest.approx(size, rel=0.01)
+    assert gpus.by_node(counted, 2)["between"] == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
+    assert gpus.sent_by_a_node(counted, 2) == pytest.approx(size, rel=0.01)
     assert predicted(record).peak_bytes == pytest.approx(
         record.memory.components.per_rank[0].tracked_peak_bytes, rel=0.03
     )

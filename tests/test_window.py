@@ -7,7 +7,7 @@ import pytest
 from shaped import record as shaped
 from test_sweep import MINI, Listener, impatient, mini, statuses  # noqa: F401
 
-from study.core import software
+from study.core import machine
 from study.core.errors import Stop
 from study.records import store
 from study.sweeps import launches, protocol, sweep
@@ -24,7 +24,7 @@ def tried(runs, turn: Turn, seconds: float, status: str = "done", number: int = 
     folder.mkdir(parents=True)
     at = ("2026-01-01T00:00:00.000+00:00", f"2026-01-01T00:{int(seconds) // 60:02}:{int(seconds) % 60:02}.000+00:00")
     error = None if status == "done" else {"kind": "Test", "message": "m", "where": "w", "what_to_do": "d"}
-    times = {"started_utc": at[0], "finished_utc": at[1], "software": software.versions(), "schema": 2}
+    times = {"started_utc": at[0], "finished_utc": at[1], "software": machine.versions(), "schema": 2}
     store.write(folder, shaped(run_id=folder.name, status=status, error=error, **times))
 
 

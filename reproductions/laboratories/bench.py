@@ -28,7 +28,7 @@ from study.core.arms import PACKAGE, ROOT, launcher
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
 from study.core.settings import Flags, check
-from study.core.tables import say, show
+from study.core.text import say, show
 from study.records import metrics, store
 from study.records.compare import median_with_interval
 from study.sweeps.launches import options

@@ -17,7 +17,7 @@ import os
 import pkgutil
 import sys
 
-from study.core.validation import nearest
+from study.core.errors import nearest
 
 ABSENT, NONE = "absent", "none"
 

@@ -12,7 +12,7 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from study.core.errors import Stop
-from study.core.tables import say
+from study.core.text import say
 from study.predict.outside import published, scores
 from study.predict.outside.predicting import training_of
 from study.predict.setup import Setup

@@ -21,7 +21,7 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.core.errors import Stop
-from study.core.tables import say
+from study.core.text import say
 from study.predict import step_time as timing
 from study.predict.outside.predicting import training_of
 from study.predict.outside.published import rows, set_number

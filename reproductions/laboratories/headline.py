@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
-from study.core.numbers import nats, size
+from study.core.text import nats, size
 from study.records.runs import Runs, load
 from study.report import answers, style
 from study.report.topics import losses

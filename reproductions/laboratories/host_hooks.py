@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from study.core.tables import say
+from study.core.text import say
 from study.predict.setup import Setup
 from study.predict.step_time import work
 from study.predict.trace.transformer import Transformer

@@ -45,9 +45,9 @@ def answer_of(script: str) -> dict:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    from study.core import software
+    from study.core import machine
 
-    versions = {name: each.split("+")[0] for name, each in software.versions().items() if each and name != "python"}
+    versions = {name: each.split("+")[0] for name, each in machine.versions().items() if each and name != "python"}
     path = folder / "trials.json"
     rows = {json.dumps(row["trial"], sort_keys=True): row for row in json.loads(path.read_text())}
     trials = [{"what": "reproduction", "name": name} for name in names] or [row["trial"] for row in rows.values()]

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from study.core.linux import fields, free_port
-from study.core.software import operators_folder, put_programs_on_path
+from study.core.machine import fields, free_port, operators_folder, put_programs_on_path
 
 HERE = Path(__file__).parent
 SEED = 32

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from study.core import disk
+from study.core import machine
 from study.core.errors import Stop, exit_on_stop
 from study.core.gpus import num_gpus
 from study.core.models.build import build
 from study.core.models.config import load
 from study.core.options import parsed
 from study.core.shapes import VOCABULARY
-from study.core.tables import say
+from study.core.text import say
 from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
@@ -170,7 +170,7 @@ def host_adam(options: Peaks) -> dict | None:
 
 def disk_speed(options: Peaks) -> dict | None:
     try:
-        written, read = disk.direct_speed(options.disk, options.disk_mib * 2**20)
+        written, read = machine.disk_speed(options.disk, options.disk_mib * 2**20)
     except OSError as error:
         say(f"disk: refuses direct I/O ({error.strerror})")
         return None

@@ -16,7 +16,7 @@ from estimators import accelerate_bytes, deepspeed_bytes
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
 from study.core.shapes import SHAPES, shape_of
-from study.core.tables import say, show
+from study.core.text import say, show
 from study.predict.estimate import Estimate
 from study.predict.trace.transformer import Transformer
 from study.records import metrics, runs

@@ -10,7 +10,7 @@ from study.cli.asked import Place, Training, given, question_of
 from study.core.errors import Stop
 from study.core.gpus import gpu_named
 from study.core.options import AsJson
-from study.core.tables import say, say_wrapped, show
+from study.core.text import say, say_wrapped, show
 from study.predict.front import MOST_GPUS, Wanted, asked_for, fewest
 from study.predict.front import advise as recommend
 from study.report import advice as answer

@@ -16,10 +16,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from study.core.errors import Stop, exit_on_stop
-from study.core.software import version
-from study.core.tables import say
-from study.core.validation import nearest
+from study.core.errors import Stop, exit_on_stop, nearest
+from study.core.machine import version
+from study.core.text import say
 
 # By name: the function to call, and the line of help.
 COMMANDS = {
@@ -90,11 +89,11 @@ def start(words: list[str]) -> None:
 
 def call(module: str, function: str, program: str, words: list[str]) -> None:
     """Call a command with the words of the command line, and print its answer. `program` is its name in messages."""
-    from study.core import progress
     from study.core.options import parsed
+    from study.core.text import progress_shown
 
     stdout = contextlib.redirect_stdout(sys.stderr) if "--json" in words else contextlib.nullcontext()
-    with stdout, progress.shown(), _every_package():
+    with stdout, progress_shown(), _every_package():
         command = getattr(importlib.import_module(module), function)
         answer = parsed(command, prog=program, args=words)
     if answer is not None:

@@ -6,9 +6,8 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.numbers import number_of
 from study.core.options import AsJson
-from study.core.tables import say, say_wrapped, wrapped
+from study.core.text import number_of, say, say_wrapped, wrapped
 from study.predict.front import Wanted
 from study.records import collectives, store
 from study.records.schema import Record

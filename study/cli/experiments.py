@@ -14,8 +14,7 @@ from study.cli.progress import Progress
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
-from study.core.numbers import part_of
-from study.core.tables import say, show
+from study.core.text import part_of, say, show
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell

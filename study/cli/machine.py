@@ -4,14 +4,11 @@ import sys
 from pathlib import Path
 
 from study.core import doctor as examination
-from study.core import operators as compilation
 from study.core.arms import ROOT, Arm, all_paths, read
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.gpus import num_gpus
-from study.core.numbers import number_of
 from study.core.options import AsJson
-from study.core.tables import say, say_wrapped, show
-from study.core.validation import nearest
+from study.core.text import number_of, say, say_wrapped, show
 from study.sweeps import launches
 from study.watch import sources
 from study.watch.differences import mistakes
@@ -81,7 +78,7 @@ def doctor(
     if fix is not None:
         if unknown := [name for name in fix if name not in all_paths()]:
             raise Stop(f"{unknown[0]!r} is not an arm", nearest(unknown[0], all_paths()))
-        sys.exit(compilation.compile_missing(fix))
+        sys.exit(examination.compile_missing(fix))
     mistakes = _mistakes(config)
     examined = examination.examine(nvme_dir)
     findings = [*mistakes, *examined]

@@ -6,10 +6,9 @@ from typing import Annotated
 import tyro
 
 from study.core.gpus import GPUS
-from study.core.numbers import short, size
 from study.core.options import AsJson
 from study.core.settings import flag
-from study.core.tables import say, say_wrapped, show, wrapped
+from study.core.text import say, say_wrapped, short, show, size, wrapped
 from study.predict.front import Wanted, reserve_bytes
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, Explanation, Proposal, explain, proposals

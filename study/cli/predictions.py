@@ -9,10 +9,9 @@ from study.cli.asked import Passes, Place, Training, setup_of
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.numbers import size
 from study.core.optimizers import refusal
 from study.core.options import AsJson
-from study.core.tables import say, say_wrapped, show
+from study.core.text import say, say_wrapped, show, size
 from study.predict.front import (
     MISS,
     Estimate,

@@ -8,7 +8,7 @@ from typing import Self
 from rich.live import Live
 from rich.text import Text
 
-from study.core.tables import console
+from study.core.text import console
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.sweep import Outcome
 

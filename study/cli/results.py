@@ -6,9 +6,8 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.numbers import number_of, short
 from study.core.options import AsJson
-from study.core.tables import say, say_wrapped, show
+from study.core.text import number_of, say, say_wrapped, short, show
 from study.ledger import agreement, texts
 from study.ledger.texts import Claim, Fault
 from study.records.runs import load

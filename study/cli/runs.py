@@ -6,9 +6,8 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.numbers import part_of, size
 from study.core.options import AsJson
-from study.core.tables import say, say_wrapped, show
+from study.core.text import part_of, say, say_wrapped, show, size
 from study.records import compare as comparing
 from study.records import runs as records
 from study.records import store

@@ -11,11 +11,10 @@ import tyro
 from study.cli.asked import Passes, Training
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.numbers import size
 from study.core.options import AsJson
 from study.core.settings import Flags, Task, check
 from study.core.shapes import SHAPES, is_local
-from study.core.tables import say, show
+from study.core.text import say, show, size
 from study.predict.front import default_sequence, named, refuse_long_rows, usual_precision
 from study.records import store
 from study.records.schema import Record

@@ -10,10 +10,8 @@ import tyro
 
 from study.conform import releases
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer, Property, Ranks, explanation, libraries
-from study.core import progress
-from study.core.errors import Stop
-from study.core.tables import say, say_wrapped, show
-from study.core.validation import nearest
+from study.core.errors import Stop, nearest
+from study.core.text import during, say, say_wrapped, show
 
 
 def conform(
@@ -79,7 +77,7 @@ def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path 
     found = []
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
         for each in properties:
-            with progress.during(f"{adapter.name}: {each.name}"):
+            with during(f"{adapter.name}: {each.name}"):
                 found.append(ranks.ask(adapter, each.name, out and out.resolve() / "scripts"))
     imported = getattr(found[0], package, version)
     if release and imported != version:

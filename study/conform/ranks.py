@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from study.conform import checks, models, script
 from study.conform.cases import Case, Difference, ShardedTraining
 from study.conform.suite import PROPERTIES, Adapter, Answer, Property
-from study.core.linux import free_port
+from study.core.machine import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed
 FORK = multiprocessing.get_context("fork")

@@ -12,8 +12,7 @@ from packaging.version import Version
 
 from study.conform.suite import ADAPTERS, Answer
 from study.core.arms import ROOT
-from study.core.errors import Stop
-from study.core.validation import nearest
+from study.core.errors import Stop, nearest
 
 COMMITTED = ROOT / "reports" / "conform" / "answers.csv"
 OVERLAYS = Path("runs/overlays")

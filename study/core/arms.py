@@ -14,11 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from study.core import library_defaults
-from study.core.errors import Stop
-from study.core.load import load
+from study.core.errors import Stop, nearest
+from study.core.files import load, sentence
 from study.core.shapes import is_local
-from study.core.validation import nearest, sentence
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
@@ -122,7 +120,7 @@ class Arm:
 
     def second_partition(self, ranks: int) -> int | None:
         """Return the number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
-        zero = library_defaults.zero_optimization(self.deepspeed)
+        zero = zero_optimization(self.deepspeed)
         among = zero["zero_hpz_partition_size"] if self.stage == 3 else 1
         return min(among, ranks) if among > 1 else None
 
@@ -229,11 +227,11 @@ def _with_deepspeed(arm: Arm, config: dict) -> Arm:
     read_back = _checked(DeepSpeed, deepspeed, path, "")
     clipping = read_back.gradient_clipping
     if clipping == "auto":  # Accelerate fills in the same value
-        clipping = library_defaults.sections("deepspeed")[""]["gradient_clipping"]
+        clipping = library_defaults("deepspeed")[""]["gradient_clipping"]
     return replace(
         arm,
         deepspeed=deepspeed,
-        stage=library_defaults.zero_optimization(deepspeed)["stage"],
+        stage=zero_optimization(deepspeed)["stage"],
         offload_optimizer=read_back.zero_optimization.offload_optimizer.device,
         offload_param=read_back.zero_optimization.offload_param.device,
         clipping=clipping,
@@ -333,3 +331,20 @@ def check_virtual(arm: Arm, init: str | None) -> None:
         raise Stop("AutoTP cannot divide layers without values", "give --init random", "unavailable")
     if init == "none" and arm.uses_nvme:
         raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")
+
+
+# --- The keys and defaults of DeepSpeed's, Accelerate's and the Trainer's configs, for use without these libraries
+
+DEFAULTS_FILE = Path(__file__).with_name("library_defaults.json")
+Library = Literal["deepspeed", "accelerate", "trainer"]
+
+
+@functools.cache
+def library_defaults(library: Library) -> dict[str, dict[str, Any]]:
+    """Return the defaults by key, for each section of a library's config by its dotted path. The top is ""."""
+    return json.loads(DEFAULTS_FILE.read_text())[library]["sections"]
+
+
+def zero_optimization(config: dict | None) -> dict[str, Any]:
+    """Return the section `zero_optimization` of a DeepSpeed config, with the defaults of keys that it does not have."""
+    return library_defaults("deepspeed")["zero_optimization"] | ((config or {}).get("zero_optimization") or {})

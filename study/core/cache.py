@@ -23,7 +23,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from study.core import files
-from study.core import parsing as texts
 from study.core.errors import Stop
 
 CHECKSUMS = "checksums.json"  # in each entry: size, modification time and SHA-256 of each file
@@ -88,7 +87,7 @@ def fingerprint(key) -> str:
 def _problem(folder: Path) -> str | None:
     """Return why an entry is broken, or None. A PermissionError if this user may not read it."""
     try:
-        entries = texts.from_json(files.read(folder / CHECKSUMS, MAX_ANSWER_BYTES))
+        entries = files.from_json(files.read(folder / CHECKSUMS, MAX_ANSWER_BYTES))
         if not entries:
             return f"{CHECKSUMS} names no file"
         for name, (size_bytes, changed_ns, checksum) in entries.items():

@@ -1,8 +1,11 @@
 """The one exception for what a user can put right, and how a program ends with it."""
 
 import contextlib
+import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+LONGEST_NAME = 80  # names and values in a file may have any length
 
 
 class Stop(Exception):
@@ -38,3 +41,12 @@ def exit_on_stop() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         sys.exit(130)
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
+    """At most so many known names that are close to a misspelt one. If none is close: `otherwise`, or all names."""
+    by_lower = {each.lower(): each for each in known}
+    if close := [by_lower[lower] for lower in difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)]:
+        *others, last = map(repr, close)
+        return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    return otherwise or f"choose one of {', '.join(by_lower.values())}"

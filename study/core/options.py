@@ -14,9 +14,8 @@ import tyro
 from tyro import _errors as parsing
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.settings import Tokens
-from study.core.validation import nearest
 
 OPTIONS = ConstructorRegistry()
 AsJson = typing.Annotated[bool, tyro.conf.arg(name="json")]

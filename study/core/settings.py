@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
+from study.core.files import sentence
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
-from study.core.validation import nearest, sentence
 
 MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
 Count = Annotated[int, Field(gt=0)]

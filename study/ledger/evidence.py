@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.load import load
-from study.core.numbers import is_number, short
-from study.core.units import parsed_unit
+from study.core.files import load
+from study.core.text import is_number, parsed_unit, short
 from study.ledger import selection
 from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
 from study.ledger.selection import MOVED, Quantity

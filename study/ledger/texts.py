@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from study.core.errors import Stop
-from study.core.load import load
+from study.core.files import load
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence
 
 FOLDER = Path(__file__).with_name("texts")

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from study.core import linux, software
+from study.core import machine
 from study.records.schema import Device, Hardware
 
 CUDA = torch.cuda.is_available()
@@ -24,9 +24,9 @@ def describe(disk: Path) -> Hardware:
     usage = shutil.disk_usage(disk)
     return Hardware(
         devices=[Device(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in properties],
-        driver=linux.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
-        cpu=linux.fields("/proc/cpuinfo").get("model name") or platform.processor() or None,
-        cores=linux.usable_cores(),
+        driver=machine.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
+        cpu=machine.fields("/proc/cpuinfo").get("model name") or platform.processor() or None,
+        cores=machine.usable_cores(),
         host_memory_bytes=psutil.virtual_memory().total,
         disk_total_bytes=usage.total,
         disk_free_bytes=usage.free,
@@ -36,7 +36,7 @@ def describe(disk: Path) -> Hardware:
 
 def versions() -> dict:
     """Return versions of everything that can change a number."""
-    return software.versions() | {"cuda": torch.version.cuda}
+    return machine.versions() | {"cuda": torch.version.cuda}
 
 
 # How gloo, NCCL and torch's store report a connection that another rank has closed (torch 2.13; NCCL's are from its

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.core.linux import fields, text
+from study.core.machine import fields, text
 from study.measure.hardware import CUDA
 from study.records.schema import RankMemory
 

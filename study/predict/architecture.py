@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.core import files, hub, numbers
-from study.core import parsing as texts
+from study.core import files, shapes
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, with_size
+from study.core.text import count
 from study.predict.trace.transformer import Transformer
 
 NUMBERS = "--params with --layers and --hidden"
@@ -25,10 +25,10 @@ def named(model: str, *, trust_remote_code: bool = False, **which) -> Transforme
     """
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
-    hub.refuse_code(model, trust_remote_code)
-    path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
+    shapes.refuse_code(model, trust_remote_code)
+    path = Path(model) / "config.json" if Path(model).is_dir() else shapes.hub_config(model)
     try:
-        config = texts.from_json(files.read(path, MAX_CONFIG_BYTES))
+        config = files.from_json(files.read(path, MAX_CONFIG_BYTES))
     except (OSError, ValueError) as error:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name the folder of a model") from None
     if not isinstance(config, dict):
@@ -56,7 +56,7 @@ def generic(params: float, layers: int, hidden: int) -> Transformer:
     inner = round(((params - rest) / layers - attention) / (2 * hidden + 1))
     if inner < 1:
         least = rest + layers * (attention + 2 * hidden + 1)
-        what = f"{layers} layers of width {hidden} have at least {numbers.count(least)} parameters (got {params:g})"
+        what = f"{layers} layers of width {hidden} have at least {count(least)} parameters (got {params:g})"
         raise Stop(what, "give more --params, or smaller --layers or --hidden")
     config = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": POSITIONS}
     config |= {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": inner}

@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from study.core.arms import Arm
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named
-from study.core.validation import nearest
 from study.predict.setup import Optimizer, Quantized, Setup, distribution
 from study.predict.step_time import Machine
 from study.predict.trace.transformer import Transformer

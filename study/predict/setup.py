@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Literal
 
-from study.core import arms, library_defaults
+from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import AUTOCAST, HALF_WEIGHTS
 from study.predict.trace.tape import Tensor
@@ -144,7 +144,7 @@ class Setup:
 
     @property
     def _zero(self) -> dict:
-        return library_defaults.zero_optimization(self.deepspeed)
+        return arms.zero_optimization(self.deepspeed)
 
     @property
     def on_gpu(self) -> bool:

@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field
 
 from study.core import files
 from study.core.errors import Stop
-from study.core.files import safe_join
-from study.core.load import load
+from study.core.files import load, safe_join
 from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from study.core.load import load as load_file
+from study.core.files import load as load_file
 
 FILE = "collectives-rank{rank}.json"
 MAX_BYTES = 4 * 2**20  # a file with 200 collectives has 30 kB

@@ -11,7 +11,7 @@ import numpy as np
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
-from study.core.numbers import number_of, short, times
+from study.core.text import number_of, short, times
 from study.records import metrics
 from study.records.groups import by
 from study.records.runs import Run, Runs

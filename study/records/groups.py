@@ -5,7 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
-from study.core.numbers import number_of
+from study.core.text import number_of
 from study.records.runs import Run
 
 LABELS = {  # the names of settings in a label; any other setting keeps its own name

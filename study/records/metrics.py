@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from study.core import gpus, node_traffic
-from study.core.errors import Stop
-from study.core.validation import nearest
+from study.core import gpus
+from study.core.errors import Stop, nearest
 from study.records.schema import Collective, Record
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
@@ -208,7 +207,7 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
         size: float = entry.bytes
         if node_ranks:
             groups = {ranks: float(part) for ranks, part in entry.by_ranks(record.observed.ranks or 1).items()}
-            size = node_traffic.by_node({kind: groups}, node_ranks)["between"].get(kind, 0)
+            size = gpus.by_node({kind: groups}, node_ranks)["between"].get(kind, 0)
         if unit == "volume" and kind == "all_reduce":
             return 2 * size
         return size

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from study.core.arms import NAMES
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.gpus import measured_flops
-from study.core.validation import nearest
 from study.records import metrics, store
 from study.records.keeping import shared
 from study.records.schema import Record

@@ -21,9 +21,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from study.core import files, parsing
+from study.core import files
 from study.core.errors import Stop
-from study.core.load import load as load_file
+from study.core.files import load as load_file
 from study.records.schema import OLD_ENDINGS, Cell, Error, Record
 
 RECORD = "record.json"
@@ -142,7 +142,7 @@ def read_steps(folder: Path) -> list[dict]:
     with contextlib.suppress(OSError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
-                lines.append(parsing.from_json(line))
+                lines.append(files.from_json(line))
     return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 

@@ -2,8 +2,8 @@
 
 from study.core import arms
 from study.core.gpus import GPUS
-from study.core.numbers import UNKNOWN, count, number_of, short, size
 from study.core.settings import HALF_WEIGHTS
+from study.core.text import UNKNOWN, count, number_of, short, size
 from study.predict.front import MISS, Advice, Question, Row, Transformer, on_gpus_bytes, reserve_bytes
 
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))

@@ -14,8 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import NAMES
-from study.core.numbers import count, nats, size
 from study.core.shapes import letters
+from study.core.text import count, nats, size
 from study.predict.front import Machine, Question, Setup, estimate, named, papers, step_time
 from study.predict.front import advise as advised
 from study.predict.front import published as others

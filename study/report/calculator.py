@@ -10,7 +10,7 @@ from pathlib import Path
 
 from study.core import arms
 from study.core.gpus import GPUS
-from study.core.numbers import size
+from study.core.text import size
 from study.predict.front import (
     BUCKET_ELEMENTS,
     FRAGMENTATION,

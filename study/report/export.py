@@ -15,11 +15,11 @@ import yaml
 from pydantic import BaseModel
 
 from study.conform import releases
-from study.core import files, output
+from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.parsing import from_toml
-from study.core.tables import say
+from study.core.files import from_toml
+from study.core.text import say
 from study.ledger import texts
 from study.records import metrics, runs, store
 from study.records.runs import Run, Runs
@@ -38,10 +38,10 @@ def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...]
         folder: The folder to write. An earlier export in it is replaced.
         from_runs: Folders that contain runs. Default: the runs/ of every folder in reports/.
     """
-    output.refuse_foreign(folder)  # before the work
+    files.refuse_foreign(folder)  # before the work
     loaded = runs.load(from_runs or sorted(ROOT.glob("reports/*/runs")), to_share=True)
     frames = all_tables(loaded)
-    with output.replaced(folder) as out:
+    with files.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
             frame.to_parquet(out / f"data/{name}.parquet", compression="zstd", index=False)

@@ -1,6 +1,6 @@
 """How accurate predictions are of trainings that others published, in two sentences."""
 
-from study.core.numbers import percent
+from study.core.text import percent
 from study.predict.front import published, scores
 
 

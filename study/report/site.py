@@ -21,10 +21,10 @@ import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
-from study.core import output
+from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.tables import say
+from study.core.text import say
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
@@ -49,7 +49,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
     # The kernel of this environment, not one of its name that the user has installed.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     with contextlib.ExitStack() as stack:
-        site = stack.enter_context(output.replaced(out))
+        site = stack.enter_context(files.replaced(out))
         executed = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = ThreadPoolExecutor(AT_ONCE)
         stack.callback(pool.shutdown, cancel_futures=True)

@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from study.core.arms import NAMES
-from study.core.parsing import from_toml
+from study.core.files import from_toml
 from study.report.grouping import parts
 
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from study.core.numbers import quantity, short
+from study.core.text import quantity, short
 
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.

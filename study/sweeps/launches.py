@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from study.core import arms, software
+from study.core import arms, machine
 from study.core.errors import Stop
-from study.core.linux import OomKillCounter, OomKills, die_with_parent, is_stopped
+from study.core.machine import OomKillCounter, OomKills, die_with_parent, is_stopped
 from study.core.settings import flag
 from study.records import schema, store
 from study.records.schema import Record
@@ -55,7 +55,7 @@ class Turn:
 
 def lacking() -> Stop | None:
     """Return why nothing can be launched from this Python environment. None if it has the launcher."""
-    if software.version("accelerate"):
+    if machine.version("accelerate"):
         return None
     what = "this needs accelerate, which the light install does not have"
     return Stop(what, "pip install './zero-study[train,report]', or make setup in the checkout", "unavailable")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from study.core.errors import Stop
-from study.core.linux import MORE_MEMORY, OomKills, is_stopped
+from study.core.machine import MORE_MEMORY, OomKills, is_stopped
 from study.records import collectives, store
 from study.records.schema import Record
 

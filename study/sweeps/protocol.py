@@ -23,12 +23,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from study.core import arms
-from study.core.errors import Stop
-from study.core.files import safe_join
-from study.core.load import load
+from study.core.errors import Stop, nearest
+from study.core.files import load, safe_join, sentence
 from study.core.settings import Repair, Settings, build
 from study.core.shapes import SHAPES
-from study.core.validation import nearest, sentence
 
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")

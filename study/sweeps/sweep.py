@@ -21,13 +21,12 @@ from typing import Any
 
 import psutil
 
-from study.core import arms, doctor, software
-from study.core.errors import Stop
+from study.core import arms, doctor, machine
+from study.core.errors import Stop, nearest
 from study.core.files import safe_join
 from study.core.gpus import num_gpus
-from study.core.numbers import size
 from study.core.optimizers import refusal
-from study.core.validation import nearest
+from study.core.text import size
 from study.records import checkpoints, schema, store
 from study.records.schema import Record
 from study.sweeps import launches, outcomes, protocol
@@ -263,7 +262,7 @@ def done_before(runs: Path, turn: Turn) -> Record | None:
 
 
 def _is_of_today(record: Record) -> bool:
-    return software.versions().items() <= record.software.items()
+    return machine.versions().items() <= record.software.items()
 
 
 def to_resume(runs: Path, turn: Turn) -> Path | None:

@@ -11,10 +11,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from study.core import disk as nvme
+from study.core import machine
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
+from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
@@ -259,7 +259,7 @@ def end_with_the_others(run: "Run", over: threading.Event) -> None:
             if failed and not over.wait(NOTICES_WITHIN_S):
                 give_up(run, failed[0], whys[failed[0]])
                 print_summary(run)
-                nvme.empty(run.disk)
+                machine.remove_swap_folder(run.disk)
                 if run.heartbeat is not None:
                     run.heartbeat.close()
                 leave(0)

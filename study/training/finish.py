@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from safetensors.torch import load_file
 
-from study.core import disk as nvme
+from study.core import machine
 from study.core.errors import Stop
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
@@ -43,7 +43,7 @@ def finish(run: Run, history: History) -> None:
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
     written = [rank.nvme_written_bytes for rank in record.memory.per_rank if rank.nvme_written_bytes is not None]
-    if run.arm.uses_nvme and min(written, default=nvme.LEAST_SWAPPED_BYTES) < nvme.LEAST_SWAPPED_BYTES:
+    if run.arm.uses_nvme and min(written, default=machine.LEAST_SWAPPED_BYTES) < machine.LEAST_SWAPPED_BYTES:
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
         what = f"the trained run does not match its settings: {'; '.join(wrong)}"

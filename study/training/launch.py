@@ -20,10 +20,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from study.core import launcher
+from study.core import machine
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.linux import cap_private_memory, is_alive, oom_kills, usable_cores
+from study.core.machine import cap_private_memory, is_alive, oom_kills, usable_cores
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
@@ -57,7 +57,7 @@ def find_launch() -> Launch:
     record one arm and run another.
     """
     script = Path(sys.argv[0])
-    if above := launcher.find():
+    if above := machine.find_launcher():
         process, options = above
         count = options.num_processes or ""
         ranks = int(count) if count.isdigit() else None
@@ -130,13 +130,13 @@ def merge_machines(ranks: list[tuple[int, Machine, dict]]) -> list[Machine]:
     """Return one entry for each machine, from each rank's number of its machine, its description and its software."""
     first = ranks[0][2]
     machines: dict[int, Machine] = {}
-    for rank, (number, machine, software) in enumerate(ranks):
+    for rank, (number, described, software) in enumerate(ranks):
         for package, version in software.items():
             if version != first[package]:
                 what = f"the machines have different versions of {package} ({first[package]} and {version})"
                 remedy = "install the same versions on each"
                 raise Stop(what, remedy, "unavailable", "prepare")
-        machines.setdefault(number, machine).ranks.append(rank)
+        machines.setdefault(number, described).ranks.append(rank)
     return list(machines.values())
 
 

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from study.core import linux, software
+from study.core import machine
+from study.core.doctor import OPERATORS, compiled, operator_folder, provide_libaio, why_not_operator
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
-from study.core.operators import OPERATORS, compiled, folder, provide_libaio, why_not
 
 GROUPED_RELEASE = "0.19.8"  # of DeepSpeed; the sources of others were not tried as one file
 MANY_CORES = 8  # compile all sources at once, which is faster than one file
@@ -30,7 +30,7 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
     for name in names:
         if name == "async_io":
             load(["pin_memory"], gpus, tell)  # the builder of async_io would load it without the guard
-        if stop := why_not(name, gpus):
+        if stop := why_not_operator(name, gpus):
             raise stop
         with _guarded(name, tell):
             if name == "async_io":
@@ -49,12 +49,12 @@ def _load(name: str) -> None:
         if compiled(name):
             paths = _compiled_sources(name)
             builder.sources = lambda: paths
-        elif software.version("deepspeed") == GROUPED_RELEASE and len(os.sched_getaffinity(0)) < MANY_CORES:
-            _group_sources(builder, folder(name))
+        elif machine.version("deepspeed") == GROUPED_RELEASE and len(os.sched_getaffinity(0)) < MANY_CORES:
+            _group_sources(builder, operator_folder(name))
         _probe_cpu_once()
         builder.load(verbose=False)
     except (RuntimeError, ImportError) as error:
-        log = folder(name) / "compiler.log"
+        log = operator_folder(name) / "compiler.log"
         log.write_text(str(error))
         lines = str(error).splitlines() or [""]
         reason = next((line for line in lines if "error:" in line), lines[0]).strip()
@@ -89,7 +89,8 @@ def _group_sources(builder, into: Path) -> None:
 
 def _compiled_sources(name: str) -> list[str]:
     """Return what an operator was compiled from. With other sources PyTorch would compile it again."""
-    found = re.findall(r"^build \S+: (?:cuda_)?compile (.+)$", (folder(name) / "build.ninja").read_text(), re.MULTILINE)
+    ninja = (operator_folder(name) / "build.ninja").read_text()
+    found = re.findall(r"^build \S+: (?:cuda_)?compile (.+)$", ninja, re.MULTILINE)
     return [path.replace("$ ", " ") for path in found]
 
 
@@ -108,7 +109,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
     The kernel releases this lock when its owner dies. PyTorch's own lock is a file that stays when its owner is killed,
     so it is removed here if no process has it open.
     """
-    build = folder(name)
+    build = operator_folder(name)
     try:
         build.mkdir(parents=True, exist_ok=True)
         guard = (build / "guard").open("w")
@@ -149,7 +150,7 @@ def main(names: list[str]) -> int:
     """Load operators as the trainer does, in a separate process. The exit code says whether it worked."""
     started = time.monotonic()
     _end_compilers_with_this_process()
-    software.put_programs_on_path()
+    machine.put_programs_on_path()
     try:
         with contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
             load(names, num_gpus(), lambda text: say(f"  {text}"))
@@ -169,7 +170,7 @@ def _end_compilers_with_this_process() -> None:
         os.killpg(0, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
-    linux.die_with_parent()
+    machine.die_with_parent()
 
 
 def say(text: str) -> None:

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 import tyro
 
-from study.core import arms, software
-from study.core import disk as nvme
+from study.core import arms, machine
 from study.core import optimizers as combinations
 from study.core.arms import Arm
 from study.core.errors import Stop
@@ -47,7 +46,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
     parent = os.getppid()
     flags = read_flags(train, rank)
     ending.interrupt_on_signals(parent)
-    software.put_programs_on_path()
+    machine.put_programs_on_path()
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
     opened = Opened(launch)
@@ -93,7 +92,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
         arms.check_virtual(arm, settings.init)
     set_threads(settings.threads)
     disk = setup.claim_disk(settings, arm, launch, folder)
-    stack.callback(nvme.empty, disk)
+    stack.callback(machine.remove_swap_folder, disk)
     started = time.perf_counter()
     run = open_run(settings, arm, folder, record, disk, heartbeat)
     run.source = checkpoints.find(run)
@@ -111,9 +110,9 @@ def open_run(
 ) -> Run:
     """Open the accelerator, load the rows, and check that they are enough for the steps."""
     if arm.deepspeed is not None:
-        from study.core import operators  # other arms need none
+        from study.core import doctor  # other arms need none
 
-        setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), folder)
+        setup.load_operators(doctor.needed_by(arm, torch.cuda.device_count()), folder)
     with quiet():
         accelerator = setup.open_accelerator(settings, arm, disk, folder)
     # After Accelerate, which turns TF32 on for a compiled model.

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from study.core import cache, hub
+from study.core import cache, shapes
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.models import config as configs
@@ -119,12 +119,12 @@ def _load(settings: Settings, config, name: str, stop: Stop) -> PreTrainedModel:
     except Exception as error:
         if device_is_full(error) or host_is_full(error):
             raise
-        raise Stop(f"{stop.what} ({hub.reason(name, error)})", stop.remedy) from error
+        raise Stop(f"{stop.what} ({shapes.why_not_loaded(name, error)})", stop.remedy) from error
 
 
 def _published(settings: Settings) -> str:
     name = SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model
     if name is None:
         raise Stop(f"--model {settings.model} has no published weights", "give --init random")
-    hub.prepare_to_load(name)
+    shapes.prepare_to_load(name)
     return name

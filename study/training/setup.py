@@ -17,13 +17,12 @@ from accelerate.utils import (
     ParallelismConfig,
 )
 
-from study.core import arms
-from study.core import disk as nvme
+from study.core import arms, machine
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
-from study.core.words import joined
+from study.core.text import joined
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives, store
@@ -83,9 +82,9 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     ranks_here = 1 if settings.virtual_ranks else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    all_bytes = sum(p.numel() for p in model.parameters()) * nvme.BYTES_PER_PARAMETER
+    all_bytes = sum(p.numel() for p in model.parameters()) * machine.BYTES_PER_PARAMETER
     base = (settings.nvme_dir or folder.parent / "nvme").resolve()
-    return nvme.give(base, launch.pid, all_bytes * ranks_here // ranks)
+    return machine.give_swap_folder(base, launch.pid, all_bytes * ranks_here // ranks)
 
 
 def load_operators(names: list[str], folder: Path) -> None:

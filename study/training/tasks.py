@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from study.core import cache, hub
+from study.core import cache, shapes
 from study.core.errors import Stop
 from study.core.models.step import Batch, logits_and_losses
 from study.core.settings import Settings
@@ -164,13 +164,13 @@ def dataset(settings: Settings) -> dict:
 
     name, config = HUB_DATA[settings.task] if settings.data == "hub" else (settings.data, None)
     if settings.data == "hub":
-        hub.try_to_connect()
-        datasets.config.HF_HUB_OFFLINE = hub.is_offline()  # `datasets` has a copy of the constant
+        shapes.try_to_connect()
+        datasets.config.HF_HUB_OFFLINE = shapes.is_offline()  # `datasets` has a copy of the constant
     try:
         splits = datasets.load_dataset(name, config, trust_remote_code=False)
     except Exception as error:  # the libraries raise a dozen types here; each means that the data cannot be read
         what = f"the data set {name}" if settings.data == "hub" else f"--data {name}"
-        raise Stop(f"{what} cannot be read ({hub.reason(name, error)})", hub.WITHOUT_HUB) from error
+        raise Stop(f"{what} cannot be read ({shapes.why_not_loaded(name, error)})", shapes.WITHOUT_HUB) from error
     columns = ["label", "text"] if settings.task == "imdb" else ["text"]
     parts = ["train"] if settings.task == "imdb" else ["train", "validation"]
     if not all(part in splits and set(columns) <= set(splits[part].column_names) for part in parts):
@@ -191,11 +191,13 @@ def load_tokenizer(settings: Settings):
 
     name = settings.tokenizer or (SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model)
     name = name or SHAPES["gpt2"]["hub"]  # our own shapes use GPT-2's vocabulary
-    hub.prepare_to_load(name)
+    shapes.prepare_to_load(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
-        raise Stop(f"the tokenizer {name} cannot be read ({hub.reason(name, error)})", hub.WITHOUT_HUB) from error
+        raise Stop(
+            f"the tokenizer {name} cannot be read ({shapes.why_not_loaded(name, error)})", shapes.WITHOUT_HUB
+        ) from error
     if not tokenizer.is_fast:
         raise Stop(f"the tokenizer {name} has no tokenizer.json and no vocabulary", "give another --tokenizer")
     if settings.task == "imdb" and tokenizer.pad_token is None:

@@ -4,7 +4,7 @@ import importlib
 import os
 
 from study import CHOSEN_HERE
-from study.core.software import operators_folder
+from study.core.machine import operators_folder
 
 WATCHES = {
     "watch": "study.watch.training",

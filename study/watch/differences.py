@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from study.core.arms import OFFLOADS
-from study.core.library_defaults import Library, sections
-from study.core.numbers import short
+from study.core.arms import OFFLOADS, Library, library_defaults
+from study.core.text import short
 from study.watch.diagnosis import diagnose
 from study.watch.findings import Finding, finding
 from study.watch.sources import (
@@ -165,7 +164,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
 
 def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
     """Yield near misspellings of the library's keys: a program may keep keys of its own in a config."""
-    for path, known in sections(library).items():
+    for path, known in library_defaults(library).items():
         section = value_at(config, path)
         for key in section if isinstance(section, dict) else ():
             if any(prefix + str(key) in known for prefix in PREFIXES):

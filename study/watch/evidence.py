@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from study.core import files, parsing
+from study.core import files
 from study.core.errors import Stop
 from study.core.pickles import from_pickle
 from study.records.collectives import RankLog, collective_of
@@ -67,7 +67,7 @@ def dumps(path: Path) -> list[RankLog]:
 def _read(path: Path) -> RankLog:
     try:
         content = files.read(path, MAX_BYTES)
-        dump = from_pickle(content) if content[:1] == PICKLE else parsing.from_json(content, MOST_VALUES)
+        dump = from_pickle(content) if content[:1] == PICKLE else files.from_json(content, MOST_VALUES)
         return log_of(dump, rank_of(path) or 0)
     except ODD as error:
         what = f"{str(path)!r:.300} is no Flight Recorder dump ({type(error).__name__}: {files.why(error)})"

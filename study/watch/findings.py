@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.core.numbers import size
+from study.core.text import size
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.numbers import size
-from study.core.tables import wrapped
+from study.core.text import size, wrapped
 from study.measure import roles
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store

@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from study.core import files, launcher, parsing
-from study.core.arms import OFFLOADS
+from study.core import files, machine
+from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop
-from study.core.library_defaults import sections
 from study.core.settings import AUTOCAST
 from study.records import store
 from study.records.schema import Promised, Record
@@ -87,9 +86,9 @@ def _mapping(path: Path) -> dict[str, Any]:
     try:
         text = files.read(path, MAX_BYTES)
         try:
-            content = parsing.from_json(text)
+            content = files.from_json(text)
         except ValueError:
-            content = parsing.from_yaml(text)
+            content = files.from_yaml(text)
     except (OSError, ValueError) as error:
         what = f"{str(path)!r:.300} cannot be read as yaml or json ({files.why(error)})"
         raise Stop(what, "correct the file, or name another one") from None
@@ -203,7 +202,7 @@ def zero_section(config: dict) -> dict:
 
 def _of_deepspeed(config: dict) -> EffectiveSettings:
     zero = zero_section(config)
-    known = sections("deepspeed").items()
+    known = library_defaults("deepspeed").items()
     defaults = {f"{path}.{key}".lstrip("."): value for path, section in known for key, value in section.items()}
     is_stage3 = zero.get("stage") == 3
     settings = {"overlap_comm": Setting(is_stage3, is_default=True)}
@@ -270,7 +269,7 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     arguments = source.content
     half = next((name for name in AUTOCAST if arguments.get(name) is True), "no")
     is_trainer = source.kind == TRAINER
-    settings = _at_paths("trainer", arguments, sections("trainer")[""] if is_trainer else None)
+    settings = _at_paths("trainer", arguments, library_defaults("trainer")[""] if is_trainer else None)
     if source.named:  # the DeepSpeed config's numbers count
         settings |= _of_deepspeed(source.named.content)
     elif is_trainer:
@@ -320,7 +319,7 @@ def _asked_of_launcher() -> dict[str, Any]:
     seen = {name.removeprefix("ACCELERATE_"): value for name, value in os.environ.items()}
     if "MIXED_PRECISION" not in seen:
         return {}
-    file = launcher.config_file()
+    file = machine.launcher_config()
     wanted: dict[str, Any] = {
         "source": file.name if file else "Accelerate's environment",
         "deepspeed": seen.get("USE_DEEPSPEED") == "true",

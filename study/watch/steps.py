@@ -16,7 +16,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from study.core.numbers import short
+from study.core.text import short
 from study.measure.clock import now, seconds_between
 from study.measure.hardware import CUDA
 from study.watch.trends import COLUMNS, FIELDS, FILE, PHASES, WORDS, Table, seconds, shares

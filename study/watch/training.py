@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from study.core.errors import Stop
-from study.core.tables import say
+from study.core.text import say
 from study.measure import hardware, readback, roles
 from study.measure.collectives import CollectiveLog
 from study.measure.memory import freed_bytes, peaks

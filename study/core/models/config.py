@@ -9,9 +9,9 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto as names
 
-from study.core import hub
+from study.core import shapes
 from study.core.errors import Stop
-from study.core.shapes import SHAPES, VOCABULARY, config_of
+from study.core.shapes import SHAPES, VOCABULARY, config_of, why_not_loaded
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 OWN_ATTENTION = ("falcon",)  # model types that know no attention but transformers' own names
@@ -50,12 +50,12 @@ def load(
     """
     if model in SHAPES:
         return of_dict(config_of(model, vocabulary), attention, dropout)
-    hub.refuse_code(model, trust_remote_code)
+    shapes.refuse_code(model, trust_remote_code)
     try:
-        hub.prepare_to_load(model)
+        shapes.prepare_to_load(model)
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise hub.not_found(model, error) from error
+        raise shapes.not_found(model, error) from error
     if trust_remote_code and _is_of_own_code(config):
         config.code_from = model
     return _for_training(config, attention, dropout)
@@ -139,7 +139,7 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     try:
         return get_class_from_dynamic_module(config.auto_map[auto.__name__], config.code_from)
     except Exception as error:  # the code may do anything; most often it imports a missing package
-        what = f"the Python code of {config.code_from} cannot be loaded ({hub.reason(config.code_from, error)})"
+        what = f"the Python code of {config.code_from} cannot be loaded ({why_not_loaded(config.code_from, error)})"
         raise Stop(what, "install what it imports, or correct it") from error
 
 

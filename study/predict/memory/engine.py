@@ -3,7 +3,7 @@
 import functools
 from math import ceil
 
-from study.core import library_defaults
+from study.core import arms
 from study.predict.memory.fetches import Fetches, Limits, fetches
 from study.predict.setup import Setup
 from study.predict.trace.tape import Tensor
@@ -20,7 +20,7 @@ class Engine:
     """
 
     def __init__(self, setup: Setup):
-        zero = library_defaults.zero_optimization(setup.deepspeed)
+        zero = arms.zero_optimization(setup.deepspeed)
         self.setup = setup
         self.zero = zero
         self.stage = setup.stage

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
-from study.core.numbers import short, signed
+from study.core.text import short, signed
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.memory.memory_kinds import memory_kinds

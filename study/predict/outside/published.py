@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, Json, ValidationError
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.validation import sentence
+from study.core.files import sentence
 from study.predict.setup import Frozen, Fsdp, Loss, Optimizer, Quantized
 
 FOLDER = ROOT / "reports" / "outside"

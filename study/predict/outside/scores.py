@@ -20,9 +20,8 @@ import tyro
 from pydantic import BaseModel
 
 from study.core.errors import exit_on_stop
-from study.core.numbers import percent
 from study.core.options import parsed
-from study.core.tables import say, show
+from study.core.text import percent, say, show
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
 from study.predict.outside.published import FOLDER, Measured, Quantity, set_number

@@ -27,8 +27,7 @@ from transformers import PreTrainedModel
 
 from study.core.errors import Stop
 from study.core.models import config as configs
-from study.core.models.adapters import Adapted, quantize
-from study.core.models.build import WithoutValues, build, freeze
+from study.core.models.build import Adapted, WithoutValues, build, freeze, quantize
 from study.core.models.step import Batch, inputs, logits_and_losses
 from study.core.settings import AUTOCAST
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear

@@ -5,9 +5,10 @@ import json
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
-from study.core import cache, hub, progress
+from study.core import cache, shapes
 from study.core.errors import Stop
 from study.core.settings import cache_home
+from study.core.text import during
 from study.predict.trace import committed
 from study.predict.trace.repeating import Followed, Stack, repeat
 from study.predict.trace.tape import Pass, Tape, Tensor, at_rows, in_tuples, read
@@ -89,7 +90,7 @@ class Transformer:
 
     @property
     def _key(self) -> list:
-        return [*astuple(self)[1:], self.code_from and hub.code_digest(self.code_from)]
+        return [*astuple(self)[1:], self.code_from and shapes.code_digest(self.code_from)]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -175,7 +176,7 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
         problem = f"this model with these options has to be traced, and {error.name} is not installed"
         remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
         raise Stop(problem, remedy, "unavailable") from error
-    with progress.during("tracing the model; this takes seconds to minutes, once"):
+    with during("tracing the model; this takes seconds to minutes, once"):
         known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))
     cache.keep(looks, name, known)
     return known

@@ -106,7 +106,7 @@ function problemOf({ model, tokens }) {
 
 // --- the answer in words ----------------------------------------------------------------------------------------------
 
-// Text of bytes, with three significant digits: study/core/numbers.py.
+// Text of bytes, with three significant digits: study/core/text.py.
 function sizeWords(bytes) {
   for (const [unit, factor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
     if (Math.abs(bytes) >= 0.9995 * factor) return `${Number((bytes / factor).toPrecision(3))} ${unit}`;

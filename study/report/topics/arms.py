@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from study.core.numbers import nats, size
+from study.core.text import nats, size
 from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import groups

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.numbers import size
+from study.core.text import size
 from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import by, groups, lines

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core import node_traffic
+from study.core import gpus
 from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups, lines
@@ -110,10 +110,8 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
     per_kind = run.record.traffic.per_rank[0]
-    moved: node_traffic.Groups = {
-        kind: {**count.by_ranks(run.record.observed.ranks or 1)} for kind, count in per_kind.items()
-    }
-    split = node_traffic.by_node(moved, node_ranks)
+    moved: gpus.Groups = {kind: {**count.by_ranks(run.record.observed.ranks or 1)} for kind, count in per_kind.items()}
+    split = gpus.by_node(moved, node_ranks)
     wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
     components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
@@ -121,7 +119,7 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
     return columns(run, "arm", "ranks", "kind") | {
         "inside_mb": sum(split["inside"].values()) / 1e6,
         "between_mb": sum(split["between"].values()) / 1e6,
-        "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
+        "a_node_sends_mb": gpus.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
         "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
         "peak_mb": peak_bytes / 1e6 if peak_bytes else None,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from study.core.numbers import size
+from study.core.text import size
 from study.watch.oom.reading import Asked, OomError
 
 PROOF = 5  # points of numbers that leave no other cause

@@ -1,0 +1,339 @@
+"""The machine: services of the Linux kernel, versions of software, the launcher, the disk for offloading."""
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from study.core.errors import Stop
+from study.core.text import size
+
+PR_SET_PDEATHSIG = 1
+KERNEL_LOG = Path("/dev/kmsg")
+FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: here process ids are those of the kernel's log
+VICTIM = re.compile(rb"(?:Out of memory|Memory cgroup out of memory)[^\n]*?: Killed process (\d+)\b")
+LONGEST_RECORD = 8192  # a read of the log gives one record, and the kernel cuts it here
+MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
+
+
+def text(path: str) -> str:
+    """Return the content of a file of the kernel; empty if it does not exist or may not be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def fields(path: str) -> dict[str, str]:
+    """Return the lines `name: value` of a file of the kernel."""
+    parts = (line.partition(":") for line in text(path).splitlines())
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Make the kernel send this process a SIGTERM when its parent dies, so that nothing outlives its launcher.
+
+    The kernel does not report a parent that died before this call. So the parent is compared with the process id that
+    the caller gives. Without one, only a death during this call is noticed.
+    """
+    parent = parent or os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def cap_private_memory(more_bytes: int) -> None:
+    """Limit this process to its present private memory plus so many bytes. Beyond that allocations fail."""
+    now_kib = int(fields("/proc/self/status")["VmData"].split()[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (now_kib * 1024 + more_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def lift_memory_cap() -> None:
+    """Remove all limits on memory that may be removed: a process that is ending has to record why."""
+    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        most = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most, most))
+
+
+def private_memory_is_capped() -> bool:
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+
+
+def _state(pid: int) -> list[str]:
+    """Return the fields of a process after its name; empty if there is no such process."""
+    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, which clock corrections do not change."""
+    return int(_state(pid)[19]) if _state(pid) else None
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs. A process that has ended is a zombie until its parent waits for it."""
+    return _state(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether somebody has stopped a process (SIGSTOP, or a debugger)."""
+    return _state(pid)[:1] in (["T"], ["t"])
+
+
+def oom_kills() -> int | None:
+    """Return the number of processes that the kernel has killed for lack of memory so far. None if unknown.
+
+    The count is the machine's. In a sandbox without that file, it is that of this process's control group.
+    """
+    files = ["/proc/vmstat"]
+    for line in text("/proc/self/cgroup").splitlines():
+        _, kind, group = line.split(":", 2)
+        if kind == "":  # version 2
+            files.append(f"/sys/fs/cgroup{group}/memory.events")
+        elif kind == "memory":  # version 1
+            files.append(f"/sys/fs/cgroup/memory{group}/memory.oom_control")
+    for file in files:
+        counts = dict(line.split() for line in text(file).splitlines())
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return None
+
+
+@dataclass(frozen=True)
+class OomKills:
+    """What the kernel killed for lack of memory during a launch: the number on this machine, and the ids if known."""
+
+    count: int | None = None
+    pids: frozenset[int] = frozenset()
+
+
+class OomKillCounter:
+    """Counts the processes that the kernel kills for memory from now on. Most containers and users cannot read ids."""
+
+    def __init__(self, log: Path = KERNEL_LOG) -> None:
+        self._before = oom_kills()
+        self._log: int | None = None
+        with contextlib.suppress(OSError):
+            if str(Path("/proc/self/ns/pid").readlink()) == FIRST_NAMESPACE:
+                self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._log, 0, os.SEEK_END)
+
+    def so_far(self) -> OomKills:
+        pids = frozenset(map(int, VICTIM.findall(self._new_records())))
+        now = oom_kills()
+        if now is None or self._before is None:
+            return OomKills(len(pids) or None, pids)
+        return OomKills(now - self._before, pids)
+
+    def _new_records(self) -> bytes:
+        records = b""
+        with contextlib.suppress(OSError):  # also when there is no more
+            while self._log is not None:
+                with contextlib.suppress(BrokenPipeError):  # some were overwritten before they were read
+                    record = os.read(self._log, LONGEST_RECORD)
+                    records += record
+                    if not record:
+                        break
+        return records
+
+    def close(self) -> None:
+        if self._log is not None:
+            os.close(self._log)
+
+
+# --- Versions of the software that can change a number, and the folder for operators compiled for them
+
+PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
+COMPILED_FOR = ("torch", "deepspeed")
+
+
+def version(package: str) -> str | None:
+    """Return a package's version; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+
+
+def pins(constraints: Path) -> dict[str, str]:
+    """Return the versions that a constraints file pins, by package."""
+    return dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text(), re.MULTILINE))
+
+
+def put_programs_on_path() -> None:
+    """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
+    folder = str(Path(sys.executable).parent)
+    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if folder not in paths:
+        os.environ["PATH"] = os.pathsep.join([*paths, folder])
+
+
+def operators_folder() -> Path:
+    """Return the folder for DeepSpeed's compiled operators: in the Python environment of their PyTorch.
+
+    PyTorch's default is one folder for all environments of a user, which would overwrite each other's operators. The
+    versions are in the name because ninja does not know that the build depends on PyTorch's headers.
+    """
+    environment = Path(sys.prefix)
+    if os.access(environment, os.W_OK):
+        base = environment / "torch_extensions"
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = cache / "zero-study" / "torch_extensions" / str(environment).strip("/").replace("/", "-")
+    return base / "-".join(f"{package}-{version(package) or 'none'}" for package in COMPILED_FOR)
+
+
+# --- Finds the `accelerate launch` above this process, and reads its command line
+
+OPTIONS = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # the launcher's options that matter here
+OPTIONS.add_argument("--config_file", "--config-file", nargs="?")
+OPTIONS.add_argument("--num_processes", "--num-processes", nargs="?")
+
+
+def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
+    """Return the nearest process above this one with a --config_file before this script, in either spelling."""
+    script = Path(sys.argv[0])
+    for process in psutil.Process().parents():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            at_script = [i for i, text in enumerate(words) if Path(text).name in (script.name, f"study.{script.stem}")]
+            options, _ = OPTIONS.parse_known_args(words[: at_script[0]] if at_script else [])
+            if options.config_file:
+                return process, options
+    return None
+
+
+def launcher_config() -> Path | None:
+    """Return the launcher's yaml; None if it has none, or if the launcher is not found."""
+    launch = find_launcher()
+    return Path(launch[1].config_file) if launch else None
+
+
+# --- Gives a run its own folder for offloading: checked before the run, and emptied when the run ends
+
+SWAP_PREFIX = "zero-study-swap-"
+MARKER = "zero-study-swap.json"
+BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
+REQUEST_BYTES = 2**20  # DeepSpeed's default
+LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB
+
+
+def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
+    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call."""
+    folder = base / f"{SWAP_PREFIX}{socket.gethostname()}-{launcher}"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _remove_what_dead_runs_left(base)
+        disk_speed(base, REQUEST_BYTES)
+        free_bytes = shutil.disk_usage(base).free
+        if free_bytes < needed_bytes:
+            raise Stop(
+                f"--nvme-dir {base} has {size(free_bytes)} free, and this run needs {size(needed_bytes)}",
+                "give --nvme-dir a folder on a larger disk, or a smaller --model",
+                status="unavailable",
+            )
+        _make(folder, _owner(launcher))
+    except OSError as error:
+        raise Stop(
+            f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})",
+            "give a folder on a local disk that you may write to; memory-backed and network file systems often refuse",
+        ) from None
+    return folder
+
+
+def remove_swap_folder(folder: Path | None) -> None:
+    """Remove a run's folder. The folder above it stays, as it may be the user's own."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def disk_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
+    """Return bytes per second of writing and reading a file with direct I/O, as DeepSpeed does, request by request."""
+    request = mmap.mmap(-1, REQUEST_BYTES)  # anonymous maps are page-aligned, which direct I/O demands
+    request.write(os.urandom(REQUEST_BYTES))  # zeros are too easy for some disks
+    starts = range(0, total_bytes, REQUEST_BYTES)
+    with tempfile.TemporaryFile(dir=folder) as open_file:  # without a name, so nothing is left behind
+        file = open_file.fileno()
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+        started = time.perf_counter()
+        written_bytes = sum(os.pwrite(file, request, start) for start in starts)
+        os.fsync(file)
+        between = time.perf_counter()
+        read_bytes = sum(os.preadv(file, [request], start) for start in starts)
+        return written_bytes / (between - started), read_bytes / (time.perf_counter() - between)
+
+
+def _owner(launcher: int) -> dict:
+    """Return the owner of a folder. Process ids are reused, and two containers may share a name and a disk."""
+    return {
+        "host": socket.gethostname(),
+        "machine": text("/etc/machine-id"),
+        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+        "boot": text("/proc/sys/kernel/random/boot_id"),
+        "pid": launcher,
+        "start_ticks": start_ticks(launcher),
+    }
+
+
+def _make(folder: Path, owner: dict) -> None:
+    """Make the folder and its marker in one step, so that no other rank sees the folder without the marker."""
+    part = Path(tempfile.mkdtemp(prefix=SWAP_PREFIX, dir=folder.parent))
+    (part / MARKER).write_text(json.dumps(owner))
+    try:
+        part.rename(folder)
+    except OSError:  # it exists: another rank of this run was first, or the folder is not ours
+        shutil.rmtree(part)
+        if _marker(folder) != owner:
+            raise Stop(f"{folder} exists and is not from this run", "remove it, or give another --nvme-dir") from None
+
+
+def _marker(folder: Path) -> dict:
+    """Return the owner of a folder; {} if the study did not make it."""
+    try:
+        owner = json.loads((folder / MARKER).read_text())
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) and type(owner.get("pid")) is int else {}
+
+
+def _remove_what_dead_runs_left(base: Path) -> None:
+    """Remove the folders of runs that were killed: those with our marker, from this machine, whose launcher is gone."""
+    this_process = _owner(os.getpid())
+    for folder in base.glob(f"{SWAP_PREFIX}*"):
+        owner = _marker(folder)
+        is_ours = owner.keys() == this_process.keys() and all(
+            owner[name] == this_process[name] for name in ("host", "machine", "pid_namespace")
+        )
+        if is_ours and _owner(owner["pid"]) != owner:  # its process has ended, even if the id is used again
+            shutil.rmtree(folder, ignore_errors=True)
