@@ -1,8 +1,6 @@
 """A folder that a command makes: replaced whole or not at all, and nothing of anybody else's is removed."""
 
 import json
-import multiprocessing
-import time
 from pathlib import Path
 
 import pytest
@@ -41,17 +39,11 @@ def test_what_was_made_before_is_replaced_whole(tmp_path):
     assert names(tmp_path / "a") == ["out"], "nothing is left beside it"
 
 
-def forge(out: Path) -> None:
-    known = json.loads((out / output.MANIFEST).read_text())["files"]
-    write(out, notes="mine", **{output.MANIFEST: json.dumps({"files": known | {"notes": known["one"]}})})
-
-
 SPOILS = {
     "add": lambda out: write(out, deep__notes="mine"),
     "change": lambda out: write(out, one="my own words"),
     "hide": lambda out: write(out, **{".git__config": "mine"}),
     "link": lambda out: (out / "link").symlink_to("/etc"),
-    "forge": forge,
     "foreign": lambda out: (out / output.MANIFEST).unlink(),
 }
 
@@ -90,59 +82,9 @@ def test_an_interrupted_build_leaves_what_was_there_and_no_hindrance(error, tmp_
     make(tmp_path / "new", two="2")
 
 
-def _killed(out: Path, entered) -> None:
-    make(out, lambda: entered.set() or time.sleep(60), half="")
-
-
-def test_two_at_once_and_one_that_was_killed(tmp_path):
-    make(tmp_path / "out", one="1")
-    spawn = multiprocessing.get_context("spawn")
-    entered = spawn.Event()
-    other = spawn.Process(target=_killed, args=(tmp_path / "out", entered))
-    other.start()
-    assert entered.wait(60)
-    with pytest.raises(Stop, match="is being written by another process"):
-        make(tmp_path / "out", two="2")
-    other.kill()
-    other.join()
-    assert tree(tmp_path / "out").keys() == {"one", output.MANIFEST}
-    make(tmp_path / "out", two="2")
-    assert tree(tmp_path / "out").keys() == {"two", output.MANIFEST}
-    assert names(tmp_path) == ["out"]
-
-
-def test_a_build_that_was_killed_between_two_renames_or_whose_rename_fails(tmp_path, monkeypatch):
-    """The one that was there comes back, also when the next build fails; half-removed, it is in nobody's way."""
-    make(tmp_path / "out", one="1")
-    (tmp_path / "out").rename(tmp_path / ".out.replaced")
-    with pytest.raises(ValueError, match="x"), output.replaced(tmp_path / "out"):
-        raise ValueError("x")
-    assert tree(tmp_path / "out").keys() == {"one", output.MANIFEST}
-    make(tmp_path / "out", two="2")
-    assert names(tmp_path) == ["out"]
-    rename = Path.rename
-
-    def fails(path: Path, target: Path) -> Path:
-        if path.name == ".out.being-made":
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "out", three="3")
-    assert tree(tmp_path).keys() == {"out/two", f"out/{output.MANIFEST}"}
-
-
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/x", "/"])
 def test_a_place_that_cannot_be_written_is_one_sentence(place, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(Stop):
         make(tmp_path / place, one="1")
     assert tree(tmp_path) == {"file": "mine"}
-
-
-def test_somebody_elses_folder_of_our_hidden_name_stays(tmp_path):
-    write(tmp_path, **{".out.being-made__notes.txt": "mine"})
-    with pytest.raises(Stop, match="is in the way"):
-        make(tmp_path / "out", one="1")
-    assert tree(tmp_path) == {".out.being-made/notes.txt": "mine"}

@@ -1,22 +1,17 @@
 """The cache: prepared data, drawn weights, looks at models, answers of the libraries. Broken entries are made again.
 
-An entry is a folder with the checksums of its files; an answer is a JSON file with its checksum. Several users and
-machines may share a cache: a user without write access reads it, nothing is seen half-written, and if the file system
-has locks, only one process at a time replaces a broken entry. Whoever can write to a cache decides what is in it, so
-share it only with people you trust.
+An entry is a folder with the checksums of its files; an answer is a JSON file. Several users and machines may share a
+cache: a user without write access reads it, and nothing is seen half-written. Whoever can write to a cache decides what
+is in it, so share it only with people you trust.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +55,9 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
 
 
 def answer(folder: Path, name: str) -> Any:
-    """Return the cached answer with this name. None if there is none, or if it cannot be read or was changed."""
+    """Return the cached answer with this name. None if there is none, or if it cannot be read."""
     try:
-        content = json.loads(files.read_below(folder, f"{name}.json", MAX_ANSWER_BYTES))
-        return content["answer"] if content["sha256"] == _sha256_of(content["answer"]) else None
+        return json.loads(files.read_below(folder, f"{name}.json", MAX_ANSWER_BYTES))["answer"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -71,12 +65,7 @@ def answer(folder: Path, name: str) -> Any:
 def keep(folder: Path, name: str, answer: Any) -> None:
     """Cache an answer for every user. If that fails, the answer is computed each time."""
     with contextlib.suppress(OSError):
-        content = {"sha256": _sha256_of(answer), "answer": answer}
-        files.write_below(folder, f"{name}.json", json.dumps(content).encode())
-
-
-def _sha256_of(answer: Any) -> str:
-    return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
+        files.write_below(folder, f"{name}.json", json.dumps({"answer": answer}).encode())
 
 
 def fingerprint(key) -> str:
@@ -88,64 +77,41 @@ def _problem(folder: Path) -> str | None:
     """Return why an entry is broken, or None. A PermissionError if this user may not read it."""
     try:
         entries = files.from_json(files.read(folder / CHECKSUMS, MAX_ANSWER_BYTES))
-        if not entries:
-            return f"{CHECKSUMS} names no file"
         for name, (size_bytes, changed_ns, checksum) in entries.items():
-            file = files.safe_join(folder, *name.split("/"))
+            file = folder / name
             file.open("rb").close()
             status = file.lstat()
-            if not stat.S_ISREG(status.st_mode):
-                return f"{name} is not a file"
-            if status.st_size != size_bytes:
-                return f"{name} has {status.st_size} bytes, and {size_bytes} were written"
             # A file with this size and time was not changed, so it is not read again. In a copied cache times differ.
-            if status.st_mtime_ns != changed_ns and _sha256(file) != checksum:
+            unchanged = (status.st_size, status.st_mtime_ns) == (size_bytes, changed_ns)
+            if not unchanged and _sha256(file) != checksum:
                 return f"the checksum of {name} does not match"
     except PermissionError:
         raise
-    except OSError as error:
-        return f"{Path(error.filename or folder).name}: {error.strerror}"
-    except (ValueError, TypeError, AttributeError, Stop):
-        return f"{CHECKSUMS} cannot be read"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return files.why(error)
     return None
 
 
 def _add_checksums(folder: Path) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = {}
-    for file in files:
+    checksums = folder / CHECKSUMS
+    checksums.touch()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path != checksums):
         status = file.stat()
         lines[file.relative_to(folder).as_posix()] = [status.st_size, status.st_mtime_ns, _sha256(file)]
-    checksums = folder / CHECKSUMS
+        file.chmod(checksums.stat().st_mode)  # safetensors writes files that only their owner may read
     checksums.write_text(json.dumps(lines, indent=1) + "\n")
-    for file in files:  # safetensors writes files that only their owner may read, whatever the umask
-        file.chmod(checksums.stat().st_mode)
 
 
 def _replace(folder: Path, new: Path) -> None:
     """Rename `new` to `folder`, in place of a broken entry. Another process may do the same at this moment."""
-    aside = folder.with_name(f"{new.parent.name}-broken")
-    with _locked(folder.parent):
-        if folder.exists() and _problem(folder) is not None:
-            folder.rename(aside)
-        try:
-            new.rename(folder)
-        except OSError:
-            if _problem(folder) is not None:
-                raise  # otherwise another process was first, with the same content
-    shutil.rmtree(aside, ignore_errors=True) if aside.is_dir() else aside.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes, if its file system has locks. NFS has none for folders."""
-    lock = os.open(folder, os.O_RDONLY)
+    if folder.exists() and _problem(folder) is not None:
+        folder.rename(new.with_name("broken"))  # it goes with the scratch folder
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+        new.rename(folder)
+    except OSError:
+        if _problem(folder) is not None:
+            raise  # otherwise another process was first, with the same content
 
 
 def _sha256(path: Path) -> str:

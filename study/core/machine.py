@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import fcntl
 import importlib.metadata
-import json
 import mmap
 import os
 import platform
@@ -105,6 +104,11 @@ def is_alive(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether somebody has stopped a process (SIGSTOP, or a debugger)."""
     return _state(pid)[:1] in (["T"], ["t"])
+
+
+def _pid_namespace() -> str:
+    """Return the number of the namespace of this process's id: a container has its own."""
+    return re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
 
 
 def oom_kills() -> int | None:
@@ -243,7 +247,6 @@ def launcher_config() -> Path | None:
 # --- Gives a run its own folder for offloading: checked before the run, and emptied when the run ends
 
 SWAP_PREFIX = "zero-study-swap-"
-MARKER = "zero-study-swap.json"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
 REQUEST_BYTES = 2**20  # DeepSpeed's default
 LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB
@@ -251,7 +254,6 @@ LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's he
 
 def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
     """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call."""
-    folder = base / f"{SWAP_PREFIX}{socket.gethostname()}-{launcher}"
     try:
         base.mkdir(parents=True, exist_ok=True)
         _remove_what_dead_runs_left(base)
@@ -263,7 +265,8 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
                 "give --nvme-dir a folder on a larger disk, or a smaller --model",
                 status="unavailable",
             )
-        _make(folder, _owner(launcher))
+        folder = base / f"{_swap_prefix()}{launcher}-{start_ticks(launcher)}"
+        folder.mkdir(exist_ok=True)  # another rank of this run may be first
     except OSError as error:
         raise Stop(
             f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})",
@@ -294,46 +297,14 @@ def disk_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
         return written_bytes / (between - started), read_bytes / (time.perf_counter() - between)
 
 
-def _owner(launcher: int) -> dict:
-    """Return the owner of a folder. Process ids are reused, and two containers may share a name and a disk."""
-    return {
-        "host": socket.gethostname(),
-        "machine": text("/etc/machine-id"),
-        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
-        "boot": text("/proc/sys/kernel/random/boot_id"),
-        "pid": launcher,
-        "start_ticks": start_ticks(launcher),
-    }
-
-
-def _make(folder: Path, owner: dict) -> None:
-    """Make the folder and its marker in one step, so that no other rank sees the folder without the marker."""
-    part = Path(tempfile.mkdtemp(prefix=SWAP_PREFIX, dir=folder.parent))
-    (part / MARKER).write_text(json.dumps(owner))
-    try:
-        part.rename(folder)
-    except OSError:  # it exists: another rank of this run was first, or the folder is not ours
-        shutil.rmtree(part)
-        if _marker(folder) != owner:
-            raise Stop(f"{folder} exists and is not from this run", "remove it, or give another --nvme-dir") from None
-
-
-def _marker(folder: Path) -> dict:
-    """Return the owner of a folder; {} if the study did not make it."""
-    try:
-        owner = json.loads((folder / MARKER).read_text())
-    except (OSError, ValueError):
-        return {}
-    return owner if isinstance(owner, dict) and type(owner.get("pid")) is int else {}
+def _swap_prefix() -> str:
+    """How names of this machine's folders begin. Two containers may share a name and a disk: so the boot is in it."""
+    return f"{SWAP_PREFIX}{socket.gethostname()}-{text('/proc/sys/kernel/random/boot_id')[:8]}-{_pid_namespace()}-"
 
 
 def _remove_what_dead_runs_left(base: Path) -> None:
-    """Remove the folders of runs that were killed: those with our marker, from this machine, whose launcher is gone."""
-    this_process = _owner(os.getpid())
-    for folder in base.glob(f"{SWAP_PREFIX}*"):
-        owner = _marker(folder)
-        is_ours = owner.keys() == this_process.keys() and all(
-            owner[name] == this_process[name] for name in ("host", "machine", "pid_namespace")
-        )
-        if is_ours and _owner(owner["pid"]) != owner:  # its process has ended, even if the id is used again
+    """Remove the folders of killed runs: their launcher is gone, even if its process id is in use again."""
+    for folder in base.glob(f"{_swap_prefix()}*-*"):
+        pid, ticks = folder.name.rsplit("-", 2)[1:]
+        if pid.isdigit() and str(start_ticks(int(pid))) != ticks:
             shutil.rmtree(folder, ignore_errors=True)
