@@ -8,7 +8,6 @@ import pytest
 from conftest import ranks_of
 
 from study.core.errors import Stop
-from study.core.pickles import from_pickle
 from study.watch import evidence
 from study.watch.hangs import hangs
 
@@ -66,32 +65,11 @@ class Hostile:
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_never_loaded(tmp_path, protocol):
+def test_a_pickle_that_names_a_function_is_refused(tmp_path, protocol):
     (tmp_path / "a.pickle").write_bytes(pickle.dumps({"entries": [Hostile(tmp_path / "ran")]}, protocol))
-    with pytest.raises(Stop, match="it is not plain: it has the instruction"):
+    with pytest.raises(Stop, match="it is not plain: it names"):
         evidence.dumps(tmp_path / "a.pickle")
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_values_come_out_of_every_protocol(protocol):
-    value = {
-        "a": [1, -2, 2**40, 2**90, 1.5, None, True, False],
-        "b": ("x" * 300, (), (1,), (1, 2, 3, 4)),
-        "ü": {},
-        3: [],
-    }
-    assert from_pickle(pickle.dumps(value, protocol)) == value
-
-
-def test_nested_pickles_do_not_overflow_the_stack(tmp_path):
-    deep = b"\x85" * 300_000  # tuples in tuples, as a key, as a value, and where a name is shown
-    frame = b"}(\x8c\x08filenameX\x01\x00\x00\x00a\x8c\x04lineK\x01\x8c\x04nameK\x01" + deep + b"u"
-    entry = b"}(\x8c\x05stateX\x01\x00\x00\x00a\x8c\x06frames]" + frame + b"au"
-    for content in (b"}K\x01" + deep + b"K\x01s.", b"K\x01" + deep + b".", b"}\x8c\x07entries]" + entry + b"as."):
-        (tmp_path / "deep").write_bytes(b"\x80\x04" + content)
-        with pytest.raises(Stop):
-            evidence.dumps(tmp_path / "deep")
 
 
 def test_another_file_is_refused_in_a_sentence(tmp_path):

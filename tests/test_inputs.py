@@ -94,35 +94,23 @@ def test_a_write_that_fails_leaves_what_was_there(place, monkeypatch):
     assert (place / "deep" / "file").read_text() == "content"
 
 
-ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(24))
-EXCESS = [
-    (files.from_json, "[" * 40 + "]" * 40, "nested more than 30 deep"),
-    (files.from_json, "[" * 100_000, "nested more than 30 deep"),
+BROKEN = [
+    (files.from_json, "[" * 100_000, "nested too deeply"),
     (files.from_json, '{"a": NaN}', "NaN is not a number"),
-    (files.from_json, f"[{'1,' * 200_000}1]", "more than 200,000 values"),
-    (files.from_json, f'["{"x" * 100_001}"]', "a text of 100,001 characters"),
-    (files.from_json, f"[{'9' * 400}]", "more than 300 digits"),
     (files.from_json, f"[{'9' * 5000}]", "digits"),
-    (files.from_json, '["\\ud800"]', "surrogates"),
     (files.from_json, b"\xff", "decode"),
-    (files.from_yaml, ALIASES, "more than 200,000 values"),
-    (files.from_yaml, "a: &a [*a]", "nested more than 30 deep"),
-    (files.from_yaml, "[" * 100_000, "nested more than 30 deep"),
+    (files.from_yaml, "[" * 100_000, "nested too deeply"),
     (files.from_yaml, "a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
     (files.from_yaml, "a: !!timestamp x", "NoneType"),
-    (files.from_yaml, "a: 0x" + "f" * 300, "more than 300 digits"),
-    (files.from_toml, "a." * 100 + "a = 1", "nested more than 30 deep"),
-    (files.from_toml, "[" + ".".join(["'a'"] * 40) + "]", "nested more than 30 deep"),
-    (files.from_toml, "a = " + "[" * 100_000, "nested more than 30 deep"),
+    (files.from_toml, "a = " + "[" * 100_000, "nested too deeply"),
     (files.from_toml, "a = " + "9" * 5000, "digits"),
-    (files.from_toml, "a = 0x" + "f" * 300, "more than 300 digits"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "why"), EXCESS, ids=lambda value: getattr(value, "__name__", str(value)[:20])
+    ("parse", "text", "why"), BROKEN, ids=lambda value: getattr(value, "__name__", str(value)[:20])
 )
-def test_what_is_too_much_is_a_value_error(parse, text, why):
+def test_what_is_broken_is_a_value_error(parse, text, why):
     with pytest.raises(ValueError, match=why) as caught:
         parse(text)
     assert len(files.why(caught.value)) <= files.LONGEST_REASON + 3

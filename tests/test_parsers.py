@@ -1,17 +1,12 @@
-"""Gives every parser of strangers' files arbitrary bytes and damaged values: a valid value comes out, or a Stop."""
+"""Gives every parser of files damaged values: a valid value comes out, or a Stop."""
 
-import copy
 import json
-import os
 import pickle
-import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from shaped import failed, finished
 
 from study.core import arms
@@ -26,57 +21,19 @@ from study.watch import evidence, trends
 from study.watch import sources as configs
 from study.watch.oom import reading
 
-# A few examples in `make test`, many where one looks for faults: STUDY_EXAMPLES=2000 pytest tests/test_parsers.py
-FEW = 12
-EXAMPLES = int(os.environ.get("STUDY_EXAMPLES", FEW))
-QUICK = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=EXAMPLES == FEW,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
 LONGEST_SENTENCE = 4000
-
-# What breaks programs, beside what hypothesis thinks of by itself.
-ODD = """.. ../../x /etc/passwd a/b ~ --help =1+1 ${HOME} {} nan inf auto none null no true 0x10 1e999 <script> $x$ %s
-\\ \u202e \uff11 zero2 gpt-tiny imdb a.*[ 2026-11-21"""
-TEXTS = st.sampled_from(["", "a\0b", "a\nb", "\ud7ff", "1" * 5000, "x" * 5000, *ODD.split()])
-NUMBERS = st.sampled_from([0, -1, 1, 2, 2**31, 2**63, -(2**64), 10**400, 1e308, -0.0, 5e-324, True, False])
-SCALARS = st.one_of(TEXTS, NUMBERS, st.none(), st.text(max_size=8), st.integers(), st.floats())
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS | st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
-)
-TOKENS = """[ ] { } ( ) , : = " ' # \\ - + . & * ! | > % @ ` [[ ]] &a *a <<: !!python/object !!int !!timestamp !!float
-!!binary 1 nan inf 1e999 0x10 2026-13-45 a name part claim arm true null distributed_type DEEPSPEED"""
-TOKEN = st.sampled_from(["\n", "\t", "\r", " ", "\ufeff", "9" * 5000, *TOKENS.split()])
-BYTES = st.one_of(st.binary(max_size=60), st.text(max_size=60), st.lists(TOKEN, max_size=25).map("".join))
+WRONG = [None, -1, 2**64, "../../etc/passwd", [[]], {"a": {}}]  # in the place of each value of a valid file
 
 
-def places(value: Any, place: tuple = ()) -> list[tuple]:
-    """Return every place in a nested value: the keys that lead to it."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place] * bool(place) + [each for key, inner in items for each in places(inner, (*place, key))]
-
-
-@st.composite
-def damaged(draw, whole: dict) -> dict:
-    """Draw a valid value in which one place is changed, removed, or extended."""
-    value = copy.deepcopy(whole)
-    *above, last = draw(st.sampled_from(places(value)))
-    owner = value
-    for key in above:
-        owner = owner[key]
-    how = draw(st.sampled_from(["replace", "remove", "add"]))
-    if how == "remove":
-        del owner[last]
-    elif how == "add" and isinstance(owner, dict):
-        owner[draw(TEXTS)] = draw(VALUES)
-    else:
-        owner[last] = draw(VALUES)
-    return value
+def damaged(whole: dict) -> Iterator[dict]:
+    """Yield a valid value with one of its values missing or wrong, for each of its values."""
+    for key, value in whole.items():
+        yield {name: each for name, each in whole.items() if name != key}
+        for wrong in WRONG:
+            yield whole | {key: wrong}
+        if isinstance(value, dict):
+            for inner in damaged(value):
+                yield whole | {key: inner}
 
 
 def as_toml(value: Any) -> str:
@@ -214,33 +171,18 @@ BOMBS += ["a: &a [x]\n" + "".join(f"b{n}: [*a, *a]\n" for n in range(20)), "a: 9
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@QUICK
-@given(data=st.data())
-def test_a_file_is_read_or_refused_in_a_sentence(tmp_path_factory, name, data):
+def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, name):
     parser = PARSERS[name]
-    for content in (
-        data.draw(st.sampled_from(BOMBS)),
-        data.draw(BYTES),
-        parser.write(data.draw(damaged(parser.valid))),
-    ):
-        path = tmp_path_factory.getbasetemp() / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    contents = [parser.write(value) for value in damaged(parser.valid)]
+    whole = parser.write(parser.valid)
+    for content in (*BOMBS, *contents, whole[: len(whole) // 2], ""):
         path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
         is_valid_or_a_sentence(parser.read, path)
 
 
-@pytest.mark.parametrize("name", PARSERS)
-@pytest.mark.parametrize("bomb", range(len(BOMBS)))
-def test_a_bomb_is_refused_in_a_sentence(tmp_path, name, bomb):
-    path, content = tmp_path / name, BOMBS[bomb]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    is_valid_or_a_sentence(PARSERS[name].read, path)
-
-
-@QUICK
-@given(st.one_of(st.from_regex(r"\A\s?[-+]?[\d٣.e]{0,6} ?[KMGTkx]?i?B?(/s)?\Z"), TEXTS, st.text(max_size=20)))
-@example("9" * 400 + "TB")
+@pytest.mark.parametrize("text", ["", "9" * 400 + "TB", "-1GB", "1.5", "80 GiB", "٣GB", "1e3MB", "nan", "GB", "0GB"])
 def test_sizes_on_the_command_line(text):
     is_valid_or_a_sentence(lambda: question.bytes_of(text, "--memory"))
     try:
@@ -248,9 +190,3 @@ def test_sizes_on_the_command_line(text):
     except Stop:
         return
     assert 0 < size_bytes < float("inf")
-
-
-@QUICK
-@given(st.text(alphabet=string.printable, max_size=80))
-def test_redacting_twice_is_redacting_once(text):
-    assert redact(redact(text)) == redact(text)

@@ -108,75 +108,33 @@ def why(error: Exception) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
-# --- Reads JSON, TOML and YAML from a stranger as plain values. Every fault of a text is a ValueError
+# --- Reads JSON, TOML and YAML as plain values. Every fault of a text is a ValueError
 
-MAX_DEPTH = 30  # of nested lists and tables: configs of DeepSpeed have 5
-MAX_VALUES = 200_000  # in one text: the longest claims file has 12,000
-MAX_CHARACTERS = 100_000  # of one string
-MAX_BITS = 1000  # of a whole number: larger ones do not fit a float, and 4,300 digits cannot be printed
-TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 # What PyYAML raises, also for a tag whose value does not fit.
 ODD = (yaml.YAMLError, AttributeError, KeyError, IndexError, TypeError, OverflowError)
 
 
-def from_json(content: str | bytes, most_values: int = MAX_VALUES) -> Any:
+def from_json(content: str | bytes) -> Any:
     """Standard JSON, without NaN and infinity."""
-    return _limited(functools.partial(json.loads, parse_constant=_refuse_constant), content, most_values)
+    return _parsed_text(functools.partial(json.loads, parse_constant=_refuse_constant), content)
 
 
 def from_toml(content: str | bytes) -> dict:
-    return _limited(tomllib.loads, content)
+    return _parsed_text(tomllib.loads, content)
 
 
 def from_yaml(content: str | bytes) -> Any:
-    return _limited(yaml.safe_load, content)
+    return _parsed_text(yaml.safe_load, content)
 
 
-def _limited(parse: Callable[[str], Any], content: str | bytes, most_values: int = MAX_VALUES) -> Any:
+def _parsed_text(parse: Callable[[str], Any], content: str | bytes) -> Any:
+    text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
     try:
-        text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
-        value = parse(text)
+        return parse(text)
     except RecursionError:
-        raise ValueError(TOO_DEEP) from None
+        raise ValueError("it is nested too deeply") from None
     except ODD as error:
         raise ValueError(getattr(error, "problem", None) or why(error)) from None
-    _refuse_excess(value, most_values)
-    return value
-
-
-def _refuse_excess(value: Any, most_values: int) -> None:
-    """A ValueError if a value is nested too deeply, or has too many or too long parts.
-
-    It goes level by level, without recursion. So it also ends for yaml's aliases, of which a few can stand for
-    gigabytes, or lead back to themselves.
-    """
-    level = [value]
-    count = 0
-    for _ in range(MAX_DEPTH + 1):
-        count += len(level)
-        if count > most_values:
-            raise ValueError(f"it has more than {most_values:,} values")
-        deeper: list = []
-        for each in level:
-            if isinstance(each, dict):
-                deeper += [*each, *each.values()]
-            elif isinstance(each, (list, tuple, set)):
-                deeper += each
-            else:
-                _refuse_odd(each)
-        level = deeper
-    if level:
-        raise ValueError(TOO_DEEP)
-
-
-def _refuse_odd(value: Any) -> None:
-    """A ValueError for a string or number that cannot be written again."""
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError(f"it has a number of more than {MAX_BITS * 3 // 10} digits")
-    if isinstance(value, str):
-        if len(value) > MAX_CHARACTERS:
-            raise ValueError(f"it has a text of {len(value):,} characters; the limit is {MAX_CHARACTERS:,}")
-        value.encode()  # half of a character, as JSON's escapes can write it, is a UnicodeEncodeError
 
 
 def _refuse_constant(name: str) -> None:

@@ -1,20 +1,21 @@
-"""Reads the Flight Recorder dumps of ranks that were not watched, pickled or as JSON. Nothing is run or unpickled."""
+"""Reads the Flight Recorder dumps of ranks that were not watched, pickled or as JSON. Nothing of theirs is run."""
 
+import io
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 from study.core import files
 from study.core.errors import Stop
-from study.core.pickles import from_pickle
 from study.records.collectives import RankLog, collective_of
 
 MAX_BYTES = 64 * 2**20
-MOST_VALUES = 20_000_000
 MOST_RANKS = 4096
 PICKLE = b"\x80"  # the first byte of protocols 2 to 5
 # What a damaged dump raises wherever a value has another type than the tool writes.
-ODD = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
+FAULTS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
+ODD = (OSError, EOFError, pickle.UnpicklingError, *FAULTS)
 LONGEST = 200  # characters of a place in the code
 PACKAGES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python3|\.cpp$|\?\?")
 KEPT = 500  # collectives of a rank
@@ -64,10 +65,20 @@ def dumps(path: Path) -> list[RankLog]:
     return [log.model_copy(update={"ranks": last + 1}) for log in logs]
 
 
+class _Plain(pickle.Unpickler):
+    """Loads plain values. A pickle that names a function or a class is refused before anything is made of it."""
+
+    def find_class(self, module: str, name: str):
+        raise ValueError(f"it is not plain: it names {module}.{name}")
+
+    def persistent_load(self, pid):
+        raise ValueError("it is not plain: it names something outside of it")
+
+
 def _read(path: Path) -> RankLog:
     try:
         content = files.read(path, MAX_BYTES)
-        dump = from_pickle(content) if content[:1] == PICKLE else files.from_json(content, MOST_VALUES)
+        dump = _Plain(io.BytesIO(content)).load() if content[:1] == PICKLE else files.from_json(content)
         return log_of(dump, rank_of(path) or 0)
     except ODD as error:
         what = f"{str(path)!r:.300} is no Flight Recorder dump ({type(error).__name__}: {files.why(error)})"
