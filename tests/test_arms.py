@@ -267,7 +267,7 @@ def refused(path, what: str, remedy: str) -> None:
         ("distributed_type: NO", "has distributed_type False", "write 'NO' in quotes"),
         ("distributed_type: [NO]", "has distributed_type [False]", "choose one of NO, MULTI_GPU, DEEPSPEED, FSDP"),
         ("distributed_type: [", "mine.yaml' cannot be read (expected the node content", FIX),
-        (SINGLE + f"# {'x' * 70_000}", "has more than 65536 bytes", FIX),
+        (SINGLE + f"# {'x' * 70_000}", "has more than 65,536 bytes", FIX),
         ("distributed_type: FSDP", "fsdp_config must be a table (got None)", FIX),
         (FSDP.replace("2", "1"), "fsdp_config fsdp_version must be 2 (got 1)", FIX),
         (FSDP.replace("TRANSFORMER", "SIZE"), "must be 'TRANSFORMER_BASED_WRAP' (got 'SIZE_BASED_WRAP')", FIX),

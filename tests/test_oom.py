@@ -137,7 +137,7 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         file.truncate(200 * 10**6)
-    with pytest.raises(Stop, match="more than 20 MiB") as stop:
+    with pytest.raises(Stop, match="more than 20,971,520 bytes") as stop:
         reading.content(str(log))
     assert "tail -c" in stop.value.remedy
     hostile = "CUDA out of memory. Tried to allocate 999999999999999 TiB. GPU total capacity of 1 OOM " * 2000

@@ -109,7 +109,7 @@ def test_a_stage_is_held_to_one_process(name, ranks, tmp_path):
     ("name", "line", "planted", "wanted"),
     [
         ("data_parallel", "gradient /= self.ranks", "pass", "sgd"),
-        ("stage1", "self.part[weight].clone())", "self.part[weight] * 1.001)", "sgd"),
+        ("stage1", "mine = self.part[weight].clone()", "mine = self.part[weight] * 1.001", "sgd"),
         ("stage2", "part.grad + mine", "mine", "accumulation-2"),
         ("stage3", "mine /= self.ranks", "pass", "sgd"),
     ],

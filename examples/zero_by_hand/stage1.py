@@ -62,9 +62,8 @@ class Stage1:
     @torch.no_grad()
     def gather(self, weight):
         flat = self.flat[weight]
-        dist.all_gather(
-            list(flat.chunk(self.ranks)), self.part[weight].clone()
-        )  # a ring sends (N - 1) / N of its bytes
+        mine = self.part[weight].clone()
+        dist.all_gather(list(flat.chunk(self.ranks)), mine)  # a ring sends (N - 1) / N of its bytes
         self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
 
 

@@ -55,7 +55,7 @@ def read(path: Path, most_bytes: int, flags: int = READ) -> bytes:
                 raise OSError(errno.EINVAL, "it is not a file", str(path))
             if status.st_size > most_bytes:
                 raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
-            return file.read(most_bytes)
+            return file.read(status.st_size)  # read(n) reserves n bytes, also of a small file
     except ValueError:  # a NUL, or half of a character
         raise OSError(errno.EINVAL, "it is not a valid path", repr(path)) from None
 

@@ -143,8 +143,9 @@ def read(name: str) -> dict:
     if name.endswith(".toml"):
         path = Path(name)
     otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
-    missing = nearest(path.stem, names(), otherwise=otherwise)
-    content = load(path, dict, what="a protocol", remedy=EXAMPLE, most_bytes=MAX_BYTES, links=True, missing=missing)
+    if not path.exists():
+        raise Stop(f"there is no protocol {name}", nearest(path.stem, names(), otherwise=otherwise))
+    content = load(path, dict, what="a protocol", remedy=EXAMPLE, most_bytes=MAX_BYTES, links=True)
     try:
         Protocol.model_validate(content)
     except ValidationError as error:
