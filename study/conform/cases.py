@@ -1,12 +1,12 @@
 """One training as a property asks for it, and the same in one process: the reference that every way is held to.
 
-A script of a failure contains these definitions, so this module imports nothing of the study.
+A script of a failure contains this file, so it imports nothing of the study but the models.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -17,10 +17,29 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from study.conform.models import FEATURES, Plain
 
-ROUNDOFF = {"fp32": 2.0**-24, "autocast": 2.0**-8, "bf16": 2.0**-8, "bf16_pure": 2.0**-8}
 Weights = dict[str, Tensor]
+BF16, FP32 = torch.bfloat16, torch.float32
+# By precision: the dtypes of weights and of master weights, and the unit roundoff of what is computed.
+PRECISIONS = {
+    "fp32": (FP32, FP32, 2.0**-24),
+    "autocast": (FP32, FP32, 2.0**-8),
+    "bf16": (BF16, FP32, 2.0**-8),
+    "bf16_pure": (BF16, BF16, 2.0**-8),
+}
 RATE = 0.02
-ADAM_EPSILON = 0.1  # an update is at most 1 / epsilon as steep as the gradient
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": RATE}),
+    "momentum": (torch.optim.SGD, {"lr": RATE, "momentum": 0.5}),
+    # An update is at most 1 / epsilon, ten times, as steep as the gradient: hence a tenth of the rate.
+    "adamw": (torch.optim.AdamW, {"lr": RATE / 10, "eps": 0.1}),
+}
+# By groups: the weight decay, which parameters are apart, and what is different for them.
+GROUPS: dict[str, tuple[float, Callable[[str, Tensor], bool], dict]] = {
+    "": (0.0, lambda name, parameter: False, {}),
+    "decay": (0.1, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
+    "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
+    "zero": (0.0, lambda name, parameter: name.startswith("last"), {"lr": 0.0}),
+}
 
 
 class Difference(Exception):
@@ -29,7 +48,10 @@ class Difference(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The settings of a training. The defaults are the simplest."""
+    """The settings of a training. The defaults are the simplest.
+
+    Adapters get it as well. Of it they pass on to their library: passes, clip, precision, bucket, and what stands last.
+    """
 
     model: type[Plain] = Plain
     width: int = 8
@@ -44,18 +66,18 @@ class Case:
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: tuple[int, ...] = (3,)  # of sequences, update by update
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the adapter's way to shard
 
+    @property
+    def unused(self) -> bool:
+        """Return whether some parameters may get no gradient."""
+        return self.model.may_leave_some
 
-@dataclasses.dataclass(frozen=True)
-class Options(Case):
-    """What an adapter has to pass to its library: of a case passes, clip, precision and bucket, and this."""
-
-    unused: bool = False  # some parameters may get no gradient
-    scheduler: Callable[[Optimizer], LRScheduler] | None = None
-    settings: dict[str, object] = dataclasses.field(default_factory=dict)  # of the adapter's ways to shard
-
-
-# --- a case --------------------------------------------------------------------------------------------------------
+    @property
+    def scheduler(self) -> Callable[[Optimizer], LRScheduler] | None:
+        if self.falling:
+            return lambda optimizer: LambdaLR(optimizer, lambda update: 1 / (1 + update))
+        return None
 
 
 def new_model(case: Case, seed: int = 0) -> Plain:
@@ -69,25 +91,18 @@ def new_model(case: Case, seed: int = 0) -> Plain:
 
 
 def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
-    rate, decay = RATE, 0.1 if case.groups == "decay" else 0.0
-    if case.optimizer == "adamw":
-        rate = RATE / 10
-    changed = {"decay": {"weight_decay": 0.0}, "rate": {"lr": rate / 5}, "zero": {"lr": 0.0}}.get(case.groups, {})
-    groups: list[dict] = [{"params": []}, {"params": []} | changed]
+    kind, options = OPTIMIZERS[case.optimizer]
+    decay, is_apart, changed = GROUPS[case.groups]
+    same, apart = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in model.named_parameters():
-        apart = parameter.dim() < 2 if case.groups == "decay" else name.startswith("last")
-        if parameter.requires_grad:
-            groups[1 if changed and apart else 0]["params"].append(parameter)
-    groups = [group for group in groups if group["params"]]
-    if case.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, eps=ADAM_EPSILON, weight_decay=decay)
-    return torch.optim.SGD(groups, lr=rate, momentum=0.5 if case.optimizer == "momentum" else 0.0, weight_decay=decay)
-
-
-def scheduler_of(case: Case) -> Callable[[Optimizer], LRScheduler] | None:
-    if not case.falling:
-        return None
-    return lambda optimizer: LambdaLR(optimizer, lambda update: 1 / (1 + update))
+        if not parameter.requires_grad:
+            continue
+        if is_apart(name, parameter):
+            apart.append(parameter)
+        else:
+            same.append(parameter)
+    groups = [{"params": same}, {"params": apart} | changed]
+    return kind([group for group in groups if group["params"]], **options, weight_decay=decay)
 
 
 def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -110,65 +125,15 @@ def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
 # --- the two trainings ---------------------------------------------------------------------------------------------
 
 
-class Reference:
-    """The training in one process, with the arithmetic of DDP: each rank's passes are summed, then the ranks.
+class Training:
+    """A training of a case. It keeps the loss of each update, the mean over ranks and passes, and its gradient norm."""
 
-    It keeps the loss of each update (the mean over ranks and passes) and the norm of its gradients.
-    """
-
-    def __init__(self, case: Case, ranks: int | None = None) -> None:
-        self.case, self.losses, self.norms = case, list[float](), list[float]()
-        self.ranks = ranks or dist.get_world_size()
-        self.model = new_model(case)
-        self.master = new_model(case) if case.precision == "bf16" else self.model
-        if case.precision in ("bf16", "bf16_pure"):
-            self.model = self.model.bfloat16()
-        self.optimizer = new_optimizer(case, self.master)
-        scheduler = scheduler_of(case)
-        self.scheduler = scheduler(self.optimizer) if scheduler else None
-        self.copy_master()
-
-    def copy_master(self) -> None:
-        with torch.no_grad():
-            for parameter, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
-                parameter.copy_(master)
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.case.precision == "autocast"):
-            return self.model(inputs, targets)
-
-    def gradients(self, update: int) -> float:
-        """Sum the gradients of an update into the parameters, and return its loss."""
-        losses = []
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        sums: dict[int, Tensor] = {}
-        for rank in range(self.ranks):
-            self.model.zero_grad(set_to_none=True)
-            for passed in range(self.case.passes):
-                loss = self.loss(*microbatch(self.case, update, passed, rank))
-                (loss / self.case.passes).backward()
-                losses.append(loss.item())
-            for number, parameter in enumerate(parameters):
-                if parameter.grad is not None:
-                    part = parameter.grad.float() / self.ranks
-                    sums[number] = sums[number] + part if number in sums else part
-        trained = [parameter for parameter in self.master.parameters() if parameter.requires_grad]
-        for number, parameter in enumerate(trained):
-            parameter.grad = sums[number].to(parameter.dtype) if number in sums else None
-        return sum(losses) / len(losses)
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.losses, self.norms = list[float](), list[float]()
 
     def update(self, update: int) -> None:
-        self.losses.append(self.gradients(update))
-        limit = self.case.clip or math.inf
-        self.norms.append(nn.utils.clip_grad_norm_(self.master.parameters(), limit).item())
-        self.optimizer.step()
-        if self.scheduler:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.copy_master()
-
-    def weights(self) -> Weights:
-        return copies(self.master.named_parameters())
+        raise NotImplementedError
 
     def run(self, start: int = 0) -> Self:
         for update in range(start, start + self.case.updates):
@@ -176,16 +141,69 @@ class Reference:
         return self
 
 
-class ShardedTraining:
+class Reference(Training):
+    """The training in one process, with the arithmetic of DDP: each rank's passes are summed, then the ranks."""
+
+    def __init__(self, case: Case, ranks: int | None = None) -> None:
+        super().__init__(case)
+        self.ranks = ranks or dist.get_world_size()
+        dtype, master_dtype, _ = PRECISIONS[case.precision]
+        self.model, self.master = new_model(case).to(dtype), new_model(case).to(master_dtype)
+        self.optimizer = new_optimizer(case, self.master)
+        self.scheduler = case.scheduler and case.scheduler(self.optimizer)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cpu", BF16, enabled=self.case.precision == "autocast"):
+            return self.model(inputs, targets)
+
+    def batches(self, update: int, rank: int) -> list[tuple[Tensor, Tensor]]:
+        return [microbatch(self.case, update, passed, rank) for passed in range(self.case.passes)]
+
+    def gradients(self, update: int) -> float:
+        """Sum the gradients of an update into the master weights, and return its loss."""
+        losses = []
+        sums: dict[nn.Parameter, Any] = collections.defaultdict(float)  # in fp32; without those that get no gradient
+        for rank in range(self.ranks):
+            self.model.zero_grad()
+            batches = self.batches(update, rank)
+            for batch in batches:
+                loss = self.loss(*batch)
+                (loss / len(batches)).backward()
+                losses.append(loss.item())
+            for parameter, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
+                if parameter.grad is not None:
+                    sums[master] += parameter.grad.float() / self.ranks
+        for master, gradient in sums.items():
+            master.grad = gradient.to(master.dtype)
+        return sum(losses) / len(losses)
+
+    def update(self, update: int) -> None:
+        self.losses.append(self.gradients(update))
+        norm = nn.utils.clip_grad_norm_(self.master.parameters(), self.case.clip or math.inf)
+        self.norms.append(norm.item())
+        self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        self.use(dict(self.master.named_parameters()))
+
+    def use(self, weights: Weights) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
+
+    def weights(self) -> Weights:
+        return copies(self.master.named_parameters())
+
+
+class ShardedTraining(Training):
     """The training of an adapter. All ranks start from the same weights."""
 
-    def __init__(self, adapter: Any, settings: dict, folder: Path, case: Case, seed: int = 0) -> None:
-        self.adapter, self.folder, self.case = adapter, folder, case
-        self.losses, self.norms = list[float](), list[float]()  # no norms: the adapter does not know them
+    def __init__(self, adapter: Any, case: Case, seed: int = 0) -> None:
+        super().__init__(case)
+        self.adapter = adapter
         model = new_model(case, seed)
-        unused = case.model.__name__ in ("Unused", "OneRank", "Experts")
-        options = Options(**vars(case), unused=unused, scheduler=scheduler_of(case), settings=settings)
-        self.trainer = adapter.build(model, new_optimizer(case, model), options)
+        self.trainer = adapter.build(model, new_optimizer(case, model), case)
 
     def one_pass(self, batch: tuple[Tensor, Tensor], **how: bool | str) -> float:
         return float(self.adapter.forward_backward(self.trainer, batch, **how))
@@ -197,7 +215,7 @@ class ShardedTraining:
             losses.append(self.one_pass(batch, last=passed == self.case.passes - 1))
         self.adapter.step(self.trainer)
         self.losses.append(mean_over_ranks(sum(losses) / len(losses)))
-        norm = self.adapter.gradient_norm(self.trainer) if hasattr(self.adapter, "gradient_norm") else None
+        norm = self.adapter.gradient_norm(self.trainer)
         if norm is not None:
             self.norms.append(float(norm))
 
@@ -206,13 +224,8 @@ class ShardedTraining:
         weights = self.adapter.whole_weights(self.trainer)
         return copies((name, weights[name]) for name, _ in new_model(self.case).named_parameters())
 
-    def run(self, start: int = 0) -> Self:
-        for update in range(start, start + self.case.updates):
-            self.update(update)
-        return self
 
-
-Build = Callable[..., ShardedTraining]  # of a case
+Build = Callable[..., ShardedTraining]  # of a case, and a seed
 
 
 def mean_over_ranks(value: float) -> float:
@@ -247,18 +260,12 @@ def bound(case: Case, ranks: int, updates: int = 1) -> float:
     the other side. They are independent, and add as the square root of their number (Higham and Mary, 2019).
 
     A step of gradient descent amplifies an earlier difference by at most 1 + rate x L, where L is the largest
-    eigenvalue of the Hessian. The learning rates keep rate x L below 1 (a test computes it), so n updates amplify by at
+    eigenvalue of the Hessian. The learning rates keep rate x L below 1, so n updates amplify by at
     most 2^n - 1. AdamW has a tenth of the rate, and its epsilon of 0.1 makes an update at most ten times as steep in
     the gradient. Clipping and means do not amplify.
     """
-    share = (chain(case) + case.passes * ranks + 4) * ROUNDOFF[case.precision]
+    share = (chain(case) + case.passes * ranks + 4) * PRECISIONS[case.precision][-1]
     return 2 * (2.0**updates - 1) * share / (1 - min(share, 0.5))
-
-
-def norm_bound(case: Case, ranks: int, updates: int = 1) -> float:
-    """Return the bound of a gradient's norm: that of the gradients, and of the sum of squares over all parameters."""
-    elements = sum(parameter.numel() for parameter in new_model(case).parameters())
-    return bound(case, ranks, updates) + elements * ROUNDOFF["fp32"]
 
 
 def largest(tensors: Iterable[Tensor]) -> float:
@@ -270,10 +277,9 @@ def hold_weights(seen: Weights, expected: Weights, allowed: float, what: str) ->
     for name, tensor in expected.items():
         if seen[name].shape != tensor.shape:
             raise Difference(f"{what}: {name} has shape {tuple(seen[name].shape)} instead of {tuple(tensor.shape)}")
-    distances = {name: largest([seen[name] - tensor]) for name, tensor in expected.items()}
-    worst = max(distances, key=lambda name: math.inf if math.isnan(distances[name]) else distances[name])
-    if not distances[worst] <= allowed:
-        raise Difference(f"{what}: {worst} is {distances[worst]:.2g} off, and {allowed:.2g} is allowed")
+        distance = largest([seen[name] - tensor])
+        if not distance <= allowed:  # also if it is no number
+            raise Difference(f"{what}: {name} is {distance:.2g} off, and {allowed:.2g} is allowed")
 
 
 def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int], float], what: str) -> None:
@@ -285,18 +291,22 @@ def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int]
             raise Difference(f"{what} of update {update}: {text}")
 
 
-def hold(seen: ShardedTraining, expected: Reference, case: Case, before: Weights | None = None) -> None:
+def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights | None = None) -> None:
     """Raise Difference unless losses, norms and weights are equal within the bound.
 
-    The bound is a share of how far the weights moved. To store a weight rounds it, once for each update.
+    The bound of weights is a share of how far they moved. To store a weight rounds it, once for each update. The bound
+    of a norm is that of the gradients, and of the sum of squares over all parameters.
     """
     ranks = dist.get_world_size()
     weights, end = seen.weights(), expected.weights()
     hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
-    if len(seen.norms) == len(expected.norms):
-        hold_numbers(seen.norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
-    start = first_weights(case) if before is None else before
+    if len(seen.norms) == len(expected.norms):  # some libraries do not know them
+        squares = sum(weight.numel() for weight in end.values()) * PRECISIONS["fp32"][-1]
+        hold_numbers(
+            seen.norms, expected.norms, lambda update: bound(case, ranks, update) + squares, "the gradient norm"
+        )
+    start = start or first_weights(case)
     moved = largest(end[name] - start[name] for name in start)
-    stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(end.values())
+    stored = largest(end.values()) * torch.finfo(PRECISIONS[case.precision][1]).eps / 2
     allowed = bound(case, ranks, case.updates) * moved + 2 * case.updates * stored
     hold_weights(weights, end, allowed, "the weights after the last update")

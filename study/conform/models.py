@@ -14,6 +14,8 @@ FEATURES = 4  # of inputs and of targets
 class Plain(nn.Module):
     """Layers with residuals. The others are like it, with one thing changed."""
 
+    may_leave_some = False  # parameters without a gradient
+
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, width)
@@ -77,6 +79,8 @@ class Lora(Plain):
 class Unused(Plain):
     """A layer is in the model, and no pass uses it."""
 
+    may_leave_some = True
+
     def change(self, width: int) -> None:
         self.unused = nn.Linear(width, width)
 
@@ -105,6 +109,8 @@ class Scalars(Plain):
 
 class OneRank(Plain):
     """A layer is used only for microbatches whose first input is positive: the data decides, rank by rank."""
+
+    may_leave_some = True
 
     def change(self, width: int) -> None:
         self.sometimes = nn.Linear(FEATURES, width)
@@ -158,6 +164,8 @@ class Reordered(Plain):
 
 class Experts(Plain):
     """A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token."""
+
+    may_leave_some = True
 
     def body(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, -2)

@@ -5,17 +5,18 @@
 
 import csv
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tomllib
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from study.core.arms import PACKAGE
 from study.core.errors import Stop
 
 HERE = Path(__file__).parent
@@ -36,9 +37,11 @@ class Property:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Return the functions of an adapter that it calls. Every adapter may lack gradient_norm."""
-        always = ("build", "forward_backward", "step", "whole_weights")
-        return (*always, "save", "load") if self.check.startswith("checkpoint") else always
+        """Return the functions of an adapter that it calls."""
+        always = ("build", "forward_backward", "step", "whole_weights", "gradient_norm")
+        if self.check.startswith("checkpoint"):
+            return (*always, "save", "load")
+        return always
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,21 @@ class Adapter:
     about: str
     package: str = ""  # the library whose releases change the answers
     settings: dict = field(default_factory=dict)
+    ranks: int = 2  # another number: the only one with which it can run
 
     @property
     def path(self) -> Path:
-        return HERE / "adapters" / f"{self.file}.py" if self.package else Path(self.file)
+        if self.package:
+            return HERE / "adapters" / f"{self.file}.py"
+        return Path(self.file)
+
+    def ranks_for(self, each: Property) -> tuple[int, ...]:
+        """Return the ranks of each launch of a property; empty if the adapter cannot have so many."""
+        if self.ranks == 2:
+            return each.ranks
+        if set(each.ranks) in ({2}, {self.ranks}):
+            return (self.ranks,) * len(each.ranks)
+        return ()
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,8 @@ class Answer:
     deepspeed: str  # empty: not used
     accelerate: str
     answer: str  # holds, fails, refused (by the library, in its words) or not applicable
-    words: str
-    kind: str  # of a failure: `differs` is a wrong result without a message
+    words: str = ""
+    kind: str = ""  # of a failure: `differs` is a wrong result without a message
 
 
 def libraries(answer: Answer) -> str:
@@ -75,17 +89,21 @@ def libraries(answer: Answer) -> str:
     return f"torch {answer.torch}, deepspeed {answer.deepspeed or '-'}, accelerate {answer.accelerate or '-'}"
 
 
-def _value(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _property(row: dict[str, str]) -> Property:
-    case = {name: _value(text) for name, text in row.items() if text}
-    about = {name: case.pop(name) for name in Property.__dataclass_fields__ if name in case}
+    """Return a row of properties.csv. Its cells are JSON, and texts stand there without quotes."""
+    about: dict[str, Any] = {}
+    case: dict[str, Any] = {}
+    for name, text in row.items():
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if isinstance(value, list):
+            value = tuple(value)
+        if text and name in Property.__dataclass_fields__:
+            about[name] = value
+        elif text:
+            case[name] = value
     return Property(**about, case=case)
 
 
@@ -106,9 +124,13 @@ EXPLAINED = _table("explained.toml")["explained"]
 def explanation(answer: Answer) -> str:
     """Return why a property fails or is refused with these releases; empty if nobody knows yet."""
     for each in EXPLAINED:
-        named = answer.adapter in each["adapters"] and {answer.property, "*"} & {*each["properties"]}
         release = getattr(answer, each.get("package", "deepspeed")) or "0"
-        if named and answer.answer in ("fails", "refused") and release in SpecifierSet(each.get("releases", "")):
+        if (
+            answer.answer in ("fails", "refused")
+            and answer.adapter in each["adapters"]
+            and {answer.property, "*"} & {*each["properties"]}
+            and release in SpecifierSet(each.get("releases", ""))
+        ):
             return f"{each['kind']}: {each['why']} Does a GPU take the same path: {each['gpu']}."
     return ""
 
@@ -120,31 +142,40 @@ class Ranks:
     """
 
     def __init__(self, log: Path, overlay: Path | None = None) -> None:
-        paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = os.environ.copy()
-        if overlay:
-            paths = [str(overlay.resolve()), *paths]
-            env["TORCH_EXTENSIONS_DIR"] = f"{paths[0]}-operators"  # compiled from its sources, and kept
-        env["PYTHONPATH"] = os.pathsep.join(paths)
-        self.log = log.open("w")
-        command, pipe = [sys.executable, "-P", "-m", "study.conform.ranks"], subprocess.PIPE
-        self.process = subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log)
+        self.log = log
+        start = (log, overlay and overlay.resolve())
+        # Spawned, because a process that forks may have no threads, and nothing imported from elsewhere.
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, start)
 
     def __enter__(self) -> "Ranks":
         return self
 
     def __exit__(self, *_) -> None:
-        self.process.communicate(timeout=30)
-        self.log.close()
+        self.pool.shutdown()
 
-    def ask(self, adapter: Adapter, name: str, scripts: Path | None = None, limit_s: float = LIMIT_S) -> Answer:
-        """Hold an adapter to a property. A failure is written as a script into the folder `scripts`."""
-        request = {"adapter": asdict(adapter), "name": name, "scripts": scripts and str(scripts), "limit_s": limit_s}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        reply = json.loads(self.process.stdout.readline() or '{"stop": "the process that runs the ranks ended"}')
-        if "stop" in reply:
-            raise Stop(f"{adapter.name}: {reply['stop']}", f"read {self.log.name}, and mend what it says")
-        return Answer(**reply)
+    def ask(self, adapter: Adapter, each: Property, limit_s: float = LIMIT_S) -> Answer:
+        """Hold an adapter to a property."""
+        try:
+            return self.pool.submit(_answer, adapter, each, limit_s).result()
+        except (ImportError, BrokenProcessPool) as error:
+            raise Stop(f"{adapter.name}: {error}", f"read {self.log}, and mend what it says") from None
+
+
+def redirect_output(log: Path) -> None:
+    """Write what this process and its libraries print to a file."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _begin(log: Path, overlay: Path | None) -> None:
+    redirect_output(log)
+    if overlay:
+        sys.path.insert(0, str(overlay))
+        os.environ["TORCH_EXTENSIONS_DIR"] = f"{overlay}-operators"  # compiled from its sources, and kept
+
+
+def _answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
+    from study.conform import ranks  # here, for it imports torch
+
+    return ranks.answer(adapter, each, limit_s)
