@@ -104,5 +104,5 @@ def _show_changes(name: str, only: str, since: str, until: str) -> None:
 
 
 def _show_explanations(bad: list[Answer]) -> None:
-    for why in dict.fromkeys(map(explanation, bad)):
+    for why in dict.fromkeys(filter(None, map(explanation, bad))):
         say_wrapped(why, indent="  ", first="- ")

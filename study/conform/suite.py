@@ -4,6 +4,7 @@
 """
 
 import csv
+import importlib
 import json
 import multiprocessing
 import os
@@ -176,6 +177,5 @@ def _begin(log: Path, overlay: Path | None) -> None:
 
 
 def _answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
-    from study.conform import ranks  # here, for it imports torch
-
+    ranks = importlib.import_module("study.conform.ranks")  # only in this process, for it imports torch
     return ranks.answer(adapter, each, limit_s)
