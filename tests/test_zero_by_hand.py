@@ -101,7 +101,7 @@ def test_each_stage_agrees_with_deepspeed(tmp_path):
 def test_a_stage_is_held_to_one_process(name, ranks, tmp_path):
     adapter = adapter_of(name, tmp_path)
     for wanted in ("adamw", "accumulation-4", "four-ranks"):
-        answer = ranks.ask(adapter, wanted)
+        answer = ranks.ask(adapter, PROPERTIES[wanted])
         assert answer.answer == "holds", (wanted, answer.words)
 
 
@@ -115,9 +115,8 @@ def test_a_stage_is_held_to_one_process(name, ranks, tmp_path):
     ],
 )
 def test_a_fault_planted_into_a_stage_is_found(name, line, planted, wanted, ranks, tmp_path):
-    answer = ranks.ask(adapter_of(name, tmp_path, line, planted), wanted)
+    answer = ranks.ask(adapter_of(name, tmp_path, line, planted), PROPERTIES[wanted])
     assert (answer.answer, answer.kind) == ("fails", "differs"), answer.words
-    assert wanted in PROPERTIES
 
 
 def adapter_of(name: str, folder, line: str = "", planted: str = "") -> Adapter:

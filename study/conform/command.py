@@ -9,9 +9,8 @@ import tyro
 
 from study.conform import releases, script
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer, Property, Ranks, explanation, libraries
-from study.core import text
 from study.core.errors import Stop, nearest
-from study.core.text import say, say_wrapped, show
+from study.core.text import during, say, say_wrapped, show
 
 
 def conform(
@@ -30,7 +29,7 @@ def conform(
     Args:
         names: The adapters of this study to run, or all; or a file with an adapter of yours. It is Python code, and
             runs with your rights: run only code that you trust. It defines build, forward_backward, step,
-            whole_weights, gradient_norm, and if it can save and load. examples/toy_adapter.py is one.
+            whole_weights, gradient_norm, and if it can save and load. examples/zero_by_hand/adapter.py is one.
         only: Run only properties whose name contains this text.
         release: A release of the adapter's library, such as 0.18.1: it is installed from the package index into
             runs/overlays, and its code is run. Two releases, such as 0.16.4..0.19.8: nothing is run, and the kept
@@ -74,7 +73,7 @@ def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path 
     found = []
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
         for each in properties:
-            with text.during(f"{adapter.name}: {each.name}"):
+            with during(f"{adapter.name}: {each.name}"):
                 found.append(ranks.ask(adapter, each))
     imported = getattr(found[0], package, version)
     if release and imported != version:
