@@ -23,10 +23,10 @@ from accelerate.utils import set_seed
 from study.core.errors import Stop
 from study.core.settings import learning_rate
 from study.measure.clock import Clock
-from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
+from study.measure.memory import disk_bytes, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
 from study.records.schema import Evaluation, Memory
-from study.training import checkpoints, finish, tasks
+from study.training import finish, tasks
 from study.training.data import Rows
 from study.training.display import report
 from study.training.main import main
@@ -40,20 +40,18 @@ def train(run: Run) -> Callable[[], object]:
     # From here on all arms draw the same dropout masks. Ranks that divide layers draw the same masks as each other.
     set_seed(run.settings.seed + run.accelerator.process_index // run.arm.tensor_ranks)
     history = History()
-    first = checkpoints.begin(run, history)
-    run.timed_from = first + min(run.settings.warmup_steps, run.steps - first - 1)  # after a resume, warm up again
-    for window in windows(run, first, run.timed_from):  # warm-up: losses count, times and peaks do not
+    run.timed_from = min(run.settings.warmup_steps, run.steps - 1)
+    for window in windows(run, 0, run.timed_from):  # warm-up: losses count, times and peaks do not
         train_window(run, window, history)
-    setup_peaks = highest(history.peaks, peaks()) if run.has_values else None
+    setup_peaks = peaks() if run.has_values else None
     run.record.memory = Memory(setup_per_rank=run.gathered(setup_peaks))
     history.clock = Clock()
     history.disk_before = disk_bytes()
-    history.peaks = None
     reset_peaks()
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
     # Before the last evaluation, for which the first rank imports `evaluate` on real data.
-    history.peaks = highest(history.peaks, peaks())
+    history.peaks = peaks()
     if not run.is_virtual:
         history.evals.append(evaluate(run, run.steps))
     finish.finish(run, history)
@@ -61,7 +59,7 @@ def train(run: Run) -> Callable[[], object]:
 
 
 def train_window(run: Run, window: range, history: History) -> None:
-    """Train some steps without a pause. Then show their losses, and evaluate and save if it is time."""
+    """Train some steps without a pause. Then show their losses, and evaluate if it is time."""
     batches = arrange(run, window)
     losses = []
     with history.clock.window(run.accelerator.wait_for_everyone) as tick:
@@ -75,12 +73,9 @@ def train_window(run: Run, window: range, history: History) -> None:
         # --- end of timed ---------------------------------------------------------------------------------------------
     history.last_batch = batches[-1]
     show(run, window, history, losses)
-    if run.is_due(run.settings.eval_every, window.stop):
+    every = run.settings.eval_every
+    if every and window.stop % every == 0 and window.stop < run.steps:  # after the last step it is done anyway
         history.evals.append(evaluate(run, window.stop))
-    if run.is_due(run.settings.checkpoint_every, window.stop):
-        checkpoints.save(run, history, window.stop)
-    if window.stop == run.settings.dies_after and run.source is None:
-        checkpoints.die(run)
 
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """The trainer, with what can happen to it. The environment says what, and to which rank.
 
-DIES_AT=1:5 kills rank 1 in the fifth step it takes. FULL_AT=2 lets the disk refuse what the second checkpoint writes.
-GROWS=4 doubles the loss scale every four steps. FAULT="exception" strikes rank 1 in its third step, FAULT="full disk"
-rank 0.
+FAULT="exception" strikes rank 1 in its third step, FAULT="full disk" rank 0.
 """
 
 import contextlib
@@ -19,10 +17,9 @@ import torch
 import study.train
 from study.core import machine
 from study.core.machine import oom_kills
-from study.training import checkpoints, main
+from study.training import main
 from study.training.launch import Launch
 
-FILE_BYTES = 100_000  # a record is smaller, the files of a checkpoint are larger
 RANK = int(os.environ.get("RANK", 0))
 
 
@@ -42,11 +39,6 @@ def before(owner, name: str, count: int, then) -> None:
 def die() -> None:
     time.sleep(0.3)  # the other ranks write meanwhile what they have to
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fill() -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
 
 
 def raise_error() -> None:
@@ -79,17 +71,6 @@ if fault := os.environ.get("FAULT"):
     rank, strike = FAULTS[fault]
     if rank == RANK:
         before(study.train, "optimizer_step", 3, strike)
-if at := os.environ.get("DIES_AT"):
-    rank, step = map(int, at.split(":"))
-    if rank == RANK:
-        before(study.train, "optimizer_step", step, die)
-if number := os.environ.get("FULL_AT"):
-    before(checkpoints, "save", int(number), fill)
-if steps := os.environ.get("GROWS"):
-    defaults = list(torch.amp.GradScaler.__init__.__defaults__)
-    defaults[defaults.index(2000)] = int(steps)
-    torch.amp.GradScaler.__init__.__defaults__ = tuple(defaults)
-
 ranks = int(os.environ.get("WORLD_SIZE", 1))
 forked = Launch(os.getppid(), time.time(), str(machine.launcher_config()), ranks, oom_kills())
 main.main(study.train.train, None if fault else forked)  # a sweep has a real launcher, which is looked up

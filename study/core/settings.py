@@ -100,13 +100,6 @@ class Flags:
     """Steps in a window. Losses are fetched, written and shown only between windows."""
     eval_every: Count | None = None
     """Steps between evaluations. Default: at the end only."""
-    checkpoint_every: Count | None = None
-    """Steps between checkpoints in the run folder. The last two are kept. Default: no checkpoints."""
-    dies_after: Count | None = None
-    """Kill the first rank after so many steps, to test how a run resumes. A resumed run ignores this."""
-    resume: Path | None = None
-    """The folder of an interrupted run: resume from its last good checkpoint, in a new run folder. The settings must be
-    those of that run. Give only checkpoints of your own: they are unpickled, which can run code."""
     sequence: Tokens | None = None
     """Tokens per row. Default: 128, or 1024 for wikitext on real text; for `study virtual --model` 2048, or as many as
     the model reads."""
@@ -210,8 +203,6 @@ def _check_virtual(settings: Flags) -> None:
             raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
         if settings.task == "synthetic":
             raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
-    elif settings.checkpoint_every or settings.resume:
-        raise Stop("virtual ranks can neither save nor resume a training", "leave out --checkpoint-every and --resume")
     if settings.init == "none" and settings.precision == "fp16":
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
 

@@ -54,15 +54,6 @@ def freed_bytes() -> int | None:
     return difference(_kib(status.get("VmHWM")), _kib(status.get("VmRSS")))
 
 
-def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
-    """Return the peaks over two periods together. Values that are not peaks come from the second."""
-    both = second.model_dump()
-    for name, value in (first or second).model_dump().items():
-        if "peak" in name:
-            both[name] = max(filter(None, (value, both[name])), default=None)
-    return RankMemory(**both)
-
-
 def written_bytes() -> int | None:
     """Bytes that this process has passed to write calls so far: to files and to gloo's sockets. None if not counted."""
     return _counted("wchar")

@@ -249,7 +249,7 @@ def value(record: Record, quantity: str, training: int | None = None) -> Any:
             raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
         return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
     refuse_unknown(quantity)
-    if record.checkpoints.resumes and (quantity in TIMES or quantity.startswith(("time.", "energy."))):
+    if record.checkpoints.get("resumes") and (quantity in TIMES or quantity.startswith(("time.", "energy."))):
         return None  # they cover only the part after an interruption, so they are not comparable
     if quantity.startswith("component."):
         return _at_peak(record, quantity.removeprefix("component."))

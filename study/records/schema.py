@@ -101,6 +101,9 @@ class Requested(_Settings):
     repair: Text = None
     hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
+    checkpoint_every: Int = None  # this and the next two: of runs that saved checkpoints and resumed
+    dies_after: Int = None
+    resume: Text = None
 
 
 class Promised(Section):
@@ -364,41 +367,6 @@ class Energy(Section):
     steps: Int = None
 
 
-class CheckpointSaved(Section):
-    """The cost of one checkpoint. It is not in the timed steps, nor in their peaks."""
-
-    step: int  # after so many optimizer steps
-    bytes: int  # of all its files
-    written_bytes_per_rank: list[int | None] = []  # by the kernel's count of what each process wrote
-    save_s_per_rank: list[float] = []  # in `save_state`
-    seal_s: Float = None  # the first rank's time for checksums, syncing and renaming
-    peak_per_rank: list[RankMemory] = []  # while it was saved
-
-
-class Resume(Section):
-    """An interruption: the run that ended, and how the next run resumed from its checkpoint."""
-
-    run_id: str  # of the run that was interrupted
-    status: Text = None  # in its record; "running" if it was killed
-    reached: Int = None  # the last step in its steps.jsonl
-    step: int  # the next run resumed after this step
-    arm: str  # the interrupted run's
-    ranks: int
-    passed_over: list[str] = []  # newer checkpoints that were not complete, and why
-    random_states: Flag = None  # whether each rank has the random states of that checkpoint
-    peak_per_rank: list[RankMemory] = []  # while it was loaded
-
-
-class Checkpoints(Section):
-    """The checkpoints of a run, and the interruptions before it.
-
-    Losses and rates of a resumed run cover the whole training; times, memory and energy only its last process.
-    """
-
-    saved: list[CheckpointSaved] = []
-    resumes: list[Resume] = []
-
-
 class Error(Section):
     """Why a run is not done."""
 
@@ -434,7 +402,7 @@ class Record(Section):
     memory: Memory = Memory()
     traffic: Traffic = Traffic()
     energy: Energy = Energy()
-    checkpoints: Checkpoints = Checkpoints()
+    checkpoints: dict[str, list[dict]] = {}  # of runs that saved some and resumed; no run does any more
     error: Error | None = None
 
     @model_validator(mode="before")

@@ -142,7 +142,7 @@ def _steps(run: Run) -> Iterator[dict]:
     record = run.record
     seconds: dict[int, float] = {}
     count = len(record.time.step_s)
-    if count and not record.checkpoints.resumes and record.observed.steps:
+    if count and not record.checkpoints.get("resumes") and record.observed.steps:
         seconds = dict(enumerate(record.time.step_s, start=record.observed.steps - count + 1))
     losses = dict(enumerate(run.record.loss.train, start=1))
     evaluations = {each.step: each for each in record.loss.eval}

@@ -61,12 +61,12 @@ def lacking() -> Stop | None:
     return Stop(what, "pip install './zero-study[train,report]', or make setup in the checkout", "unavailable")
 
 
-def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
+def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     """Return the command that launches a cell."""
     words = arms.launcher(arms.all_paths()[cell.arm])
     if cell.ranks:
         words += ["--num_processes", str(cell.ranks)]
-    where = {"run_dir": folder, "nvme_dir": nvme_dir, "resume": resumed}
+    where = {"run_dir": folder, "nvme_dir": nvme_dir}
     given = {name: path for name, path in where.items() if path}
     return [*words, str(SCRIPTS[cell.script]), *options(cell.settings | given)]
 
@@ -91,11 +91,10 @@ def run(
     over: float,
     nvme_dir: Path | None,
     watch: Callable[[Path, float], None],
-    resumed: Path | None = None,
 ) -> Record:
     """Run one cell in a fresh launch, and return its record, however it ended.
 
-    `over` is when the sweep's time ends. `resumed` is an earlier try that left a checkpoint to resume from.
+    `over` is when the sweep's time ends.
     """
     folder.mkdir()
     # Before the launch, so that a run on a disk that fills up meanwhile still ends with a record of why.
@@ -104,7 +103,7 @@ def run(
         try:
             with (folder / "output.txt").open("w") as output:
                 launcher = subprocess.Popen(
-                    command(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
+                    command(turn.cell, folder.resolve(), nvme_dir),
                     cwd=arms.ROOT,
                     # Variables of another launcher, such as srun or torchrun around the sweep, do not count: without
                     # torchrun, Accelerate passes them on, and the only process would take itself for another rank.

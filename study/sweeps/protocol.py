@@ -31,7 +31,7 @@ from study.core.shapes import SHAPES
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
 SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reproductions" / "as_printed.py"}
-OF_THE_MACHINE = ("run_dir", "nvme_dir", "cache_dir", "resume")  # settings that a protocol cannot give
+OF_THE_MACHINE = ("run_dir", "nvme_dir", "cache_dir")  # settings that a protocol cannot give
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OF_THE_MACHINE)
 PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # the names of run folders begin with it
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB

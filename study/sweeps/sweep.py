@@ -27,7 +27,7 @@ from study.core.files import safe_join
 from study.core.gpus import num_gpus
 from study.core.optimizers import refusal
 from study.core.text import size
-from study.records import checkpoints, schema, store
+from study.records import schema, store
 from study.records.schema import Record
 from study.sweeps import launches, outcomes, protocol
 from study.sweeps.launches import Turn
@@ -36,7 +36,6 @@ from study.sweeps.protocol import Cell
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
 SETTLED = ("done", "oom")  # a second try would end in the same way
 RANK_HOST_BYTES = 4e8  # the least memory of a rank without a GPU that we saw: bert-tiny under DDP, 0.41 GB (PSS)
-RESUMED = ("running", "killed", "failed", "timeout")  # a resumed try may get further
 SURVIVES = {"done": True, "oom": False}  # any other status says nothing about memory
 FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
 BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
@@ -160,11 +159,8 @@ class _Sweep:
 
     def _launch(self, turn: Turn) -> Record:
         self.progress.start(turn)
-        before = to_resume(self.runs, turn)
-        if before is not None:
-            self.progress.say(f"{turn.name} resumes from a checkpoint of {before.name}")
         folder = safe_join(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
-        return launches.run(turn, folder, self.timeout_s, self.over, self.nvme_dir, self.progress.step, before)
+        return launches.run(turn, folder, self.timeout_s, self.over, self.nvme_dir, self.progress.step)
 
     def _without_folder(self, turn: Turn, error: OSError) -> Record:
         """Return the record of a turn whose folder cannot be used. Raise Stop if no other can be used either."""
@@ -263,21 +259,6 @@ def done_before(runs: Path, turn: Turn) -> Record | None:
 
 def _is_of_today(record: Record) -> bool:
     return machine.versions().items() <= record.software.items()
-
-
-def to_resume(runs: Path, turn: Turn) -> Path | None:
-    """Return the newest try that ended early and left a good checkpoint, if its protocol asks for checkpoints.
-
-    Not a try that would end in the same way again, nor one of other software, whose numbers would mix two versions.
-    """
-    if turn.cell.value("checkpoint_every") is None or arms.read(arms.all_paths()[turn.cell.arm]).uses_nvme:
-        return None  # optimizer states on a disk are not restored: study claims K-02
-    for folder in reversed(attempts(runs, turn).values()):
-        record = outcomes.read(folder)
-        may_go_on = record is not None and record.status in RESUMED and _is_of_today(record)
-        if may_go_on and checkpoints.last_good(folder)[0]:
-            return folder
-    return None
 
 
 def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:

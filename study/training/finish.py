@@ -37,8 +37,6 @@ def finish(run: Run, history: History) -> None:
         peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
         peaks.nvme_written_bytes = difference(disk["write_bytes"], history.disk_before["write_bytes"])
     record.memory.per_rank = run.gathered(peaks)
-    if run.settings.checkpoint_every or run.source:
-        record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)

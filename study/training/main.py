@@ -22,7 +22,7 @@ from study.core.settings import Flags, Settings, check, check_steps, resolve
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records.schema import Record, Time
-from study.training import checkpoints, ending, finish, patches, setup
+from study.training import ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet
 from study.training.launch import Launch, cap_memory, describe_machines, find_launch, set_threads, shrink_group
@@ -95,7 +95,6 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     stack.callback(machine.remove_swap_folder, disk)
     started = time.perf_counter()
     run = open_run(settings, arm, folder, record, disk, heartbeat)
-    run.source = checkpoints.find(run)
     with patches.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext():
         in_step = train_and_inspect(train, run, started)
     print_summary(run)

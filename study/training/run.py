@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,6 @@ from study.records.schema import Evaluation, RankMemory, Record
 from study.training.data import Data, Rows, part_of_rows
 from study.training.display import print_window, write_step
 
-if TYPE_CHECKING:
-    from study.training.checkpoints import Source
-
 
 @dataclass
 class Run:
@@ -38,7 +34,6 @@ class Run:
     accelerator: Accelerator
     data: Data
     disk: Path | None = None  # the folder for offloading
-    source: "Source | None" = None  # the checkpoint to resume from
     steps: int = 0
     timed_from: int = 0  # the number of steps before the timed ones
     heartbeat: Heartbeat | None = None
@@ -64,10 +59,6 @@ class Run:
     def rows_taken_per_step(self) -> int:
         """Rows that the existing processes take from the data in a step."""
         return self.settings.micro_batch * self.settings.accumulation * self.row_groups
-
-    def is_due(self, every: int | None, step: int) -> bool:
-        """Return whether it is time to evaluate or save after so many steps. Both are done otherwise after the last."""
-        return every is not None and step % every == 0 and step < self.steps
 
     def at(self, position: str) -> None:
         """Write into the heartbeat file where this rank is. Not to be called within a window of steps."""
@@ -101,7 +92,7 @@ class Run:
 class History:
     """Collects losses and rates of all steps, and times, energy and disk traffic of the timed steps."""
 
-    losses: list[float] = field(default_factory=list)  # averaged over the ranks; also of the run that it resumes
+    losses: list[float] = field(default_factory=list)  # averaged over the ranks
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
     last_batch: Rows = field(default_factory=dict)
@@ -118,10 +109,8 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
         ends = [stop, start + per_epoch - start % per_epoch]
         if start >= settings.warmup_steps:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
-        for every in filter(None, (settings.eval_every, settings.checkpoint_every)):
-            ends.append(start + every - start % every)
-        if settings.dies_after is not None and start < settings.dies_after:
-            ends.append(settings.dies_after)
+        if settings.eval_every:
+            ends.append(start + settings.eval_every - start % settings.eval_every)
         end = min(ends)
         run.at(f"steps {start + 1} to {end} of {run.steps}")
         yield range(start, end)
