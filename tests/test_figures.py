@@ -9,14 +9,13 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
-from shaped import changed, failed, finished, put, script
+from shaped import finished, put, script
 
 from study.core.text import size
 from study.records import runs
 from study.report import style
 from study.report.grouping import parts
 from study.report.topics import (
-    capacity,
     documents,
     losses,
     memory,
@@ -29,7 +28,7 @@ FOUR = ("ddp", "zero1", "zero2", "zero3")
 
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory):
-    """Runs of every kind that figures show: arms, seeds, sizes, batches, a cap, virtual ranks, the script."""
+    """Runs of every kind that figures show: arms, seeds, sizes, batches, virtual ranks, the script."""
     folder, seconds = tmp_path_factory.mktemp("runs"), {"ddp": 0.1, "zero1": 0.11, "zero2": 0.12, "zero3": 0.2}
     records = []
     for (number, arm), seed in itertools.product(enumerate(FOUR), (1, 2, 3)):
@@ -43,9 +42,6 @@ def all_runs(tmp_path_factory):
             finished(f"rows-{arm}-{rows}", arm, micro_batch=rows, sequence=32, step=seconds[arm] * rows, gpu=True)
         )
     records.append(finished("virtual-zero2", "zero2", 64, virtual=True, gpu=True))
-    capped = {"requested__memory_cap_gib": 0.5, "requested__lr": 1e-4}
-    records += [finished(f"cap-single-{rows}", "single", 1, micro_batch=rows, **capped) for rows in (1, 8)]
-    records += [changed(failed("cap-single-16", arm="single", ranks=1, micro_batch=16), **capped)]
     records += [script(f"script-{repair}-{seed}", repair, seed) for repair in ("none", "engaged") for seed in (1, 2)]
     return runs.load(put(folder, *records))
 
@@ -115,13 +111,6 @@ def test_a_curve_of_other_rows_is_not_among_equal_ones(drawn):
     assert sorted(points(above)) == sorted(points(expected))
 
 
-def test_losses_are_shown_of_a_training_that_learns(drawn):
-    rows = drawn["losses"][1]
-    flat = rows.assign(group="learns nothing", loss=0.69)
-    assert set(losses.learning(pd.concat([flat, rows]))["group"]) == set(rows["group"])
-    assert set(losses.learning(flat)["group"]) == {"learns nothing"}, "where no training learns"
-
-
 def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
     mine = [finished(arm, arm, 1, 1, "gpt-tiny", "fp32", 4) for arm in ("single", "zero3_cpu")]
     loaded = runs.load(put(tmp_path, *mine))
@@ -155,11 +144,6 @@ def test_stacked_bars(drawn, name, value):
     places = {line: place for place, line in enumerate(totals.index)}
     for (line, _), total in rows[~first].groupby(["line", "source"])[value].sum().items():
         assert_drawn([(total, places[line])], axes)
-
-
-def test_capacity(all_runs):
-    (row,) = capacity.table(all_runs).itertuples()
-    assert (row.largest, row.failed, row.n) == (8, 16, 3)
 
 
 def test_frontier(all_runs):

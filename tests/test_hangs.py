@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ranks_of
+from conftest import ROOT, ranks_of
 from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
 from study.measure.collectives import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
-from study.report.topics import killed
 from study.training.launch import ranks_that_died
+from study.watch.findings import texts
 from study.watch.hangs import causes, hangs, state
 
 # PyTorch is imported once; the ranks are forked.
@@ -212,13 +213,15 @@ def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path, capsys):
 
 def test_each_way_to_hang_is_named():
     """Real ranks that hung (reproductions/laboratories/hangs.py): `study diagnose` names the cause."""
-    rows = killed.hangs()
-    assert rows["arm"].value_counts().to_dict() == dict.fromkeys(("ddp", "zero2", "zero3", "fsdp2"), 12)
-    hung = rows[rows["outcome"] == "hangs"]
-    assert hung["way"].nunique() == 9
-    assert hung["named"].all()
-    assert all(rows.query("way == 'exception_on_rank_1'")["outcome"] == "fails")
-    assert all(rows.query("way == 'fewer_batches'")["outcome"] == "hangs")
+    rows = list(map(json.loads, (ROOT / "reports/cpu-2core/hangs.jsonl").read_text().splitlines()))
+    assert Counter(row["arm"] for row in rows) == dict.fromkeys(("ddp", "zero2", "zero3", "fsdp2"), 12)
+    hung = [row for row in rows if row["outcome"] == "hangs"]
+    assert len({row["way"] for row in hung}) == 9
+    for row in hung:
+        found = causes([RankLog.model_validate(each) for each in row["logs"]])
+        assert any(row["way"] in texts("hangs.toml")[cause.id]["ways"] for cause in found), row["way"]
+    assert {row["outcome"] for row in rows if row["way"] == "exception_on_rank_1"} == {"fails"}
+    assert {row["outcome"] for row in rows if row["way"] == "fewer_batches"} == {"hangs"}
 
 
 def test_a_cause_needs_ranks_that_wait():

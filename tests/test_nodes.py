@@ -4,7 +4,6 @@ import functools
 
 import pytest
 from conftest import ROOT
-from shaped import finished, put, rows, runs
 
 from study.core import gpus
 from study.predict.architecture import named
@@ -13,7 +12,6 @@ from study.predict.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record
 from study.report.of_record import predicted
-from study.report.topics import traffic
 
 EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
 
@@ -66,16 +64,6 @@ def test_bytes_by_the_papers():
     for arm, times in expected.items():
         moved = estimate(Setup.of_arm(model, arm, ranks=16)).traffic
         assert {kind: size / 4 / model.parameters for kind, size in moved.items()} == pytest.approx(times, rel=0.02)
-
-
-def test_the_table_of_a_folder_of_runs(tmp_path):
-    """Two ranks are one node of two, so they have no row."""
-    counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}
-    of_four = finished("four", "ddp", 4)
-    of_four["traffic"]["per_rank"] = [counts] * 4
-    (row,) = rows(traffic.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2)))))
-    assert (row["arm"], row["ranks"]) == ("ddp", 4)
-    assert (row["inside_mb"], row["between_mb"], row["a_node_sends_mb"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
 
 
 # --- the records of `study sweep nodes`, kept in the repository ------------------------------------------------------

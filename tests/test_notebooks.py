@@ -81,7 +81,7 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    expected = dict.fromkeys(("stages", "killed"), 'class="dataframe"')
+    expected = dict.fromkeys(("stages",), 'class="dataframe"')
     text = (site / f"{name}.html").read_text()
     assert expected.get(name, "<figure><svg") in text
     assert "text_cell_render" in text, "the prose is there"
@@ -99,7 +99,7 @@ def test_over_nothing(name, home, tmp_path, monkeypatch):
             space |= {"runs": str(tmp_path), "data": ""}
     text = "\n".join(shown)
     assert "**0 runs**" in text
-    if name not in ("claims", "killed"):  # which need no run
+    if name != "claims":  # which needs no run
         assert "Not here yet" in text
         assert "study sweep " in text
 

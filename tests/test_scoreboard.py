@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import ROOT, TRAINED
-from scoreboard import score, scored
+from scoreboard import measured_on_gpu, score, scored
 from shaped import changed, finished, put, run
 
 from study.core.shapes import config_of
@@ -15,7 +15,7 @@ from study.records import runs
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.report.of_record import architecture, predicted
-from study.report.topics import memory, predictions
+from study.report.topics import memory
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 
@@ -117,7 +117,7 @@ NAMES = {"allocated", "reserved", "driver", "step"}
 
 
 def on_gpu(**settings) -> pd.DataFrame:
-    return predictions.on_gpu(Runs((run(**ON_GPU | settings),)))
+    return measured_on_gpu(Runs((run(**ON_GPU | settings),)))
 
 
 def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():

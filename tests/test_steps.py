@@ -6,10 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import ranks_of
+from conftest import ROOT, ranks_of
 
 from study.cli import diagnosis as command
-from study.report.topics import killed
 from study.watch import trends
 from study.watch.steps import Step, StepLog, in_words
 
@@ -134,6 +133,6 @@ def test_the_live_line_is_shown_in_a_terminal(tmp_path, monkeypatch):
 
 
 def test_a_watch_costs_less_than_1_percent_of_long_steps():
-    kept = json.loads(killed.WATCH_COST.read_text())
+    kept = json.loads((ROOT / "reports/cpu-2core/watch_cost.json").read_text())
     assert kept["step_cpu_s"]["median"] >= 0.03
     assert kept["added_cpu_share"]["high"] < 0.01

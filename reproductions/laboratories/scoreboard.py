@@ -5,6 +5,8 @@ python reproductions/laboratories/scoreboard.py runs/scoreboard runs/smoke
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -14,15 +16,16 @@ import tyro
 from estimators import accelerate_bytes, deepspeed_bytes
 
 from study.core.errors import Stop, exit_on_stop
+from study.core.gpus import gpu_named
 from study.core.options import parsed
 from study.core.shapes import SHAPES, shape_of
 from study.core.text import say, show
 from study.predict.estimate import Estimate
+from study.predict.front import Machine, Setup, memory_kinds, step_time
 from study.predict.trace.transformer import Transformer
 from study.records import metrics, runs
 from study.records.runs import Run, Runs
-from study.report.of_record import architecture, predicted
-from study.report.topics import predictions
+from study.report.of_record import architecture, predicted, setup_of
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
 # PyTorch's FSDPMemTracker follows FSDP2, and stands beside stage 3 without offloading, the arm that is most like it.
@@ -31,6 +34,7 @@ STATES_ONLY = "deepspeed, states"
 ESTIMATED = ("weights", "master", "moments", "gradients", "buckets")  # all that DeepSpeed's estimators predict
 HIDDEN = ("family", "arm", "held out", "acc", STATES_ONLY)  # columns for JSON alone: a line has 100 characters
 GOAL = 0.01
+FIELDS = {"allocated": "peak_allocated_bytes", "reserved": "peak_reserved_bytes", "driver": "device_used_bytes"}
 
 
 def main(
@@ -67,7 +71,7 @@ def main(
     show([{"predictor": name, "of": part} | errors(parts[part][name]) for part, name in names])
     for by in ("family", "arm"):
         show([{by: name} | errors(group["ours"]) for name, group in table.groupby(by)])
-    on_gpu = predictions.on_gpu(loaded)
+    on_gpu = measured_on_gpu(loaded)
     if len(on_gpu):
         say("", "On the GPU: what was measured, and predicted over measured.")
         show(on_gpu.to_dict("records"))
@@ -160,6 +164,43 @@ def library_estimates(run: Run) -> dict:
     on_host = states[1] / ranks if states and homes[0] != "none" else 0  # on a CPU both are one memory
     usage = accelerate_bytes(sum(sizes), run.record.requested.precision)
     return {"deepspeed": states and states[0] + on_host, "accelerate": usage}
+
+
+def measured_on_gpu(runs: Runs) -> pd.DataFrame:
+    """Return our own runs on a GPU: what each measured, what was predicted, and predicted over measured."""
+    rows = []
+    for run in runs.done:
+        setup = setup_of(run.record) if run.record.observed.device == "cuda" else None
+        for quantity, measured, expected in _of_run(run, setup) if setup else ():
+            about = {name: run.facts[name] for name in ("model", "arm", "ranks", "kind")} | {"quantity": quantity}
+            about |= {"measured": measured, "predicted": expected}
+            rows.append(about | {"predicted over measured": expected / measured})
+    return pd.DataFrame(rows)
+
+
+def _of_run(run: Run, setup: Setup) -> Iterator[tuple[str, float, float]]:
+    """Give what a run measured and has a prediction of. A virtual rank has no NCCL, and sends nothing."""
+    gpu = None
+    with suppress(Stop, IndexError):
+        gpu = gpu_named(run.record.hardware.devices[0].name)
+    kinds = memory_kinds(setup, gpu)
+    for kind, field in FIELDS.items():
+        measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
+        expected = getattr(kinds, kind)
+        if measured and expected and not (kind == "driver" and run.record.is_virtual):
+            yield kind, measured, expected
+    if (
+        gpu
+        and metrics.value(run.record, "step_s")
+        and not run.record.is_virtual
+        and run.record.observed.offload_optimizer != "nvme"
+    ):
+        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.record.observed.ranks or 1)
+        yield (
+            "step",
+            metrics.value(run.record, "step_s"),
+            step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds,
+        )
 
 
 if __name__ == "__main__":

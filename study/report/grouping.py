@@ -13,7 +13,6 @@ SETTINGS: tuple[str, ...] = (
     *("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention"),
     *("optimizer", "lora_rank", "train_only", "compile"),
 )
-SET_BY_MODEL = ("lr", "attention")  # their defaults depend on it
 ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 
@@ -56,7 +55,8 @@ def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
 
 
 def wide(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return the sums of a column for each line, with a column for each source."""
+    """Return the sums of a column for each line, with a column for each source: `measured_bytes`."""
     if rows.empty:
         return rows
-    return rows.groupby(["group", "line", "source"], sort=False)[value].sum().unstack("source", sort=False)
+    sums = rows.groupby(["group", "line", "source"], sort=False)[value].sum().unstack("source", sort=False)
+    return sums.add_suffix(f"_{value}").reset_index()

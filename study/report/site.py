@@ -32,10 +32,10 @@ from study.records.keeping import redact
 from study.records.runs import Runs
 from study.report import answers, calculator, notebook, style
 from study.report.tables import as_html, write_csv
-from study.report.topics import claims
+from study.report.topics import documents
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-NOTEBOOKS = ("stages", "compare", "replicate", "killed", "predictions")
+NOTEBOOKS = ("stages", "compare", "replicate")
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
@@ -73,7 +73,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             "failed": failed,
             "run_count": len(runs),
         }
-        values |= {"central": as_html(claims.table(central=True)), "headline": texts.in_words(texts.claims())}
+        values |= {"central": as_html(documents.claims(central=True)), "headline": texts.in_words(texts.claims())}
         values |= {"problems": redact(notebook.set_aside(runs)), "built_utc": store.now_utc()}
         pages.write("index", **values)
         for name in ("site.css", "site.js", "calculator.js"):

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from study.core.text import nats, size
+from study.core.text import nats
 from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import groups
@@ -11,8 +11,11 @@ from study.report import grouping, style
 from study.report.topics import traffic
 
 STAGES = ("zero1", "zero2", "zero3")
-COSTS_MEMORY = "On a model this small ZeRO costs memory: its buckets are larger than the states that it divides."
-ONE_MACHINE = "They are of this machine, and of single runs: small differences are noise, and a GPU has others."
+COMPARED = {"Memory": "peak bytes", "Time": "s/step", "Traffic": "sent bytes"}
+CAUTION = (
+    "On a tiny model ZeRO costs memory: its buckets are larger than the states that it divides. Times are of this "
+    "machine and of single runs: small differences are noise, and a GPU has others."
+)
 
 
 def by_task(runs: Runs) -> list[dict]:
@@ -28,8 +31,8 @@ def by_task(runs: Runs) -> list[dict]:
 
 
 def _row(repeats: list[Run], members: list[Run]) -> dict:
-    """Return an arm's newest finished run; if none is finished, its newest run."""
-    run = next((run for run in reversed(repeats) if (run.record.status == "done")), repeats[-1])
+    """Return the row of an arm's newest finished run; if none is finished, of its newest run."""
+    run = max(reversed(repeats), key=lambda run: run.record.status == "done")
     against, distances = loss_distances(run, members)
     return {
         "arm": run.record.arm,
@@ -40,7 +43,7 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
         "peak bytes": metrics.peak_bytes(run.record),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
-        "why not": None if (run.record.status == "done") or not run.record.error else run.record.error.message,
+        "why not": run.record.error.message if run.record.error else None,
     }
 
 
@@ -48,25 +51,17 @@ def in_words(rows: list[dict]) -> list[str]:
     """Return what ZeRO's stages do to losses, memory, time and traffic, and which arms are not compared."""
     of_arm = pd.DataFrame(rows).set_index("arm")
     lines = []
-    compared = of_arm["furthest nats"].dropna()
+    compared = of_arm.dropna(subset="furthest nats")
     if len(compared):
-        furthest = f"{nats(compared.max())} from {of_arm['from'].dropna().iloc[0]}'s at any step"
-        lines.append(f"Losses: of {len(compared)} arms none is further than {furthest}.")
-        others = of_arm.index[of_arm["furthest nats"].isna() & (of_arm["status"] == "done") & (of_arm.index != "ddp")]
-        lines += [f"        Other rows in a step, so not compared: {', '.join(others)}."] if len(others) else []
-    for word, name, what in (
-        ("Memory", "peak bytes", "holds"),
-        ("Time", "s/step", "takes"),
-        ("Traffic", "sent bytes", "sends"),
-    ):
-        known = of_arm[of_arm["status"] == "done"][name].dropna()
-        stages = [arm for arm in STAGES if arm in known]
-        if "ddp" not in known or not stages:
-            continue
-        over = {arm: known[arm] / known["ddp"] for arm in stages}
-        ddp = f"{known['ddp']:.3g} s" if name == "s/step" else size(known["ddp"])
-        shares = ", ".join(f"stage {arm[-1]} {over[arm]:.2g}" for arm in stages)
-        lines.append(f"{word}: a rank {what}, in multiples of DDP's {ddp}: {shares}.")
-        lines += [COSTS_MEMORY] if name == "peak bytes" and min(over.values()) > 1 else []
-        lines += [ONE_MACHINE] if name == "s/step" else []
-    return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
+        furthest = nats(compared["furthest nats"].max())
+        lines.append(
+            f"Losses: of {len(compared)} arms none is further than {furthest} from {compared['from'].iloc[0]}."
+        )
+    done = of_arm[of_arm["status"] == "done"].reindex(["ddp", *STAGES])
+    for word, name in COMPARED.items():
+        over = (done[name].astype(float) / done[name].iloc[0]).iloc[1:].dropna()
+        if len(over):
+            shares = ", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())
+            lines.append(f"{word}: a rank's, in multiples of DDP's: {shares}.")
+    lines += [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
+    return [*lines, CAUTION] if lines else []

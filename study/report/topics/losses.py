@@ -16,7 +16,6 @@ from study.report import style
 from study.report.grouping import columns, parts
 from study.report.style import EXACT, colour, marker
 
-LEARNS = 0.95  # of the first loss: a training that ends above it shows little
 DASH = 4  # points: lines alternate as dashes of this length, so that those which coincide are seen
 
 
@@ -48,18 +47,8 @@ def _curve(group: str, line: str, run: Run, against: str | None, distances: list
     return pd.DataFrame(about | {"difference": distances or np.nan})
 
 
-def learning(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the groups whose loss falls: equal losses of a training that learns nothing show little. Else all."""
-    chosen = []
-    for mine in parts(rows, "group").values():
-        curve = mine.groupby("step")["loss"].median()
-        if curve.iloc[-max(1, len(curve) // 4) :].mean() < LEARNS * curve.iloc[0]:
-            chosen.append(mine)
-    return pd.concat(chosen) if chosen else rows
-
-
 def parity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each line's largest difference from the baseline, the largest first, and that of the baseline's seeds."""
+    """Return each line's largest difference from the baseline, the largest first."""
     if rows.empty:
         return rows
     of_line = rows.groupby(["group", "line"], sort=False)
@@ -69,20 +58,7 @@ def parity(rows: pd.DataFrame) -> pd.DataFrame:
         steps=("step", "max"),
         n=("run", "nunique"),
     )
-    last = rows[rows["step"] == of_line["step"].transform("max")]
-    table["final_loss"] = last.groupby(["group", "line"])["loss"].median()
-    apart = {group: _seeds_apart(mine) for group, mine in parts(rows, "group").items()}
-    table["seeds_differ_by"] = table.index.get_level_values("group").map(apart)
-    table.loc[table["against"].isna(), "seeds_differ_by"] = None
     return table.reset_index().sort_values("largest_difference", ascending=False, kind="stable")
-
-
-def _seeds_apart(rows: pd.DataFrame) -> float | None:
-    """Return the spread of the baseline's losses over seeds (median over steps); None with one seed."""
-    references = rows[rows["arm"].isin(rows["against"].dropna().unique())]
-    by_seed = references.groupby(["line", "rows_per_step", "step", "seed"])["loss"].median().unstack("seed")
-    spreads = (by_seed.max(axis=1) - by_seed.min(axis=1))[by_seed.count(axis=1) > 1]
-    return float(spreads.median()) if len(spreads) else None
 
 
 @style.figure

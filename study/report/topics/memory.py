@@ -1,6 +1,5 @@
-"""Memory: what a rank holds at its peak, part by part; and what changes the 16 bytes."""
+"""Memory: what a rank holds at its peak, part by part."""
 
-import functools
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -10,9 +9,9 @@ from matplotlib.figure import Figure
 from study.core.text import size
 from study.predict.front import papers
 from study.records import metrics
-from study.records.groups import by, groups, lines
+from study.records.groups import groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
-from study.report import grouping, style
+from study.report import style
 from study.report.grouping import SETTINGS, columns, split_by_ranks
 from study.report.of_record import predicted
 
@@ -26,7 +25,6 @@ PARTS = {
     "other": ("temporaries", "constants", "other"),
 }
 PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
-COMPONENTS = ("weights", "gradients", "master", "moments", "staging")
 ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
 
 
@@ -50,7 +48,6 @@ def stack(place: dict, source: str, bytes_by_part: Mapping[str, float], n: int =
     return [place | {"source": source, "part": part, "bytes": size, "n": n} for part, size in bytes_by_part.items()]
 
 
-@functools.cache  # notebooks of a report share their runs
 def predicted_parts(run: Run) -> dict[str, float]:
     """Return the parts of the peak that is predicted for a run; none without a prediction."""
     estimate = predicted(run.record)
@@ -88,47 +85,12 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
     return {part: sizes[part] for part in PARTS if part in sizes}
 
 
-def totals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the peak of each line as measured, predicted, and by others; those first that are predicted worst."""
-    wide = grouping.wide(rows, "bytes")
-    named = wide.rename(columns=lambda source: f"{source}_bytes")
-    if {"predicted", "measured"} <= {*wide}:
-        named["predicted over measured"] = wide["predicted"] / wide["measured"]
-        off = (named["predicted over measured"] - 1).abs()
-        named = named.loc[off.sort_values(ascending=False, kind="stable").index]
-    return named.reset_index()
-
-
 @style.figure
-def figure(rows: pd.DataFrame, per_parameter: bool = False) -> Figure:
+def figure(rows: pd.DataFrame) -> Figure:
     """Peak memory of a rank, by what its tensors are for; marks are the sums that others give."""
-    note = f"Bars: the run with the highest peak, {style.counted(rows)}; pale: predicted; hatched: virtual ranks or an"
-    note += " emulated smaller device. The ZeRO paper counts weights, gradients and optimizer states alone. Without a"
-    note += " GPU, host and device are one memory, so the split of what is offloaded is predicted."
-    lengths = rows["bytes"] / (rows["parameters"] if per_parameter else 1)
-    words = (lambda number: f"{number:.3g}") if per_parameter else size
-    drawing = style.stacks(rows.assign(length=lengths), "part", style.PARTS, words, note)
-    unit = " (bytes per parameter)" if per_parameter else ""
-    drawing.axes[-1].set_xlabel(f"peak memory of a rank{unit}", loc="right")
+    note = "Bars: the run with the highest peak; pale: predicted; hatched: virtual ranks or an emulated smaller device."
+    note += " The ZeRO paper counts weights, gradients and optimizer states alone. Without a GPU, host and device are"
+    note += " one memory, so the split of what is offloaded is predicted."
+    drawing = style.stacks(rows.assign(length=rows["bytes"]), "part", style.PARTS, size, note)
+    drawing.axes[-1].set_xlabel("peak memory of a rank", loc="right")
     return drawing
-
-
-# --- what changes the 16 bytes -------------------------------------------------------------------------------------
-
-
-def states(runs: Runs) -> pd.DataFrame:
-    """Return the bytes of each component per parameter, predicted and measured on the first rank between two steps."""
-    rows = []
-    known = [run for run in runs.done if metrics.components(run.record) and run.record.observed.parameters]
-    for repeats in by(known, "optimizer", "lora_rank", "train_only", "precision", "arm", "ranks", "model").values():
-        run = repeats[0]
-        parameters = run.record.observed.parameters or 1
-        after_step = run.record.memory.components.per_rank[0].after_step
-        theory = predicted(run.record)
-        place = columns(run, "optimizer", "lora_rank", "train_only", "precision", "arm", "ranks")
-        for component in COMPONENTS:
-            ours = theory.after_step.get(component, 0) / parameters if theory else None
-            seen = after_step.get(component, 0) / parameters
-            if ours or seen:
-                rows.append(place | {"component": component, "predicted": ours, "measured": seen, "n": len(repeats)})
-    return pd.DataFrame(rows).dropna(axis="columns", how="all")

@@ -1,4 +1,4 @@
-"""Seconds of a step: against memory, and with one setting varied. Ratios are of runs in one environment."""
+"""Seconds of a step, and beside them the memory that they buy."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.records import compare, metrics
-from study.records.groups import by, groups, lines
+from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import ORDER, SET_BY_MODEL, columns, split_by_ranks
+from study.report.grouping import columns, split_by_ranks
 from study.report.style import FAINT, PUBLISHED, colour
 
 
@@ -73,33 +73,3 @@ def figure_of_steps(rows: pd.DataFrame) -> Figure:
     note += " measured, nor whether activations were recomputed; the data file names them."
     predicted: style.Look = {"color": FAINT, "marker": "o", "markerfacecolor": style.CARD}
     return style.finished(drawing, style.keys([], {"predicted": predicted, "measured by others": PUBLISHED}), note)
-
-
-def varied(runs: Runs, setting: str) -> pd.DataFrame:
-    """Return losses, seconds, memory and bytes of each value of a setting, with all else equal."""
-    rows = []
-    chosen = [run for run in runs.done if run.kind == "real" and not run.record.is_script]
-    for group, members in groups(chosen, without=(setting, *SET_BY_MODEL * (setting == "model"))).items():
-        alike = by(members, *({"arm", "ranks"} - {setting})).values()
-        if any(len({run.facts[setting] for run in mine}) > 1 for mine in alike):
-            rows += [{"group": group, "order": ORDER[run.record.arm]} | _row(run, setting) for run in members]
-    if not rows:
-        return pd.DataFrame()
-    place = ["group", "order", "arm", setting, "ranks"]
-    place = list(dict.fromkeys(place))
-    table = pd.DataFrame(rows).groupby(place, sort=False, dropna=False)
-    medians = table.median().assign(peak_mb=table["peak_mb"].max(), n=table.size()).reset_index()
-    in_order = medians.sort_values(["order", setting], kind="stable").drop(columns="order")
-    return in_order.sort_values("group", kind="stable").dropna(axis="columns", how="all")
-
-
-def _row(run: Run, setting: str) -> dict:
-    """Return what a run measured, with unknown numbers as NaN. Seconds of a CPU say nothing about GPUs."""
-    peak_bytes = metrics.peak_bytes(run.record)
-    measured = {
-        "final_loss": run.record.loss.train[-1] if run.record.loss.train else None,
-        "step_s": metrics.value(run.record, "step_s") if run.record.observed.device == "cuda" else None,
-        "peak_mb": peak_bytes / 1e6 if peak_bytes else None,
-        "moved_mb": sum(metrics.sent(run.record).values()) / 1e6 or None,
-    }
-    return columns(run, "arm", setting, "ranks") | {name: np.nan if v is None else v for name, v in measured.items()}

@@ -3,13 +3,12 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core import gpus
 from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, in_order
+from study.report.grouping import columns
 
 COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
 
@@ -24,27 +23,14 @@ def table(runs: Runs) -> pd.DataFrame:
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = repeats[0]
-            about = {
-                "group": group,
-                "panel": group,
-                "line": line,
-                "passes": run.record.requested.accumulation,
-                "n": len(repeats),
-            }
+            about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
             about |= columns(run, "arm", "ranks", "kind")
-            bars = {COUNTED: _counted(run), PAPER: _of_paper(run)}
-            for source, times_of in bars.items():
-                rows += [
-                    about | {"source": source, "collective": kind, "times": sent} for kind, sent in times_of.items()
-                ]
+            for kind, sent in sent_bytes(run).items():
+                times = sent / _all_reduce_bytes(run)
+                if times > 1e-4:  # averaging a loss is too small for a bar
+                    rows.append(about | {"source": COUNTED, "collective": kind.replace("_", "-"), "times": times})
+            rows += [about | {"source": PAPER, "collective": kind, "times": times} for kind, times in _of_paper(run)]
     return pd.DataFrame(rows)
-
-
-def _counted(run: Run) -> dict[str, float]:
-    """Return multiples of an all-reduce, without collectives too small for a bar, such as averaging a loss."""
-    all_reduce = _all_reduce_bytes(run)
-    moved = {kind.replace("_", "-"): sent / all_reduce for kind, sent in sent_bytes(run).items()}
-    return {kind: times for kind, times in moved.items() if times > 1e-4}
 
 
 def _all_reduce_bytes(run: Run) -> float:
@@ -54,10 +40,13 @@ def _all_reduce_bytes(run: Run) -> float:
     return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
-def _of_paper(run: Run) -> dict[str, float]:
-    if run.record.observed.stage:
-        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.record.observed.stage == 3 else 0.5}
-    return {} if run.record.observed.fsdp else {"all-reduce": 1.0}
+def _of_paper(run: Run) -> list[tuple[str, float]]:
+    if run.record.observed.fsdp:
+        return []
+    # Of a stage the paper counts one reduce-scatter, and each all-gather is half of an all-reduce as well.
+    gathers = {1: 0.5, 2: 0.5, 3: 1.0}
+    stage = run.record.observed.stage
+    return [("reduce-scatter", 0.5), ("all-gather", gathers[stage])] if stage else [("all-reduce", 1.0)]
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
@@ -78,49 +67,7 @@ def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
-    note = (
-        f"Bars: counted, {style.counted(rows)}; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce"
-    )
-    note += " sends the data twice."
+    note = "Bars: counted; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce sends the data twice."
     drawing = style.stacks(rows.assign(length=rows["times"]), "collective", style.COLLECTIVES, "{:.3g}".format, note)
     drawing.axes[-1].set_xlabel("bytes sent in a step (1 = one all-reduce of the gradients)", loc="right")
     return drawing
-
-
-# --- inside and between nodes --------------------------------------------------------------------------------------
-
-
-def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
-    """Return bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
-
-    A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
-    what gloo should write.
-    """
-    several = [
-        run
-        for run in runs.done
-        if metrics.sent(run.record) and run.record.observed.ranks and run.record.observed.ranks > node_ranks
-    ]
-    several = [run for run in several if not (run.record.observed.ranks or 0) % node_ranks]
-    rows = []
-    for group, members in groups(several).items():
-        rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
-    return pd.DataFrame(rows)
-
-
-def _between_nodes(run: Run, node_ranks: int) -> dict:
-    per_kind = run.record.traffic.per_rank[0]
-    moved: gpus.Groups = {kind: {**count.by_ranks(run.record.observed.ranks or 1)} for kind, count in per_kind.items()}
-    split = gpus.by_node(moved, node_ranks)
-    wire = metrics.wire_bytes_per_rank(run.record)[0]
-    kernel = run.record.traffic.kernel_bytes_written[0]
-    components = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
-    peak_bytes = metrics.peak_bytes(run.record)
-    return columns(run, "arm", "ranks", "kind") | {
-        "inside_mb": sum(split["inside"].values()) / 1e6,
-        "between_mb": sum(split["between"].values()) / 1e6,
-        "a_node_sends_mb": gpus.sent_by_a_node(moved, node_ranks) / 1e6,
-        "kernel": kernel / wire if wire and kernel else None,
-        "weights_at_peak_mb": components.get("weights", 0) / 1e6 if components else None,
-        "peak_mb": peak_bytes / 1e6 if peak_bytes else None,
-    }
