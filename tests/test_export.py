@@ -22,13 +22,13 @@ def dataset(tmp_path_factory):
 
 def test_every_table_has_its_declared_columns(dataset):
     card = (dataset / "README.md").read_text()
-    for name, form in export.forms().items():
+    for name, form in export.FORMS.items():
         frame = pd.read_parquet(dataset / "data" / f"{name}.parquet")
         assert len(frame) > 0, name
-        expected = {column: export.DTYPES[kind] for column, (kind, _) in form.columns.items()}
+        expected = {column: export.DTYPES[kind] for column, (kind, _) in form["columns"].items()}
         assert {column: str(dtype) for column, dtype in frame.dtypes.items()} == expected, name
         assert f"data_files: data/{name}.parquet" in card
-        assert all(f"| `{column}` |" in card for column in form.columns)
+        assert all(f"| `{column}` |" in card for column in form["columns"])
     runs = pd.read_parquet(dataset / "data" / "runs.parquet")
     assert not runs.duplicated(["machine", "run"]).any()
 
