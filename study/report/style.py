@@ -25,9 +25,9 @@ from study.core.arms import NAMES
 from study.core.files import from_toml
 from study.report.grouping import parts
 
-EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
 TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib
+COLUMNS = 3  # of a legend
 LINE = 0.16  # inches: the height of a line of text
 Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
 INK, FAINT, CARD, SHADE = "#1d1d1f", "#5c5c63", "#ffffff", "#f3d3ad"  # as in figures.mplstyle, and a light orange
@@ -57,18 +57,12 @@ def panels(heights: list[float], **options) -> tuple[Figure, list[Axes]]:
     return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)[:, 0])
 
 
-def _look(arm: str) -> tuple[str, str]:
-    """An arm's colour and marker; a variant has the colour of the arm that it varies, and an unknown arm is grey."""
-    known = [name for name in ARMS if arm.startswith(f"{name}_")]
-    return ARMS.get(arm) or (ARMS[max(known, key=len)][0] if known else FAINT, ".")
-
-
 def colour(arm: str) -> str:
-    return _look(arm)[0]
+    return ARMS.get(arm, (FAINT, "."))[0]
 
 
 def marker(arm: str) -> str:
-    return _look(arm)[1]
+    return ARMS.get(arm, (FAINT, "."))[1]
 
 
 def ordered(arms: Iterable[str]) -> list[str]:
@@ -77,29 +71,26 @@ def ordered(arms: Iterable[str]) -> list[str]:
     return [arm for arm in NAMES if arm in names] + sorted(names - set(NAMES))
 
 
-def keys(arms: Iterable[str], marks: Mapping[str, Look] | None = None) -> list[Line2D]:
-    """Return legend entries: arms in their order, and then other marks by their label."""
-    entries = [Line2D([], [], label=arm, color=colour(arm), marker=marker(arm)) for arm in ordered(arms)]
-    return entries + [Line2D([], [], label=label, **look) for label, look in (marks or {}).items()]
+def keys(looks: Mapping[str, Look]) -> list[Line2D]:
+    """Return legend entries of lines and marks by their label."""
+    return [Line2D([], [], label=label, **look) for label, look in looks.items()]
 
 
-def patches(colours: Mapping[str, str]) -> list[Patch]:
-    return [Patch(facecolor=tone, edgecolor=FAINT, linewidth=0.6, label=name) for name, tone in colours.items()]
+def keys_of_arms(arms: Iterable[str]) -> list[Line2D]:
+    return keys({arm: {"color": colour(arm), "marker": marker(arm)} for arm in ordered(arms)})
 
 
-def finished(drawing: Figure, entries: list, note: str = "", columns: int = 3) -> Figure:
+def finished(drawing: Figure, entries: list, note: str) -> Figure:
     """The figure with a legend above its panels and a note below them: how many runs, and what to beware of."""
     note = textwrap.fill(note, NOTE_LETTERS)
-    height = drawing.get_figheight() + LINE * (note.count("\n") + 1)  # the panels keep their height
-    if entries:
-        height += 0.1 + 0.19 * math.ceil(len(entries) / columns)
-        drawing.legend(handles=entries, loc="outside upper left", ncols=columns, columnspacing=1.2, handletextpad=0.5)
+    rows = note.count("\n") + 1 + 1.2 * math.ceil(len(entries) / COLUMNS)
+    drawing.legend(handles=entries, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5)
     drawing.supxlabel(note, x=0.01, ha="left", fontsize=8.5, color=FAINT)
     for axes in drawing.axes:
-        lines = [textwrap.fill(line, TITLE_LETTERS) for line in axes.get_title("left").splitlines()]
-        axes.set_title("\n".join(lines))
-        height += LINE * sum(line.count("\n") for line in lines)
-    drawing.set_figheight(height)
+        title = "\n".join(textwrap.fill(line, TITLE_LETTERS) for line in axes.get_title("left").splitlines())
+        axes.set_title(title)
+        rows += title.count("\n")
+    drawing.set_figheight(drawing.get_figheight() + 0.1 + LINE * rows)  # the panels keep their height
     return drawing
 
 
@@ -120,13 +111,18 @@ def stacks(
     for ax, (title, mine) in zip(axes, below.items(), strict=True):
         draw_stacks(ax, mine, part, colours, words)
         ax.set_title(title)
-    return finished(drawing, stack_keys(rows, part, colours), note, 3)
+    return finished(drawing, stack_keys(rows, part, colours), note)
 
 
 def stack_keys(rows: pd.DataFrame, part: str, colours: Mapping[str, str]) -> list:
     """Return the legend of stacks: the parts and the marks that there are."""
-    shown = {name: tone for name, tone in colours.items() if (rows[part] == name).any()}
-    return [*patches(shown), *keys([], {name: look for name, look in MARKS.items() if (rows["source"] == name).any()})]
+    parts_shown, sources = set(rows[part]), set(rows["source"])
+    patches = [
+        Patch(facecolor=tone, edgecolor=FAINT, linewidth=0.6, label=name)
+        for name, tone in colours.items()
+        if name in parts_shown
+    ]
+    return patches + keys({name: look for name, look in MARKS.items() if name in sources})
 
 
 def draw_stacks(
@@ -136,17 +132,14 @@ def draw_stacks(
     lines = parts(rows, "line")
     for place, mine in enumerate(lines.values()):
         (bar, pieces), *others = parts(mine, "source").items()
-        hatch = "////" if bar != "predicted" and (pieces["kind"] != "real").any() else None
-        end = 0.0
-        for name, length in zip(pieces[part], pieces["length"], strict=True):
-            look: dict[str, Any] = {
-                "color": colours.get(name, FAINT),
-                "hatch": hatch,
-                "alpha": 0.55 if bar == "predicted" else 1,
-            }
-            ax.barh(place, length, 0.8, end, edgecolor=FAINT, linewidth=0.6, **look)
-            end += length
-        ends = [end]
+        look: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}
+        if bar == "predicted":
+            look["alpha"] = 0.55
+        elif (pieces["kind"] != "real").any():
+            look["hatch"] = "////"
+        starts = pieces["length"].cumsum() - pieces["length"]
+        ax.barh(place, pieces["length"], 0.8, starts, color=[colours.get(name, FAINT) for name in pieces[part]], **look)
+        ends = [pieces["length"].sum()]
         for source, theirs in others:
             ends.append(theirs["length"].sum())
             ax.plot(ends[-1], place, **MARKS[source])
@@ -157,12 +150,6 @@ def draw_stacks(
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(lambda value, _: words(value) if value else "0")
-
-
-def counted(rows: pd.DataFrame) -> str:
-    """Return how many runs there are behind each mark, as a note states it."""
-    counts = [int(count) for count in rows["n"] if count]
-    return "n = " + " to ".join(dict.fromkeys([str(min(counts, default=0)), str(max(counts, default=0))]))
 
 
 def annotate(axes: Axes, text: str, x: float, y: float) -> None:

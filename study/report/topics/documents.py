@@ -95,7 +95,7 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
         ax.set_ylabel("loss (nats)")
     axes[-1].set_xlabel("optimizer step of each training")
     note = f"Points: mean loss of {rows['step'].min()} steps (n = {rows['seed'].nunique()} seeds)."
-    return style.finished(drawing, style.keys([], marks), f"{note} Bands: from the lowest to the highest seed.")
+    return style.finished(drawing, style.keys(marks), f"{note} Bands: from the lowest to the highest seed.")
 
 
 # --- claims --------------------------------------------------------------------------------------------------------

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from study.records.compare import loss_distances
 from study.records.groups import groups, lines
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 from study.report import style
 from study.report.grouping import columns, parts
-from study.report.style import EXACT, colour, marker
+from study.report.style import colour, marker
 
+EXACT = 1e-9  # nats: smaller differences are drawn as if the axis were linear
 DASH = 4  # points: lines alternate as dashes of this length, so that those which coincide are seen
 
 
@@ -28,23 +28,16 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     chosen = [
         run for run in runs.done if run.record.loss.train and not run.record.is_virtual and not run.record.is_script
     ]
-    rows = []
+    curves = [pd.DataFrame()]
     for group, members in groups(run for run in chosen if not tasks or run.record.requested.task in tasks).items():
         for line, repeats in lines(members).items():
             for run in repeats:
-                rows.append(_curve(group, line, run, *loss_distances(run, members, baseline)))
-    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
-
-
-def _curve(group: str, line: str, run: Run, against: str | None, distances: list[float]) -> pd.DataFrame:
-    about: dict[str, Any] = {"group": group, "line": line, "run": run.record.run_id}
-    about |= columns(run, "arm", "seed", "rows_per_step", "kind")
-    about |= {
-        "step": np.arange(1, len(run.record.loss.train) + 1),
-        "loss": run.record.loss.train,
-        "against": against,
-    }
-    return pd.DataFrame(about | {"difference": distances or np.nan})
+                losses = run.record.loss.train
+                against, distances = loss_distances(run, members, baseline)
+                about: dict[str, Any] = {"group": group, "line": line, "run": run.record.run_id, "against": against}
+                about |= columns(run, "arm", "seed", "kind") | {"step": np.arange(1, len(losses) + 1), "loss": losses}
+                curves.append(pd.DataFrame(about | {"difference": distances or np.nan}))
+    return pd.concat(curves, ignore_index=True)
 
 
 def parity(rows: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +68,7 @@ def figure(rows: pd.DataFrame) -> Figure:
     note = "Lines: means over runs. Bands: from the lowest to the highest run. Lines alternate as dashes, because most"
     note += " coincide. Lower panel: the largest difference of any run at each step. Arms with other rows in a step are"
     note += " in the table alone."
-    return style.finished(drawing, style.keys(rows["arm"]), note)
+    return style.finished(drawing, style.keys_of_arms(rows["arm"]), note)
 
 
 def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
@@ -86,18 +79,14 @@ def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
-    """Draw a row for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
+    """Draw a row for each arm, and in it a point for each step."""
     for place, mine in enumerate(rows_of.values()):
-        arm = mine["arm"].iloc[0]
-        furthest = mine.groupby("step")["difference"].max().clip(lower=EXACT)
-        look: dict[str, Any] = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
-        ax.plot(furthest, [place] * len(furthest), marker(arm), **look)
+        arm, against = mine[["arm", "against"]].iloc[0]
+        furthest = mine.groupby("step")["difference"].max()
+        ax.plot(furthest, [place] * len(furthest), marker(arm), color=colour(arm), markersize=4, alpha=0.6)
     style.name_bars(ax, rows_of)
-    against = next(iter(rows_of.values()))["against"].iloc[0]
-    ax.set(xscale="log", xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(EXACT / 1.6, None))
-    ax.xaxis.set_major_locator(LogLocator(10, numticks=9))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.xaxis.set_major_formatter(lambda value, _: "0" if value <= EXACT else f"{value:.0e}".replace("e-0", "e-"))
+    ax.set_xscale("symlog", linthresh=EXACT)  # a logarithmic axis that has a place for zero
+    ax.set(xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(-EXACT / 4, None))
 
 
 def band(ax: Axes, rows: pd.DataFrame, tone: str, **look: Any) -> None:

@@ -72,4 +72,4 @@ def figure_of_steps(rows: pd.DataFrame) -> Figure:
     note = "Nothing was measured on a GPU here. DDP would not fit into 80 GB. Others do not say on which GPUs they"
     note += " measured, nor whether activations were recomputed; the data file names them."
     predicted: style.Look = {"color": FAINT, "marker": "o", "markerfacecolor": style.CARD}
-    return style.finished(drawing, style.keys([], {"predicted": predicted, "measured by others": PUBLISHED}), note)
+    return style.finished(drawing, style.keys({"predicted": predicted, "measured by others": PUBLISHED}), note)
