@@ -35,7 +35,7 @@ REMEDY = "the predictor has changed: run python reproductions/laboratories/calcu
 def page(tmp_path_factory):
     """The page in a browser, once its tables are read."""
     folder = tmp_path_factory.mktemp("calculator")
-    site.Pages(folder, {}).write("calculator", **calculator.values())
+    site.Pages(folder).write("calculator", **calculator.values())
     for name in ("site.css", "site.js", calculator.SCRIPT):
         shutil.copyfile(TEMPLATES / name, folder / name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6

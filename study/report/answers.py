@@ -24,7 +24,6 @@ from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import advice as in_words
 from study.report import grouping
-from study.report.grouping import parts
 from study.report.of_record import setup_of
 from study.report.topics import losses, memory, speed, traffic
 
@@ -83,15 +82,14 @@ def of_losses(runs: Runs) -> Answer:
 def trained_here(runs: Runs) -> list[Run]:
     """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
     for chosen in (runs.select(**TINY), runs):
-        of_group = groups(
-            run
-            for run in chosen.done
-            if run.record.loss.train and metrics.components(run.record) and not run.record.is_virtual
-        ).values()
-        several = [mine for mine in of_group if BASELINE in {run.record.arm for run in mine}]
-        if several:
-            return max(several, key=lambda mine: len({run.record.arm for run in mine}))
+        real = [run for run in chosen.done if metrics.components(run.record) and not run.record.is_virtual]
+        if with_baseline := [mine for mine in groups(real).values() if BASELINE in _arms(mine)]:
+            return max(with_baseline, key=lambda mine: len(_arms(mine)))
     return []
+
+
+def _arms(members: list[Run]) -> set[str]:
+    return {run.record.arm for run in members}
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -100,12 +98,10 @@ def trained_here(runs: Runs) -> list[Run]:
 def of_memory(runs: Runs) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
     at_scale = of_scale(runs)
-    tiny = list({run.record.arm: run for run in trained_here(runs) if (run.record.observed.ranks or 1) > 1}.values())
-    rows = pd.DataFrame([row for mine in (*at_scale.values(), tiny) for row in memory_rows(mine)])
+    tiny = {run.record.arm: run for run in trained_here(runs) if run.record.observed.ranks != 1}
+    rows = pd.DataFrame([row for mine in (*at_scale, list(tiny.values())) for row in memory_rows(mine)])
     if rows.empty:
         return Answer("memory", AT_SCALE)
-    rows = rows.sort_values("arm", key=lambda arms: arms.map(grouping.ORDER), kind="stable")
-    rows = pd.concat(parts(rows.sort_values("parameters", ascending=False, kind="stable"), "panel").values())
     first = rows.groupby(["panel", "arm"], sort=False)["source"].transform("first")
     peaks = rows[(rows["source"] == first) & (rows["part"] != "host memory")]
     wide = peaks.groupby(["arm", "model"], sort=False)["bytes"].sum().unstack("model", sort=False)
@@ -113,16 +109,12 @@ def of_memory(runs: Runs) -> Answer:
     return Answer("memory", "" if at_scale else AT_SCALE, table, rows, memory.figure(rows))
 
 
-def of_scale(runs: Runs) -> dict[str, list[Run]]:
+def of_scale(runs: Runs) -> list[list[Run]]:
     """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
     known = [run for run in runs.select(ranks=RANKS, virtual=True).done if run.record.cell.protocol == PROTOCOL]
     large = [run for run in known if run.record.requested.model == MODEL and run.record.requested.checkpointing]
     small = [run for run in known if run.record.requested.model == SMALL]
-    return {
-        mine[0].record.requested.model or "": mine
-        for mine in (large, small)
-        if BASELINE in {run.record.arm for run in mine}
-    }
+    return [mine for mine in (large, small) if BASELINE in _arms(mine)]
 
 
 def memory_rows(members: list[Run]) -> list[dict]:
@@ -198,33 +190,35 @@ def steps() -> list[dict]:
 
 def of_traffic(runs: Runs) -> Answer:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
-    chosen = next(iter(of_scale(runs).values()), None) or trained_here(runs)
-    members = [run for run in sorted(chosen, key=grouping.in_order) if metrics.sent(run.record)]
+    members = sorted([*of_scale(runs), trained_here(runs)][0], key=grouping.in_order)
     rows = traffic.table(Runs(tuple(members)))
-    counted = traffic.by_arm(rows, traffic.COUNTED) if len(rows) else {}
-    if BASELINE not in counted or len(counted) < 2:
+    if rows.empty:
         return Answer("traffic", AT_SCALE)
-    first = members[0]
-    rows = rows.assign(panel=_panel(first), line=rows["arm"])
-    paper = traffic.by_arm(rows, traffic.PAPER)
-    sent = {run.record.arm: _sent_in(run, PASSES) for run in members}
-    several = pd.Series(sent, dtype=float) / (sent[BASELINE] or math.nan)
+    times = rows.groupby(["arm", "source"], sort=False)["times"].sum().unstack("source", sort=False)
     table = pd.DataFrame(
         {
-            "arm": arm,
-            "over DDP": counted[arm] / counted[BASELINE],
-            "by the ZeRO paper": paper.get(arm),
-            f"over DDP with {PASSES} passes, predicted": several[arm],
-        }
-        for arm in counted
+            "over DDP": times[traffic.COUNTED] / times[traffic.COUNTED][BASELINE],
+            "by the ZeRO paper": times[traffic.PAPER],
+            f"over DDP with {PASSES} passes, predicted": _sent_in(members, PASSES),
+        },
+        index=times.index,
     )
-    return Answer("traffic", "" if first.record.is_virtual else AT_SCALE, table, rows, traffic.figure(rows))
+    first = members[0]
+    command = "" if first.record.is_virtual else AT_SCALE
+    rows = rows.assign(panel=_panel(first), line=rows["arm"])
+    return Answer("traffic", command, table.reset_index(), rows, traffic.figure(rows))
 
 
-def _sent_in(run: Run, passes: int) -> float | None:
-    """Return the bytes that a run is predicted to send in a step of several passes."""
-    setup = setup_of(run.record)
-    return papers.wire_bytes(estimate(replace(setup, accumulation=passes)).traffic, setup.ranks) if setup else None
+def _sent_in(members: list[Run], passes: int) -> pd.Series:
+    """Return the bytes that arms are predicted to send in a step of several passes, as multiples of DDP's."""
+    setups = {run.record.arm: setup_of(run.record) for run in members}
+    sent = {
+        arm: papers.wire_bytes(estimate(replace(setup, accumulation=passes)).traffic, setup.ranks)
+        for arm, setup in setups.items()
+        if setup
+    }
+    sizes = pd.Series(sent, dtype=float)
+    return sizes / sizes.get(BASELINE, math.nan)
 
 
 # --- the advice --------------------------------------------------------------------------

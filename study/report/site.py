@@ -4,7 +4,6 @@ Papermill executes the notebooks and nbconvert turns them into HTML. Templates, 
 `templates/`. Nothing is loaded from a network.
 """
 
-import contextlib
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import nbformat
@@ -35,7 +33,7 @@ from study.report.tables import as_html, write_csv
 from study.report.topics import documents
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-NOTEBOOKS = ("stages", "compare", "replicate")
+NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
@@ -48,34 +46,36 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
     check(runs, out)
     # The kernel of this environment, not one of its name that the user has installed.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    with contextlib.ExitStack() as stack:
-        site = stack.enter_context(files.replaced(out))
-        executed = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pool = ThreadPoolExecutor(AT_ONCE)
-        stack.callback(pool.shutdown, cancel_futures=True)
+    with (
+        files.replaced(out) as site,
+        tempfile.TemporaryDirectory() as executed,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         (site / "data").mkdir()
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
-        waiting = {name: pool.submit(execute, name, executed, parameters) for name in NOTEBOOKS}
-        titles = {name: title_of(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4)) for name in NOTEBOOKS}
-        pages = Pages(site, titles)
+        problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
+        pages = Pages(site)
         pages.write("claims", texts=texts.texts(), faults=texts.faults(), count=texts.in_words(texts.claims()))
         pages.write("calculator", **calculator.values())
         answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
         failed = []
-        for name, future in waiting.items():
-            problem = future.result()
-            failed += [name] * bool(problem)
-            pages.write_notebook(name, nbformat.read(executed / f"{name}.ipynb", 4), problem)
+        for name, problem in zip(NOTEBOOKS, problems, strict=True):
+            pages.write_notebook(name, nbformat.read(Path(executed) / f"{name}.ipynb", 4), problem)
             say(f"{name} {problem or 'is executed'}")
-        values: dict[str, Any] = {
-            "answers": answered,
-            "advice": answers.advice()[0],
-            "failed": failed,
-            "run_count": len(runs),
-        }
-        values |= {"central": as_html(documents.claims(central=True)), "headline": texts.in_words(texts.claims())}
-        values |= {"problems": redact(notebook.set_aside(runs)), "built_utc": store.now_utc()}
-        pages.write("index", **values)
+            if problem:
+                failed.append(name)
+        pages.write(
+            "index",
+            answers=answered,
+            advice=answers.advice()[0],
+            advised=answers.ADVISED,
+            failed=failed,
+            run_count=len(runs),
+            central=as_html(documents.claims(central=True)),
+            headline=texts.in_words(texts.claims()),
+            problems=redact(notebook.set_aside(runs)),
+            built_utc=store.now_utc(),
+        )
         for name in ("site.css", "site.js", "calculator.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
@@ -90,9 +90,8 @@ def check(runs: Runs, out: Path) -> None:
         if folder.resolve().is_relative_to(out.resolve()):
             raise Stop(f"--out {out} contains the runs in {folder}", "choose a folder that does not contain them")
     if not len(runs):
-        first = f": {runs.set_aside[0]}" if runs.set_aside else ""
         folders = ", ".join(map(str, runs.folders))
-        raise Stop(f"no run can be read below {folders}{first}", "give folders with runs as --runs")
+        raise Stop(f"no run can be read below {folders}", "study runs FOLDER says what is wrong with its records")
 
 
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
@@ -104,10 +103,6 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
     except PapermillExecutionError as error:
         return f"FAILED: {error.ename}: {error.evalue}"
     return ""
-
-
-def title_of(book: nbformat.NotebookNode) -> str:
-    return book.cells[0].source.partition("\n")[0].removeprefix("# ")
 
 
 def _drawn(answer: answers.Answer, site: Path) -> dict:
@@ -122,9 +117,8 @@ def _drawn(answer: answers.Answer, site: Path) -> dict:
 class Pages:
     """The pages of a site, which all lead to each other."""
 
-    def __init__(self, site: Path, titles: dict[str, str]):
+    def __init__(self, site: Path):
         self.site = site
-        self.titles = titles
         self.claims = {each.id for each in texts.claims()} | {each.id for each in texts.faults()}
         loader = jinja2.FileSystemLoader(TEMPLATES)
         self.templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -133,7 +127,7 @@ class Pages:
     def write(self, name: str, template: str = "", **values) -> None:
         """Fill in a template. Ids of claims in tables lead to their places."""
         filled = self.templates.get_template(f"{template or name}.html")
-        page = filled.render(values | {"titles": self.titles, "here": name})
+        page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name})
         known = rf"<td>({'|'.join(map(re.escape, self.claims))})</td>"
         page = re.sub(known, r'<td><a href="claims.html#\1">\1</a></td>', page)
         # Half of a surrogate pair, as JSON may hold, cannot be encoded.
@@ -150,4 +144,4 @@ class Pages:
         exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
         exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
         body, _ = exporter.from_notebook_node(book)
-        self.write(name, "notebook", body=redact(body), problem=redact(problem), title=self.titles[name])
+        self.write(name, "notebook", body=redact(body), problem=redact(problem), title=NOTEBOOKS[name])

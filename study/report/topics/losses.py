@@ -80,12 +80,13 @@ def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
     """Draw a row for each arm, and in it a point for each step."""
+    ax.set_xscale("symlog", linthresh=EXACT)  # a logarithmic axis that has a place for zero
     for place, mine in enumerate(rows_of.values()):
         arm, against = mine[["arm", "against"]].iloc[0]
         furthest = mine.groupby("step")["difference"].max()
         ax.plot(furthest, [place] * len(furthest), marker(arm), color=colour(arm), markersize=4, alpha=0.6)
     style.name_bars(ax, rows_of)
-    ax.set_xscale("symlog", linthresh=EXACT)  # a logarithmic axis that has a place for zero
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.set(xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(-EXACT / 4, None))
 
 

@@ -58,12 +58,6 @@ def sent_bytes(run: Run) -> dict[str, float]:
     return sent
 
 
-def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:
-    """Return the multiples of an all-reduce by arm, in the order of the arms."""
-    times = rows[rows["source"] == source].groupby("arm")["times"].sum()
-    return {arm: times[arm] for arm in style.ordered(times.index)}
-
-
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
