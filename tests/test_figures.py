@@ -14,7 +14,7 @@ from shaped import finished, put, script
 from study.core.text import size
 from study.records import runs
 from study.report import style
-from study.report.grouping import parts
+from study.report.tables import parts
 from study.report.topics import (
     documents,
     losses,

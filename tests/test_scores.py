@@ -8,7 +8,7 @@ from study.predict.outside import predicting, published, scores
 from study.predict.outside.predicting import of_row, training_of
 from study.predict.outside.scores import Number
 from study.predict.setup import Library
-from study.report.outside import accuracy
+from study.report.advice import accuracy
 
 MINE = """model,gpu,gpus,arm,tokens,rows,passes,recompute,precision,memory_gb,memory_kind,step_s
 llama3-8b,H100,8,zero3,2048,1,,yes,bf16_cast,30,,0.7

@@ -14,7 +14,6 @@ from study.core.text import say, say_wrapped, show
 from study.predict.front import MOST_GPUS, Wanted, asked_for, fewest
 from study.predict.front import advise as recommend
 from study.report import advice as answer
-from study.report.outside import accuracy
 
 ENOUGH = "Enough: {0.gpus} x {0.gpu}."
 DIVIDE = "It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan."
@@ -73,7 +72,7 @@ def advise(
         detail = _command(vars(wanted) | vars(training) | vars(place) | {"gpus": question.gpus} | of_row)
     assumed = answer.assumptions(question)
     if as_json:
-        return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": accuracy()}
+        return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
     say_wrapped(*lines, "")
     show(answer.table(advice))
     if detail:
@@ -81,7 +80,7 @@ def advise(
     if details:
         say("", "Predicted for:")
         say_wrapped(*assumed, indent="  ", first="- ")
-        say_wrapped("", accuracy(), *model.remarks())
+        say_wrapped("", answer.accuracy(), *model.remarks())
     return None
 
 

@@ -24,8 +24,7 @@ from study.predict.front import (
     step_time,
 )
 from study.predict.front import estimate as predict
-from study.report.advice import of_card, recompute_note
-from study.report.outside import accuracy
+from study.report.advice import accuracy, of_card, recompute_note
 
 Fits = Literal["yes", "only just", "no"]
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}

@@ -23,7 +23,7 @@ from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import advice as in_words
-from study.report import grouping
+from study.report import tables
 from study.report.of_record import setup_of
 from study.report.topics import losses, memory, speed, traffic
 
@@ -124,9 +124,9 @@ def memory_rows(members: list[Run]) -> list[dict]:
     models a GPU would need other memory than the CPU on which the other arms were measured.
     """
     rows: list[dict] = []
-    for run in sorted(members, key=grouping.in_order):
+    for run in sorted(members, key=tables.in_order):
         about = {"model": title_of(run), "panel": _panel(run), "line": run.record.arm, "n": 1}
-        about |= grouping.columns(run, "arm", "ranks", "kind", "parameters")
+        about |= tables.columns(run, "arm", "ranks", "kind", "parameters")
         if not memory.has_one_memory(run):
             rows += memory.stack(about, MEASURED, memory.part_bytes(metrics.components(run.record)), 1)
             rows += memory.stack(about, PREDICTED, memory.predicted_parts(run), 1)
@@ -190,7 +190,7 @@ def steps() -> list[dict]:
 
 def of_traffic(runs: Runs) -> Answer:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
-    members = sorted([*of_scale(runs), trained_here(runs)][0], key=grouping.in_order)
+    members = sorted([*of_scale(runs), trained_here(runs)][0], key=tables.in_order)
     rows = traffic.table(Runs(tuple(members)))
     if rows.empty:
         return Answer("traffic", AT_SCALE)

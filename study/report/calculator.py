@@ -21,7 +21,7 @@ from study.predict.front import (
     reserve_bytes,
 )
 from study.report import style
-from study.report.outside import accuracy
+from study.report.advice import accuracy
 from study.report.topics import memory
 
 FILE = Path(__file__).with_name("calculator.json.gz")

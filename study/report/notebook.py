@@ -16,7 +16,7 @@ from study.core.errors import Stop
 from study.core.files import safe_join
 from study.records import runs as records
 from study.records.runs import Run, Runs
-from study.report import grouping
+from study.report import tables
 from study.report.style import svg
 from study.report.tables import as_html, write_csv
 
@@ -55,7 +55,7 @@ class Book:
         self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2, **options
     ) -> None:
         """Draw one figure for each of the groups with the most arms."""
-        for number, mine in enumerate(grouping.largest_groups(rows, most) or [rows], 1):
+        for number, mine in enumerate(tables.largest_groups(rows, most) or [rows], 1):
             self.figure(draw, mine, f"{name}-{number}", command, **options)
 
     def table(

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from study.core.arms import NAMES
 from study.core.files import from_toml
-from study.report.grouping import parts
+from study.report.tables import parts
 
 WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
 TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib

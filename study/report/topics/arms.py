@@ -7,7 +7,7 @@ from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import groups
 from study.records.runs import Run, Runs
-from study.report import grouping, style
+from study.report import style, tables
 from study.report.topics import traffic
 
 STAGES = ("zero1", "zero2", "zero3")
@@ -22,7 +22,7 @@ def by_task(runs: Runs) -> list[dict]:
     """Return a group for each task and model: a row for each arm, and the answers that the rows give."""
     real = [run for run in runs if not run.record.is_virtual and not run.record.is_script]
     compared = []
-    for group, members in groups(real, only=grouping.SETTINGS).items():
+    for group, members in groups(real, only=tables.SETTINGS).items():
         arms = style.ordered(run.record.arm for run in members)
         rows = [_row([run for run in members if run.record.arm == arm], members) for arm in arms]
         if len(rows) > 1:

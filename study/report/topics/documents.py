@@ -10,8 +10,8 @@ from study.predict.front import Setup, estimate, named
 from study.records import metrics
 from study.records.runs import Runs
 from study.report import style
-from study.report.grouping import parts
 from study.report.style import FAINT, INK
+from study.report.tables import parts
 from study.report.topics import memory
 from study.report.topics.losses import band
 

@@ -12,8 +12,8 @@ from study.records.compare import loss_distances
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import style
-from study.report.grouping import columns, parts
 from study.report.style import colour, marker
+from study.report.tables import columns, parts
 
 EXACT = 1e-9  # nats: smaller differences are drawn as if the axis were linear
 DASH = 4  # points: lines alternate as dashes of this length, so that those which coincide are seen

@@ -12,8 +12,8 @@ from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
-from study.report.grouping import SETTINGS, columns, split_by_ranks
 from study.report.of_record import predicted
+from study.report.tables import SETTINGS, columns, split_by_ranks
 
 PARTS = {
     "weights": ("weights",),

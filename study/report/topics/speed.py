@@ -10,8 +10,8 @@ from study.records import compare, metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, split_by_ranks
 from study.report.style import FAINT, PUBLISHED, colour
+from study.report.tables import columns, split_by_ranks
 
 
 def timed(runs: Runs) -> list[Run]:

@@ -8,7 +8,7 @@ from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns
+from study.report.tables import columns
 
 COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
 
