@@ -60,16 +60,9 @@ def test_a_page_is_whole_and_readable(page, show):
     assert opened.get_log("browser") == []
 
 
-def test_the_audit_can_fail(show):
-    opened = show("compare")
-    opened.execute_script("document.body.firstElementChild.style.width = '3000px'")
-    opened.execute_script("document.querySelector('main p').style.color = '#aaa'")
-    problems = " ".join(opened.execute_script(AUDIT))
-    assert "wider than the window" in problems
-    assert "contrast" in problems
-
-
 PLANTED = {
+    "wider than the window": "document.body.firstElementChild.style.width = '3000px'",
+    "contrast": "document.querySelector('main p').style.color = '#aaa'",
     "half of its row is empty": "for (const each of document.querySelectorAll('.output > :has(figure)'))"
     " each.style.cssText = 'grid-column: 1 / -1; max-width: 20rem'",
     "px high": "for (const svg of document.querySelectorAll('figure svg')) svg.style.width = '25rem'",
@@ -80,7 +73,6 @@ PLANTED = {
 @pytest.mark.parametrize("problem", PLANTED)
 def test_the_audit_sees(problem, show):
     opened = show("compare", 1440)
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme("dark"))
     assert opened.execute_script(AUDIT) == []
     opened.execute_script(PLANTED[problem])
     assert problem in " ".join(opened.execute_script(AUDIT))

@@ -153,13 +153,3 @@ def test_as_many_rows_as_the_page_says_fit_and_one_more_does_not(page):
     for more, fits in ((0, True), (1, False)):
         type_in(page, rows=rows + more)
         assert (shown(page)["zero3"][0] != "no") == fits
-
-
-def test_a_number_that_cannot_be_is_named_and_nothing_is_shown_for_it(page):
-    type_in(page, model="gpt-j-6b", tokens=2049)
-    assert page.find_element("id", "problem").text == "This model reads at most 2048 tokens per row."
-    type_in(page, tokens=1)
-    assert page.find_element("id", "problem").text == "Tokens per row must be a whole number, at least 2."
-    assert not page.find_element("id", "answer").is_displayed()
-    type_in(page, tokens=2048)
-    assert page.find_element("id", "answer").is_displayed()

@@ -28,26 +28,13 @@ FOUR = ("ddp", "zero1", "zero2", "zero3")
 
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory):
-    """Runs of every kind that figures show: arms, seeds, sizes, batches, virtual ranks, the script."""
-    folder, seconds = tmp_path_factory.mktemp("runs"), {"ddp": 0.1, "zero1": 0.11, "zero2": 0.12, "zero3": 0.2}
-    records = []
+    """Four arms with three seeds each, and the script."""
+    seconds, records = {"ddp": 0.1, "zero1": 0.11, "zero2": 0.12, "zero3": 0.2}, []
     for (number, arm), seed in itertools.product(enumerate(FOUR), (1, 2, 3)):
         values = {"step": seconds[arm] * (1 + seed / 1000), "loss": 2.0 + seed / 100 + 1e-5 * number}
         records.append(finished(f"arms-{arm}-{seed}", arm, 2, seed, gpu=True, **values))
-    for model, arm, seed in itertools.product(("bert-tiny", "bert-base"), ("single", "zero3_cpu"), (1, 2, 3)):
-        step = {"single": 0.1, "zero3_cpu": 0.15}[arm] * (10 if model == "bert-base" else 1) + seed / 1000
-        records.append(finished(f"ladder-{arm}-{model}-{seed}", arm, 1, seed, model, "fp32", 4, step=step, gpu=True))
-    for rows, arm in itertools.product((1, 4, 16), ("ddp", "zero2", "zero3")):
-        records.append(
-            finished(f"rows-{arm}-{rows}", arm, micro_batch=rows, sequence=32, step=seconds[arm] * rows, gpu=True)
-        )
-    records.append(finished("virtual-zero2", "zero2", 64, virtual=True, gpu=True))
     records += [script(f"script-{repair}-{seed}", repair, seed) for repair in ("none", "engaged") for seed in (1, 2)]
-    return runs.load(put(folder, *records))
-
-
-def largest_group(rows: pd.DataFrame) -> pd.DataFrame:
-    return max(parts(rows, "group").values(), key=len)
+    return runs.load(put(tmp_path_factory.mktemp("runs"), *records))
 
 
 FIGURES = {
@@ -57,14 +44,12 @@ FIGURES = {
     "script": (documents.figure_of_script, documents.script),
     "memory_000": (memory.figure, documents.memory_000),
 }
-GROUPED = ("losses", "memory", "traffic")
 
 
 @pytest.fixture(scope="module")
 def drawn(all_runs):
     """Each figure once, laid out, with its rows."""
     rows = {name: table(all_runs) for name, (_, table) in FIGURES.items()}
-    rows |= {name: largest_group(rows[name]) for name in GROUPED}
     pairs = {name: (FIGURES[name][0](mine), mine) for name, mine in rows.items()}
     for figure, _ in pairs.values():
         FigureCanvasAgg(figure).draw()
@@ -147,7 +132,7 @@ def test_stacked_bars(drawn, name, value):
 
 
 def test_frontier(all_runs):
-    rows = largest_group(speed.frontier(all_runs)).set_index("line")
+    rows = speed.frontier(all_runs).set_index("line")
     assert rows.loc[[*FOUR], "median"].tolist() == pytest.approx([0.1002, 0.11022, 0.12024, 0.2004])
     assert (rows["low"] < rows["median"]).all()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, at_home, launch
 from packaging.requirements import Requirement
-from shaped import finished, put
+from shaped import put
 from test_cli import in_this_process
 
 from study.core.errors import Stop
@@ -128,41 +128,12 @@ def test_a_folder_that_is_not_there_names_those_that_are():
     assert caught.value._render_traceback_() == [caught.value.sentence], "a notebook shows one sentence"
 
 
-def test_a_page_of_a_document_draws_the_runs_of_its_protocol(book):
-    """A record that does not name its protocol is in a folder that does."""
-    runs = [finished("mine", cell__protocol="stages"), finished("other", cell__protocol="smoke"), finished("by-hand")]
-    assert [run.record.run_id for run in book(*runs).of("stages")] == ["mine"]
-
-
 def run_colab(shell, **parameters) -> None:
     """Run the cells of the notebook here. A line that IPython would give to a shell is given to `shell`."""
     space = {"shell": shell}
     for number, source in enumerate(sources(ROOT / "notebooks" / "colab.ipynb")):
         exec(source, space)
         space |= {} if number else parameters  # the first cell has the parameters
-
-
-@pytest.mark.parametrize(
-    ("source", "fails", "sentence"),
-    [
-        ("", None, "Set `source`"),
-        (
-            "https://example.org/none",
-            "pip install",
-            r"pip could not install 'zero-study.* @ git\+https://example.org/none'",
-        ),
-        ("https://example.org/some", None, "The study cannot be imported"),
-    ],
-)
-def test_colab_ends_at_the_step_that_failed(source, fails, sentence, monkeypatch, tmp_path):
-    lines = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    shell = lambda line: lines.append(line) or (1 if fails and fails in line else 0)  # noqa: E731
-    with pytest.raises(AssertionError, match=sentence):
-        run_colab(shell, source=source)
-    assert bool(lines) == bool(source)
-    assert not fails or fails in lines[-1], "and nothing after it was run"
 
 
 def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):

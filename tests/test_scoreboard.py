@@ -1,11 +1,9 @@
 """The scoreboard: the same measured peaks for every predictor, and None where a predictor has no answer."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from conftest import ROOT, TRAINED
-from scoreboard import measured_on_gpu, score, scored
+from scoreboard import measured_on_gpu, score
 from shaped import changed, finished, put, run
 
 from study.core.shapes import config_of
@@ -32,28 +30,6 @@ def test_our_prediction_is_within_five_per_cent(arm, trained):
     assert abs(row["ours"]) < 0.05
     assert abs(row["accelerate"]) > abs(row["ours"])
     assert (row["deepspeed"] is None) == (arm in ("ddp", "zero1")), "it has estimators for stages 2 and 3 only"
-
-
-def test_held_out_is_a_part_of_the_protocol():
-    invented = finished()
-    assert not row_of(invented)["held out"]
-    cell = {"protocol": "scoreboard", "part": "held-out-gpt-j", "scale": "tiny", "repeat": 1}
-    assert row_of(invented | {"cell": cell})["held out"]
-    named = {"run_id": "held-out-gpt-j-ddp-0123-r1.1", "cell": cell | {"part": "gpt2"}}
-    assert not row_of(invented | named)["held out"]
-
-
-def test_runs_that_are_left_out_are_named_with_the_reason(tmp_path, capsys):
-    own = changed(finished("own"), requested__model="my/own")
-    other = changed(finished("other"), observed__parameters=10**6)
-    odd = changed(finished("odd"), memory__components__per_rank=3)
-    assert len(scored(runs.load(put(tmp_path, finished("good"), own, other, odd)))) == 1
-    aside, *lines = capsys.readouterr().err.splitlines()
-    assert aside.startswith("set aside: ")
-    assert "odd/record.json" in aside
-    assert [Path(line.split(": ")[1]).name for line in lines] == ["other", "own"]
-    assert "another model than the built-in gpt-tiny" in lines[0]
-    assert "my/own is no built-in shape" in lines[1]
 
 
 # --- predictions of records (records.prediction) ---
@@ -127,13 +103,6 @@ def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():
     assert predicted["allocated"] <= predicted["reserved"]
     assert predicted["driver"] - predicted["reserved"] == outside_bytes(ranks=1)
     assert (rows["predicted over measured"] == rows["predicted"] / rows["measured"]).all()
-
-
-def test_the_rank_that_holds_most_is_compared():
-    settings = {"arm": "ddp", "ranks": 2}
-    most = run(**ON_GPU | settings).record.memory.per_rank[0].peak_allocated_bytes + 5 * 10**8
-    rows = on_gpu(**settings, memory__per_rank__1__peak_allocated_bytes=most).set_index("quantity")
-    assert rows["measured"]["allocated"] == most
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """An advice in words and as a table."""
 
-from study.core import arms
 from study.core.gpus import GPUS
 from study.core.settings import HALF_WEIGHTS
 from study.core.text import UNKNOWN, count, number_of, percent, short, size
@@ -16,6 +15,7 @@ from study.predict.front import (
     scores,
 )
 
+LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 LARGEST = 120  # of a unit; hours are always hours
 BYTES = {"GiB": 2**30, "GB": 1e9}
@@ -34,11 +34,9 @@ def in_words(advice: Advice) -> list[str]:
         return [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}."]
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        less = "fewer rows per pass" if choice.micro_batch > 1 else "a shorter sequence, or more GPUs"
-        lines.append(f"It fits only just: if it runs out of memory, take {less}.")
-    if other := advice.alternative:
-        just = " It fits only just." if other.is_tight else ""
-        lines.append(f"Alternative: {use(other, question)}.{just}")
+        lines.append("It fits only just: if it runs out of memory, take fewer rows, a shorter sequence, or more GPUs.")
+    if advice.alternative:
+        lines.append(f"Alternative: {use(advice.alternative, question)}.")
     return [*lines, _reason(advice, choice), *_to_load(choice, question)]
 
 
@@ -48,34 +46,38 @@ def _reason(advice: Advice, choice: Row) -> str:
     fastest = min(kept or alike, key=lambda row: row.seconds)
     if choice.offloads and kept:
         return f"Why: it is nearly twice as fast as without offloading ({fastest.arm}: {seconds(fastest)})."
-    if fastest is choice:
-        fit = "fit only just" if choice.is_tight else "fit"
-        return f"Why: of the arms that {fit}{'' if choice.offloads else ' without offloading'}, it is the fastest."
-    return f"Why: {fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
+    if fastest is not choice:
+        return f"Why: {fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
+    if choice.offloads:
+        return "Why: of the arms that fit, it is the fastest."
+    return "Why: of the arms that fit without offloading, it is the fastest."
 
 
 def _to_load(row: Row, question: Question) -> list[str]:
     """Say what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
-    arm = arms.load_arm(row.arm)
-    weight_bytes = 2 if row.precision in HALF_WEIGHTS else 4
+    weight_bytes = 4
+    if row.precision in HALF_WEIGHTS:
+        weight_bytes = 2
     needed = on_gpus_bytes(question.model, question.local, weight_bytes)
     if needed <= question.host_memory_bytes:
         return []
     has, needs = (amount(each, question.unit) for each in (question.host_memory_bytes, needed))
-    how = "create TrainingArguments before from_pretrained" if arm.stage == 3 else "let rank 0 load alone"
-    return [f"To load it, a node may need {needs} of host memory and has {has}: {how}."]
+    return [f"To load it, a node may need {needs} of host memory and has {has}: {LOAD}."]
 
 
 def use(row: Row, question: Question) -> str:
     """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi: 61); 7 s (5 to 9) per step`."""
-    name = f"{row.arm} with activation checkpointing" if row.checkpointing else row.arm
+    name, memory = row.arm, of_card(row.peak_bytes, question.gpu, question.unit)
+    if row.checkpointing:
+        name += " with activation checkpointing"
     if row.precision != "fp32" and not question.has_bf16:
         name += " in fp16"
+    if row.driver_bytes:
+        memory += f" (nvidia-smi: {_number(row.driver_bytes, question.unit)})"
+    if row.offloads:
+        memory += f" and {amount(row.host_bytes, question.unit)} of host memory"
     rows = number_of(row.micro_batch, "rows per pass")
-    host = f" and {amount(row.host_bytes, question.unit)} of host memory" if row.offloads else ""
-    shown = f" (nvidia-smi: {_number(row.driver_bytes, question.unit)})" if row.driver_bytes else ""
-    peak = of_card(row.peak_bytes, question.gpu, question.unit)
-    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {peak}{shown}{host}; {seconds(row)} per step"
+    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {seconds(row)} per step"
 
 
 def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
@@ -144,26 +146,29 @@ def _place(row: Row, advice: Advice) -> str:
         return "or"
     if not row.fits:
         return "no"
-    return "just" if row.is_tight else "yes"
+    if row.is_tight:
+        return "just"
+    return "yes"
 
 
 def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
     model = question.model
     gpu = GPUS[question.gpu]
-    half = "bf16" if gpu.has_bf16 else "fp16"
-    several = f"{question.link} between {question.local} GPUs in a node (--link, --gpus-per-node)"
-    return [
+    half = {True: "bf16", False: "fp16"}[gpu.has_bf16]
+    assumed = [
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
         f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.half_flops_per_s / 1e12:.0f} TFLOP/s in {half}, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes, question.unit)} of host memory in a node (--host-memory)",
-        *([several] if question.link else []),
         f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere",
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
     ]
+    if question.link:
+        assumed.append(f"{question.link} between {question.local} GPUs in a node (--link, --gpus-per-node)")
+    return assumed
 
 
 def accuracy() -> str:

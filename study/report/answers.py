@@ -75,7 +75,7 @@ def of_losses(runs: Runs) -> Answer:
     curves = rows.groupby("line", sort=False)
     table = curves["loss"].agg(first_loss="first", last_loss="last").assign(steps=curves["step"].max())
     furthest = curves["difference"].max()
-    table["largest difference"] = [None if pd.isna(each) else nats(each) for each in furthest]
+    table["largest difference"] = furthest.map(nats, na_action="ignore")
     return Answer("losses", "", table.reset_index(names="arm"), rows, losses.figure(rows))
 
 

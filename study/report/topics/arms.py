@@ -37,7 +37,7 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
     return {
         "arm": run.record.arm,
         "status": run.record.status,
-        "last loss": run.record.loss.train[-1] if run.record.loss.train else None,
+        "last loss": next(reversed(run.record.loss.train), None),
         "from": against,
         "furthest nats": max(distances, default=None),
         "peak bytes": metrics.peak_bytes(run.record),
@@ -63,5 +63,6 @@ def in_words(rows: list[dict]) -> list[str]:
         if len(over):
             shares = ", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())
             lines.append(f"{word}: a rank's, in multiples of DDP's: {shares}.")
-    lines += [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
-    return [*lines, CAUTION] if lines else []
+    if lines:
+        lines.append(CAUTION)
+    return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]

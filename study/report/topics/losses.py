@@ -58,9 +58,12 @@ def parity(rows: pd.DataFrame) -> pd.DataFrame:
 def figure(rows: pd.DataFrame) -> Figure:
     """Training loss of every arm at each step, and how far it is from the baseline's loss, one point per step."""
     compared = {*rows[rows["difference"].notna()]["line"], *rows[rows["arm"].isin(rows["against"])]["line"]}
-    rows = rows[rows["line"].isin(compared)] if compared else rows  # others train on other rows in a step
     others = parts(rows[rows["difference"].notna()], "line")
-    drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if others else [2.5])
+    heights = [2.3]
+    if others:
+        rows = rows[rows["line"].isin(compared)]  # other arms train on other rows in a step
+        heights.append(0.75 + 0.22 * len(others))
+    drawing, axes = style.panels(heights)
     draw_curves(axes[0], rows)
     axes[0].set_title(rows["group"].iloc[0])
     if others:

@@ -35,7 +35,9 @@ def table(runs: Runs) -> pd.DataFrame:
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=held_bytes)
-            place = {"group": group, "panel": ONE_MEMORY if has_one_memory(run) else group, "line": line}
+            place = {"group": group, "panel": group, "line": line}
+            if has_one_memory(run):
+                place["panel"] = ONE_MEMORY
             place |= columns(run, "arm", "ranks", "kind", "parameters")
             rows += stack(place, "measured", part_bytes(metrics.components(run.record)), len(repeats))
             rows += stack(place, "predicted", predicted_parts(run), len(repeats))

@@ -33,8 +33,9 @@ def seconds(runs: Iterable[Run]) -> list[float]:
 def middle(values: list[float]) -> dict:
     """Return a median over runs with its interval, where there are enough runs, and their number."""
     median, low, high = compare.median_with_interval(values, np.random.default_rng(0))
-    enough = len(values) >= compare.FEWEST_RUNS
-    return {"median": median, "low": low if enough else None, "high": high if enough else None, "n": len(values)}
+    if len(values) < compare.FEWEST_RUNS:
+        low = high = None
+    return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
 def frontier(runs: Runs) -> pd.DataFrame:

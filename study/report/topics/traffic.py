@@ -36,17 +36,17 @@ def table(runs: Runs) -> pd.DataFrame:
 def _all_reduce_bytes(run: Run) -> float:
     """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
     ranks = run.record.observed.ranks or 1
-    bytes_each = 2 if run.record.requested.precision == "bf16_cast" else 4
+    bytes_each = {"bf16_cast": 2}.get(run.record.requested.precision or "", 4)
     return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
 def _of_paper(run: Run) -> list[tuple[str, float]]:
     if run.record.observed.fsdp:
         return []
-    # Of a stage the paper counts one reduce-scatter, and each all-gather is half of an all-reduce as well.
-    gathers = {1: 0.5, 2: 0.5, 3: 1.0}
-    stage = run.record.observed.stage
-    return [("reduce-scatter", 0.5), ("all-gather", gathers[stage])] if stage else [("all-reduce", 1.0)]
+    # A reduce-scatter and an all-gather send half of what an all-reduce sends. Stage 3 gathers before both passes.
+    half = ("reduce-scatter", 0.5)
+    by_stage = {1: [half, ("all-gather", 0.5)], 2: [half, ("all-gather", 0.5)], 3: [half, ("all-gather", 1.0)]}
+    return by_stage.get(run.record.observed.stage or 0, [("all-reduce", 1.0)])
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
