@@ -22,7 +22,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
+def test_links_and_paths_lead_somewhere(path):
     text = FENCED.sub("", path.read_text())
     links = [link for link in LINK.findall(text) if not link.startswith("https://")]
     for link in links:
@@ -30,10 +30,6 @@ def test_links_lead_somewhere(path):
         target = (path.parent / name).resolve() if name else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text()), link
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_paths_exist(path):
     named = [name for name in PLACE.findall(path.read_text()) if not name.startswith(MADE)]
     assert [name for name in named if not (ROOT / name).exists()] == []
 

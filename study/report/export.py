@@ -72,6 +72,7 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
 
 def _typed(rows: list[dict], columns: dict) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*columns], dtype=object)
+    # Parquet could hold nested values, but CSV and most readers of tables cannot.
     nested = table.map(lambda value: isinstance(value, (dict, list)))
     table = table.mask(nested, table.map(lambda value: json.dumps(value, default=str) if value else None))
     return table.astype({column: DTYPES[kind] for column, (kind, _) in columns.items()})

@@ -53,6 +53,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
     ):
         (site / "data").mkdir()
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
+        # The notebooks run while the other pages are written.
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         pages = Pages(site)
         pages.write("claims", texts=texts.texts(), faults=texts.faults(), count=texts.in_words(texts.claims()))

@@ -32,6 +32,7 @@ def by_task(runs: Runs) -> list[dict]:
 
 def _row(repeats: list[Run], members: list[Run]) -> dict:
     """Return the row of an arm's newest finished run; if none is finished, of its newest run."""
+    # The first of the largest: among runs that are done the newest, as repeats are from old to new.
     run = max(reversed(repeats), key=lambda run: run.record.status == "done")
     against, distances = loss_distances(run, members)
     return {

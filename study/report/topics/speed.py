@@ -33,6 +33,7 @@ def seconds(runs: Iterable[Run]) -> list[float]:
 def middle(values: list[float]) -> dict:
     """Return a median over runs with its interval, where there are enough runs, and their number."""
     median, low, high = compare.median_with_interval(values, np.random.default_rng(0))
+    # With fewer runs an interval would say more than is known.
     if len(values) < compare.FEWEST_RUNS:
         return {"median": median, "low": None, "high": None, "n": len(values)}
     return {"median": median, "low": low, "high": high, "n": len(values)}
