@@ -30,13 +30,14 @@ def seconds(runs: Iterable[Run]) -> list[float]:
     return [metrics.value(run.record, "step_s") for run in runs if metrics.value(run.record, "step_s")]
 
 
-def middle(values: list[float]) -> dict:
+def middle(values: list[float]) -> dict[str, float | None]:
     """Return a median over runs with its interval, where there are enough runs, and their number."""
     median, low, high = compare.median_with_interval(values, np.random.default_rng(0))
+    known = {"median": median, "low": low, "high": high, "n": len(values)}
     # With fewer runs an interval would say more than is known.
     if len(values) < compare.FEWEST_RUNS:
-        return {"median": median, "low": None, "high": None, "n": len(values)}
-    return {"median": median, "low": low, "high": high, "n": len(values)}
+        known |= {"low": None, "high": None}
+    return known
 
 
 def frontier(runs: Runs) -> pd.DataFrame:
