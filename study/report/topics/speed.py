@@ -33,7 +33,7 @@ def seconds(runs: Iterable[Run]) -> list[float]:
 def middle(values: list[float]) -> dict[str, float | None]:
     """Return a median over runs with its interval, where there are enough runs, and their number."""
     median, low, high = compare.median_with_interval(values, np.random.default_rng(0))
-    known = {"median": median, "low": low, "high": high, "n": len(values)}
+    known: dict[str, float | None] = {"median": median, "low": low, "high": high, "n": len(values)}
     # With fewer runs an interval would say more than is known.
     if len(values) < compare.FEWEST_RUNS:
         known |= {"low": None, "high": None}
