@@ -1,15 +1,12 @@
 """Faults strike a rank of a real sweep, and what launchers and the kernel say of how a launch ended."""
 
-import contextlib
 import subprocess
 
 import pytest
 from conftest import ROOT
 from test_sweep import Listener, mini, working_on
 
-from study.core import machine
 from study.core.errors import Stop
-from study.core.machine import OomKills
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes, protocol, sweep
@@ -156,45 +153,28 @@ NO_REASON = "rank 3 ended with exit code 1 and no record of why: "
 NO_ROW = f"{NO_REASON}ValueError: no such row"
 NO_SPACE = f"{NO_REASON}record.json cannot be written (No space left on device)"
 # fmt: off
-ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status, words, rank
-    (BUG, SIGKILLED, 1, [71], {}, "oom", None, "rank 3"),
-    (BUG, "", 1, [71], {71: 3}, "oom", None, "rank 3"),
-    (BUG, "", 1, [555], {71: 3}, None, None, None),  # another process of this machine
-    (ASKED_TO_END, "", 1, [555], {71: 3}, None, None, None),
-    (GONE, TORCHRUN.replace("-11", "3"), 1, [], {}, "failed", "exit code 3 and no record of why: ", "rank 3"),
+ENDS = [  # record, output, exit code, killed by the kernel; status, words, rank
+    (BUG, SIGKILLED, 1, 1, "oom", None, "rank 3"),
+    (ASKED_TO_END, "", 1, 1, "oom", None, None),
+    (GONE, TORCHRUN.replace("-11", "3"), 1, 0, "failed", "exit code 3 and no record of why: ", "rank 3"),
     # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
-    (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, [], {}, "failed", NO_ROW, "rank 3"),
-    (NO_RECORD, IN_IMPORTS + FAILED + TERMINATED, 1, [], {}, "failed", NO_ROW, "rank 3"),
+    (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, 0, "failed", NO_ROW, "rank 3"),
+    (NO_RECORD, IN_IMPORTS + FAILED + TERMINATED, 1, 0, "failed", NO_ROW, "rank 3"),
     # On a full disk there is no room for the record, but some in the last block of the output.
-    (NO_RECORD, PRINTED + FAILED, 1, [], {}, "failed", NO_SPACE, "rank 3"),
-    (NO_RECORD, TERMINATED_3, 1, [], {}, "killed", "interrupted: SIGTERM ended rank 3", "rank 3"),
-    (NO_RECORD, SIGNALLED, 1, [], {}, "killed", "interrupted: SIGINT ended the launcher", None),
-    (NO_RECORD, "", -15, [], {}, "killed", "interrupted: SIGTERM ended the launcher", None),
-    (NO_RECORD, HUNG_UP, 1, [], {}, "killed", "interrupted: SIGHUP ended a rank", None),
+    (NO_RECORD, PRINTED + FAILED, 1, 0, "failed", NO_SPACE, "rank 3"),
+    (NO_RECORD, TERMINATED_3, 1, 0, "killed", "interrupted: SIGTERM ended rank 3", "rank 3"),
+    (NO_RECORD, SIGNALLED, 1, 0, "killed", "interrupted: SIGINT ended the launcher", None),
+    (NO_RECORD, "", -15, 0, "killed", "interrupted: SIGTERM ended the launcher", None),
+    (NO_RECORD, HUNG_UP, 1, 0, "killed", "interrupted: SIGHUP ended a rank", None),
 ]
 # fmt: on
 
 
-@pytest.mark.parametrize(("record", "output", "code", "pids", "heartbeats", "status", "what", "where"), ENDS)
-def test_how_a_launch_ended(record, output, code, pids, heartbeats, status, what, where):
-    stop = outcomes.why_it_ended(record, output, code, OomKills(len(pids), frozenset(pids)), heartbeats)
+@pytest.mark.parametrize(("record", "output", "code", "kills", "status", "what", "where"), ENDS)
+def test_how_a_launch_ended(record, output, code, kills, status, what, where):
+    stop = outcomes.why_it_ended(record, output, code, kills)
     assert (stop and stop.status, stop and stop.where) == (status, where)
     assert what is None or what in stop.what
-
-
-def test_where_the_kernel_only_counts_its_kills_one_is_enough():
-    assert outcomes.why_it_ended(ASKED_TO_END, "", 1, OomKills(1), {71: 3}).status == "oom"
-
-
-def test_the_kernels_log_is_read_from_now_on(tmp_path):
-    (tmp_path / "kmsg").write_bytes(b"6,1,1,-;Out of memory: Killed process 11 (python) total-vm:9kB\n")
-    with contextlib.closing(machine.OomKillCounter(tmp_path / "kmsg")) as counter:
-        assert counter.so_far().pids == set()
-        with (tmp_path / "kmsg").open("ab") as file:
-            file.write(b"6,2,2,-;Memory cgroup out of memory: Killed process 4711 (pt_main) total-vm:9kB\n")
-            file.write(b"6,3,3,-;python[12]: segfault at 0\n")
-        assert counter.so_far().pids == {4711}
-    assert machine.OomKillCounter(tmp_path / "none").so_far().pids == set()
 
 
 def test_room_is_reserved_for_a_record_and_freed(tmp_path):

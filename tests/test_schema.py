@@ -81,7 +81,7 @@ def test_the_cell_of_an_old_record_is_in_its_name():
 
 def test_what_is_asked_for_is_every_setting_of_the_trainer():
     # Of an emulated network and of checkpoints, which the trainer no longer has.
-    of_old_records = {"hosts", "bandwidth_mbit", "checkpoint_every", "dies_after", "resume"}
+    of_old_records = {"hosts", "bandwidth_mbit", "log_with", "checkpoint_every", "dies_after", "resume"}
     assert set(Requested.model_fields) == {*as_dict(Flags()), "arm", "config_file", "repair"} | of_old_records
     Requested(arm="ddp", **as_dict(Flags(run_dir=Path("runs/a"))))
     assert Requested(micro_batch=-1).micro_batch == -1, "a refused value is recorded as it was given"

@@ -19,7 +19,6 @@ from shaped import record as shaped
 from study.cli import commands
 from study.cli.progress import Progress
 from study.core.errors import Stop
-from study.core.machine import OomKills
 from study.records import store
 from study.records.schema import Requested
 from study.sweeps import launches, outcomes, protocol, sweep
@@ -240,7 +239,7 @@ ENDS = [
 @pytest.mark.parametrize(("leaves", "stop", "kills", "status", "words"), ENDS)
 def test_how_a_launch_ended(tmp_path, leaves, stop, kills, status, words):
     before = left(tmp_path / "run", **leaves)
-    record = outcomes.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, OomKills(kills))
+    record = outcomes.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, kills)
     assert record.status == status
     assert words in (record.error.message if record.error else "")
     assert store.load(tmp_path / "run") == record

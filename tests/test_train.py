@@ -32,7 +32,7 @@ TRUTH = {
     "zero3_hpz": ("DEEPSPEED", 3, "none", "none", "AdamW"),
 }
 ALONE = ("--no-instruments", "--eval-rows", "8")
-TRACKED = (*ALONE, "--sequence", "48", "--log-with", "tensorboard")
+LONGER = (*ALONE, "--sequence", "48")
 ARMS = [name for name in NAMES if name not in DECODERS_ALONE]
 ZERO = [name for name in ARMS if name.startswith("zero")]
 FSDP = [name for name in NAMES if name.startswith("fsdp2")]
@@ -242,7 +242,7 @@ def test_times_and_operations_of_a_step(trained):
 
 
 def test_both_tasks_are_learned_within_a_hundred_steps(trained):
-    reviews = trained("single", *TRACKED).record["loss"]["train"]
+    reviews = trained("single", *LONGER).record["loss"]["train"]
     assert len(reviews) == 100
     assert 0.6 < sum(reviews[:10]) / 10 < 0.8, "a coin would get 0.69"
     assert sum(reviews[-10:]) / 10 < 0.45, "one label in twenty is wrong, so the floor is near 0.2"

@@ -16,7 +16,6 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,10 +24,6 @@ from study.core.errors import Stop
 from study.core.text import size
 
 PR_SET_PDEATHSIG = 1
-KERNEL_LOG = Path("/dev/kmsg")
-FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: here process ids are those of the kernel's log
-VICTIM = re.compile(rb"(?:Out of memory|Memory cgroup out of memory)[^\n]*?: Killed process (\d+)\b")
-LONGEST_RECORD = 8192  # a read of the log gives one record, and the kernel cuts it here
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
 
@@ -128,48 +123,6 @@ def oom_kills() -> int | None:
         if "oom_kill" in counts:
             return int(counts["oom_kill"])
     return None
-
-
-@dataclass(frozen=True)
-class OomKills:
-    """What the kernel killed for lack of memory during a launch: the number on this machine, and the ids if known."""
-
-    count: int | None = None
-    pids: frozenset[int] = frozenset()
-
-
-class OomKillCounter:
-    """Counts the processes that the kernel kills for memory from now on. Most containers and users cannot read ids."""
-
-    def __init__(self, log: Path = KERNEL_LOG) -> None:
-        self._before = oom_kills()
-        self._log: int | None = None
-        with contextlib.suppress(OSError):
-            if str(Path("/proc/self/ns/pid").readlink()) == FIRST_NAMESPACE:
-                self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                os.lseek(self._log, 0, os.SEEK_END)
-
-    def so_far(self) -> OomKills:
-        pids = frozenset(map(int, VICTIM.findall(self._new_records())))
-        now = oom_kills()
-        if now is None or self._before is None:
-            return OomKills(len(pids) or None, pids)
-        return OomKills(now - self._before, pids)
-
-    def _new_records(self) -> bytes:
-        records = b""
-        with contextlib.suppress(OSError):  # also when there is no more
-            while self._log is not None:
-                with contextlib.suppress(BrokenPipeError):  # some were overwritten before they were read
-                    record = os.read(self._log, LONGEST_RECORD)
-                    records += record
-                    if not record:
-                        break
-        return records
-
-    def close(self) -> None:
-        if self._log is not None:
-            os.close(self._log)
 
 
 # --- Versions of the software that can change a number, and the folder for operators compiled for them

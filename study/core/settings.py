@@ -128,9 +128,6 @@ class Flags:
     """Let fp32 matrix products use TF32 if the device has it. No effect on a CPU."""
     instruments: bool = True
     """After training, take a few untimed steps to count collectives and split memory by component."""
-    log_with: Literal["tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "aim", "clearml"] | None = None
-    """Also send losses, rates and step times to one of Accelerate's trackers, between windows of timed steps. Its
-    package must be installed. A tracker's own threads run beside the training. Default: none."""
     save: bool = False
     """After training, write the weights to the run folder as a model that transformers can load."""
     threads: Threads | None = None

@@ -101,6 +101,7 @@ class Requested(_Settings):
     repair: Text = None
     hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
+    log_with: Text = None  # of records that were sent to a tracker as well
     checkpoint_every: Int = None  # this and the next two: of runs that saved checkpoints and resumed
     dies_after: Int = None
     resume: Text = None

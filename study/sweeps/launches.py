@@ -14,7 +14,7 @@ import psutil
 
 from study.core import arms, machine
 from study.core.errors import Stop
-from study.core.machine import OomKillCounter, OomKills, die_with_parent, is_stopped
+from study.core.machine import die_with_parent, is_stopped, oom_kills
 from study.core.settings import flag
 from study.records import schema, store
 from study.records.schema import Record
@@ -99,32 +99,40 @@ def run(
     folder.mkdir()
     # Before the launch, so that a run on a disk that fills up meanwhile still ends with a record of why.
     store.reserve(folder)
-    with contextlib.closing(OomKillCounter()) as killing:
-        try:
-            with (folder / "output.txt").open("w") as output:
-                launcher = subprocess.Popen(
-                    command(turn.cell, folder.resolve(), nvme_dir),
-                    cwd=arms.ROOT,
-                    # Variables of another launcher, such as srun or torchrun around the sweep, do not count: without
-                    # torchrun, Accelerate passes them on, and the only process would take itself for another rank.
-                    # From ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
-                    env={name: value for name, value in os.environ.items() if not OF_A_LAUNCHER.match(name)}
-                    | {store.CELL: turn.declared.model_dump_json()},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches the sweep alone, which then ends the ranks in its order
-                    preexec_fn=die_with_parent,
-                )
-            stop = _watched(launcher, folder, timeout_s, over, watch)
-            return outcomes.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
-        except KeyboardInterrupt:
-            # The interrupt goes on, whether or not a record can still be written.
-            with contextlib.suppress(OSError):
-                outcomes.outcome(turn, folder, -signal.SIGINT, INTERRUPTED, OomKills(0))
-            raise
-        finally:
-            store.release_reserved_space(folder)
+    kills_before = oom_kills()
+    try:
+        with (folder / "output.txt").open("w") as output:
+            launcher = subprocess.Popen(
+                command(turn.cell, folder.resolve(), nvme_dir),
+                cwd=arms.ROOT,
+                # Variables of another launcher, such as srun or torchrun around the sweep, do not count: without
+                # torchrun, Accelerate passes them on, and the only process would take itself for another rank.
+                # From ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
+                env={name: value for name, value in os.environ.items() if not OF_A_LAUNCHER.match(name)}
+                | {store.CELL: turn.declared.model_dump_json()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then ends the ranks in its order
+                preexec_fn=die_with_parent,
+            )
+        stop = _watched(launcher, folder, timeout_s, over, watch)
+        return outcomes.outcome(turn, folder, launcher.returncode, stop, _kills_since(kills_before))
+    except KeyboardInterrupt:
+        # The interrupt goes on, whether or not a record can still be written.
+        with contextlib.suppress(OSError):
+            outcomes.outcome(turn, folder, -signal.SIGINT, INTERRUPTED, 0)
+        raise
+    finally:
+        store.release_reserved_space(folder)
+
+
+def _kills_since(before: int | None) -> int | None:
+    """Return how many processes of this machine the kernel has killed for lack of memory since. None if unknown."""
+    now = oom_kills()
+    if now is None or before is None:
+        return None
+    return now - before
 
 
 def _watched(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from study.core.errors import Stop
-from study.core.machine import MORE_MEMORY, OomKills, is_stopped
+from study.core.machine import MORE_MEMORY, is_stopped
 from study.records import collectives, store
 from study.records.schema import Record
 
@@ -54,9 +54,8 @@ class Ended:
         return None
 
 
-def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: OomKills) -> Record:
+def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: int | None) -> Record:
     """Return the record of a launch that ended by itself or by `stop`, with what the trainer did not know."""
-    pids = {log.pid: log.rank for log in heartbeats(folder) if log.pid}
     left = [*folder.glob("record.json.part*"), *folder.glob(".*.part")]  # of a killed writer
     if stop is None or stop.status != "timeout":
         left += collectives.paths(folder)
@@ -69,27 +68,26 @@ def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: Oom
         with (folder / "output.txt").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             output = file.read().decode(errors="replace")
-        stop = why_it_ended(record, output, code, kills, pids)
+        stop = why_it_ended(record, output, code, kills)
     if stop is None:
         return record
     return write_end(folder, record, stop)
 
 
-def why_it_ended(record: Record, output: str, code: int, kills: OomKills, pids: dict[int, int]) -> Stop | None:
+def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> Stop | None:
     """Return the Stop for a launch that ended by itself, or None if its record has the reason.
 
-    `pids` are the ranks by their process id. The kernel comes first, because the ranks that survive a kill give reasons
-    of their own. Then the record counts, unless it only says that another rank is lost. Then what the launcher reports.
+    `kills`: how many processes of this machine the kernel killed meanwhile. It comes first, because the ranks that
+    survive a kill give reasons of their own. Then the record counts, unless it only says that another rank is lost.
+    Then what the launcher reports.
     """
     # The launcher stands last: its own end is a consequence, unless no rank was reported.
     ends = [*reported(output), Ended("the launcher", _how(code))]
     lost_peer = _lost_peer(record)
-    victims = _killed_for_memory(ends, kills, pids)
-    if victims and (
-        victims[0].pid or victims[0].how == "SIGKILL" or lost_peer or record.status in ("running", "killed")
-    ):
-        what = f"the kernel killed {victims[0].name} because the host ran out of memory"
-        return Stop(what, MORE_MEMORY, "oom", victims[0].where)
+    victim = next((end for end in ends if end.how == "SIGKILL"), Ended("a rank", "unknown"))
+    if kills and (victim.how == "SIGKILL" or lost_peer or record.status in ("running", "killed")):
+        what = f"the kernel killed {victim.name} because the host ran out of memory"
+        return Stop(what, MORE_MEMORY, "oom", victim.where)
     # A rank that met an error of its own has recorded it, and knows more than any launcher.
     if record.status == "failed" and not lost_peer:
         return None
@@ -97,7 +95,7 @@ def why_it_ended(record: Record, output: str, code: int, kills: OomKills, pids: 
     for end in ends:
         if end.how.startswith("SIG") and end.how not in ON_PURPOSE:
             reason = "not for lack of memory"
-            if kills.count is None:
+            if kills is None:
                 reason = "the kernel does not say whether for lack of memory"
             what = f"{end.name} was killed ({end.how}; {reason})"
             return Stop(what, "see its output.txt, and start it again", where=end.where)
@@ -119,19 +117,6 @@ def _lost_peer(record: Record) -> bool:
     message = record.error.message.lower()
     by_name = record.error.kind != "Stop" and any(word in message for word in LOST_PEER)
     return by_name or message.endswith("ended without an error message")
-
-
-def _killed_for_memory(ends: list[Ended], kills: OomKills, pids: dict[int, int]) -> list[Ended]:
-    """Return the processes that the kernel may have killed, the likeliest first.
-
-    Its log names them, where it can be read. Its count is the machine's: another process may be meant.
-    """
-    known = [Ended(f"rank {rank}", "SIGKILL", pid) for pid, rank in pids.items()] + [end for end in ends if end.pid]
-    if kills.pids and known:
-        return [each for each in known if each.pid in kills.pids]
-    if not kills.count:
-        return []
-    return [*(end for end in ends if end.how == "SIGKILL"), Ended("a rank", "unknown")]
 
 
 def reported(output: str) -> list[Ended]:

@@ -1,7 +1,6 @@
 """What the user sees of a run: lines on the screen and in log.txt, and each step's values in steps.jsonl."""
 
 import contextlib
-import importlib.util
 import logging
 import os
 import statistics
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 import transformers
 
 from study.core.arms import Arm
-from study.core.errors import Stop
 from study.core.settings import Settings
 from study.measure import hardware
 from study.records import metrics, store
@@ -73,20 +71,9 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
     say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {device}")
 
 
-def tracker_options(name: str | None, folder: Path) -> dict:
-    """Arguments for Accelerator. It would silently drop a tracker whose package is missing, so that is a Stop."""
-    if name is None:
-        return {}
-    if importlib.util.find_spec(name) is None:
-        package = name.replace("_", "-")  # comet_ml is in comet-ml
-        raise Stop(f"--log-with {name} needs {package}, which is not installed", f"pip install {package}")
-    return {"log_with": name, "project_dir": str(folder)}
-
-
 def write_step(run: "Run", step: int, values: dict) -> None:
-    """Append values of a step to the run's file, and send them to the trackers. Only called between windows."""
+    """Append values of a step to the run's file. Only called between windows."""
     store.append_step(run.folder, {"step": step} | values)
-    run.accelerator.log({name: value for name, value in values.items() if value is not None}, step=step)
 
 
 def print_window(run: "Run", window: range, history: "History", losses: list[float]) -> None:
@@ -97,7 +84,6 @@ def print_window(run: "Run", window: range, history: "History", losses: list[flo
     elif window.stop > run.timed_from:
         step_s = history.clock.step_s
         speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step"
-        run.accelerator.log({"s/step": statistics.median(step_s)}, step=window.stop)
     loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
     say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 

@@ -98,8 +98,6 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     with patches.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext():
         in_step = train_and_inspect(train, run, started)
     print_summary(run)
-    if in_step and settings.log_with:
-        run.accelerator.end_training()  # lets the trackers finish, and ends the process group
     if in_step and dist.is_initialized():  # out of step, this call could wait for another rank
         dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from study.core.errors import Stop
 from study.core.models.build import GROUPED, WithoutValues, freeze
-from study.core.settings import Settings, as_dict
+from study.core.settings import Settings
 from study.measure import readback
 from study.records.schema import Observed
 from study.training import models, patches, tasks
@@ -39,8 +39,6 @@ def prepare(run: Run) -> None:
     seen.built_in_parts = built_in_parts
     if has_weights:
         seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
-    if settings.log_with is not None:
-        _start_trackers(run)
     run.keep()
     if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         what = f"{run.arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
@@ -117,13 +115,6 @@ def _observed(run: Run) -> Observed:
     seen.data_source = run.data.source
     seen.patches = sorted(patches.applied)
     return seen
-
-
-def _start_trackers(run: Run) -> None:
-    config = {name: value for name, value in as_dict(run.settings).items() if value is not None}
-    options = {tracker: {"name": run.folder.name} for tracker in ("trackio", "wandb")}
-    run.accelerator.init_trackers("zero-study", config | {"arm": run.arm.name}, options)
-    run.record.observed.trackers = [tracker.name for tracker in run.accelerator.trackers]
 
 
 def _refuse_without_deepcompile(run: Run) -> None:

@@ -28,7 +28,7 @@ from study.measure.hardware import CUDA
 from study.records import collectives, store
 from study.records.schema import Record, Requested
 from study.training import models, patches
-from study.training.display import log_to, quiet, say, tracker_options
+from study.training.display import log_to, quiet, say
 from study.training.launch import Launch, on_several_machines
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
@@ -121,7 +121,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": "inductor" if settings.compile else "no",
         "kwargs_handlers": [group, ddp],
-    } | tracker_options(settings.log_with, folder)
+    }
     if settings.precision == "fp8":
         common["mixed_precision"] = "fp8"  # Accelerate reports what it lacks
     os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
