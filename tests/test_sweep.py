@@ -1,4 +1,4 @@
-"""Sweeps of real launches: resumed, held by one, ended cleanly; and every outcome is a row."""
+"""Sweeps of real launches: continued, held by one, ended cleanly; and every outcome is a row."""
 
 import json
 import os

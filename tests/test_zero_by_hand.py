@@ -52,7 +52,7 @@ def made():
 for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
     mine = kind(*made())
     model, optimizer = made()
-    # the default clips at 1 since 0.19, and Adam hides it: it divides by the size of the gradient
+    # DeepSpeed 0.19.8 clips at 1 by default, and Adam nearly hides it: it divides by the size of the gradient
     config = {{"gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True,
               "zero_force_ds_cpu_optimizer": False, "zero_optimization": {{"stage": stage}}}}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

@@ -1,6 +1,8 @@
 """The functions by which `study conform` holds one of the five files to one process. They import nothing of the study.
 
-ZERO_BY_HAND=stage2 study conform examples/zero_by_hand/adapter.py
+    ZERO_BY_HAND=stage2 study conform examples/zero_by_hand/adapter.py
+
+Without the variable it is stage3.
 """
 
 import importlib

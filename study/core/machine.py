@@ -77,10 +77,6 @@ def lift_memory_cap() -> None:
         resource.setrlimit(limit, (most, most))
 
 
-def private_memory_is_capped() -> bool:
-    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-
-
 def _state(pid: int) -> list[str]:
     """Return the fields of a process after its name; empty if there is no such process."""
     return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
