@@ -34,6 +34,14 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers
         assert sent == pytest.approx(1.5, rel=0.01), "on rings, as the report has it"
 
 
+def test_runs_without_ddp_of_their_task_have_no_ratios():
+    """Among all kept runs there are such groups; their column of bytes has no number at all."""
+    compared = by_task(records.load(SMOKE.parent))
+    without = [each for each in compared if "ddp" not in {row["arm"] for row in each["rows"]}]
+    assert without
+    assert not any("multiples of DDP" in line for each in without for line in each["in_words"])
+
+
 def test_other_rows_are_not_compared_and_what_could_not_run_is_named(tmp_path):
     folder = put(tmp_path, finished("a", "ddp"), finished("b", "zero2", seed=7), failed("c", arm="zero3", seed=42))
     (group,) = by_task(records.load(folder))

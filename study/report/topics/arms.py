@@ -58,9 +58,9 @@ def in_words(rows: list[dict]) -> list[str]:
         lines.append(
             f"Losses: of {len(compared)} arms none is further than {furthest} from {compared['from'].iloc[0]}."
         )
-    done = of_arm[of_arm["status"] == "done"].reindex(["ddp", *STAGES])
+    done = of_arm[of_arm["status"] == "done"].reindex(["ddp", *STAGES]).astype(dict.fromkeys(COMPARED.values(), float))
     for word, name in COMPARED.items():
-        over = (done[name].astype(float) / done[name].iloc[0]).iloc[1:].dropna()
+        over = (done[name] / done[name].iloc[0]).iloc[1:].dropna()
         if len(over):
             shares = ", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())
             lines.append(f"{word}: a rank's, in multiples of DDP's: {shares}.")
