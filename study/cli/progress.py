@@ -76,7 +76,8 @@ class Progress:
         return f"  about {minutes:.0f} min left" if minutes >= 1 else "  under a minute left"
 
     def _position(self, turn: Turn) -> str:
-        return f"[{self.ended + 1}/{self.turns}] {turn.name}"
+        what = [str(turn.cell.value(name)) for name in ("arm", "task", "model") if turn.cell.value(name)]
+        return f"[{self.ended + 1}/{self.turns}] {', '.join(what)}"
 
     def _draw(self, live: Live, text: str) -> None:
         live.update(Text(f"{self._position(self.turn)}{text}{self.left()}", no_wrap=True), refresh=True)

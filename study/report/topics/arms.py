@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from study.core.text import nats
+from study.core.text import nats, number_of
 from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import groups
@@ -11,11 +11,12 @@ from study.report import style, tables
 from study.report.topics import traffic
 
 STAGES = ("zero1", "zero2", "zero3")
-COMPARED = {"Memory": "peak bytes", "Time": "s/step", "Traffic": "sent bytes"}
-CAUTION = (
-    "On a tiny model ZeRO costs memory: its buckets are larger than the states that it divides. Times are of this "
-    "machine and of single runs: small differences are noise, and a GPU has others."
-)
+TOLD = {
+    "peak bytes": "Memory: {} times as much as DDP holds.",
+    "s/step": "Time: {} times DDP's seconds, in single runs on this machine: small differences are noise.",
+    "sent bytes": "Traffic: {} times as much as DDP sends.",
+}
+WHY_MORE = "On a model this small, buckets outweigh the states that are divided."
 
 
 def by_task(runs: Runs) -> list[dict]:
@@ -38,6 +39,7 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
     return {
         "arm": run.record.arm,
         "status": run.record.status,
+        "ranks": run.record.observed.ranks,
         "last loss": next(reversed(run.record.loss.train), None),
         "from": against,
         "furthest nats": max(distances, default=None),
@@ -49,7 +51,7 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
 
 
 def in_words(rows: list[dict]) -> list[str]:
-    """Return what ZeRO's stages do to losses, memory, time and traffic, and which arms are not compared."""
+    """What ZeRO's stages do to losses, memory, time and traffic, and which arms are not compared."""
     of_arm = pd.DataFrame(rows).set_index("arm")
     lines = []
     compared = of_arm.dropna(subset="furthest nats")
@@ -58,12 +60,17 @@ def in_words(rows: list[dict]) -> list[str]:
         lines.append(
             f"Losses: of {len(compared)} arms none is further than {furthest} from {compared['from'].iloc[0]}."
         )
-    done = of_arm[of_arm["status"] == "done"].reindex(["ddp", *STAGES]).astype(dict.fromkeys(COMPARED.values(), float))
-    for word, name in COMPARED.items():
-        over = (done[name] / done[name].iloc[0]).iloc[1:].dropna()
+    done = of_arm[of_arm["status"] == "done"]
+    stages = done.reindex(["ddp", *STAGES]).astype(dict.fromkeys(TOLD, float))
+    for name, sentence in TOLD.items():
+        over = (stages[name] / stages[name].iloc[0]).iloc[1:].dropna()
         if len(over):
-            shares = ", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())
-            lines.append(f"{word}: a rank's, in multiples of DDP's: {shares}.")
-    if lines:
-        lines.append(CAUTION)
+            lines.append(sentence.format(", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())))
+            if name == "peak bytes" and over.min() > 1:
+                lines[-1] += f" {WHY_MORE}"
+    if "ddp" in done.index:
+        others = done[done["ranks"] != done.loc["ddp", "ranks"]]
+        lines += [
+            f"{arm} has {number_of(int(ranks), 'ranks')}, and so other rows." for arm, ranks in others["ranks"].items()
+        ]
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
