@@ -11,13 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import tyro
 
 from study.core import arms, machine
 from study.core import optimizers as combinations
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.options import OPTIONS, with_plain_help
+from study.core.options import parsed
 from study.core.settings import Flags, Settings, check, check_steps, resolve
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
@@ -64,9 +63,7 @@ def read_flags(train: Train, rank: int) -> Flags:
     """Read the flags from the command line. Only the first rank prints help or a mistake."""
     text = sys.modules[train.__module__].__doc__
     try:
-        return tyro.cli(
-            with_plain_help(Flags), prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS
-        )
+        return parsed(Flags, prog="train.py", description=text, console_outputs=rank == 0)
     except SystemExit as error:
         if rank != 0 and error.code:
             time.sleep(ending.LINGER_S)  # rank 0 prints the mistake; torchrun must see it end first
