@@ -14,7 +14,6 @@ OOM = "CUDA out of memory. Tried to allocate 3.79 GiB. GPU 0 has a total capacit
 CONFIG = {"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}
 COMMANDS = [
     "arms",
-    "doctor --config CONFIG",
     "estimate --params 7.5e9 --layers 72 --hidden 2928 --ranks 64 --arm zero2",
     "estimate --model llama3-8b --ranks 8 --gpu H100",
     "estimate --model llama3-8b --gpu H100 --timeline",
