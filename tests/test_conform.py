@@ -33,11 +33,11 @@ def ddp(folder: Path, fault: bool) -> Adapter:
 PLANTED = {  # what an adapter says, what it then says, and a property that finds it
     "gradients are a thousandth too large": ("ddp", "loss / trainer", "loss * 1.001 / trainer", "sgd"),
     "the passes are not averaged": ("ddp", "loss / trainer.options.passes", "loss", "accumulation-2"),
-    "the ranks do not talk": ("ddp", "if last or trainer.wrapped is trainer.model", "if False", "ranks-agree"),
+    "the ranks do not talk": ("ddp", "grad_sync = last", "grad_sync = False", "ranks-agree"),
     "gradients stay for the next update": ("ddp", "trainer.model.zero_grad()", "pass", "sgd"),
     "the limit is a hundredth too large": ("ddp", "options.clip or", "options.clip * 1.01 or", "clip"),
     "the schedule counts ranks": ("ddp", "scheduler.step()", "scheduler.step(), trainer.scheduler.step()", "schedule"),
-    "the optimizer is not saved": ("ddp", 'parts["optimizer"] = trainer.optimizer', "pass", "checkpoint"),
+    "the optimizer is not saved": ("ddp", '"optimizer", "scheduler")', '"scheduler")', "checkpoint"),
     "master weights are rounded": (
         "fsdp",
         "MixedPrecisionPolicy(BF16, ",

@@ -61,7 +61,7 @@ class Case:
     clip: float = 0.0  # the largest norm of the gradients; 0 does not clip
     optimizer: str = "sgd"  # sgd, momentum, adamw
     groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
-    falling: bool = False  # the learning rate, once for each update
+    falling: int = 0  # how steeply the learning rate falls, once for each update; 0: it stays
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights)
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
@@ -73,10 +73,14 @@ class Case:
         """Return whether some parameters may get no gradient."""
         return self.model.may_leave_some
 
+    def schedule(self, optimizer: Optimizer) -> LRScheduler:
+        return LambdaLR(optimizer, lambda update: 1 / (1 + self.falling * update))
+
     @property
     def scheduler(self) -> Callable[[Optimizer], LRScheduler] | None:
+        """Return what makes the scheduler, for libraries that do without one; None if the rate stays as it is."""
         if self.falling:
-            return lambda optimizer: LambdaLR(optimizer, lambda update: 1 / (1 + update))
+            return self.schedule
         return None
 
 
@@ -150,7 +154,7 @@ class Reference(Training):
         dtype, master_dtype, _ = PRECISIONS[case.precision]
         self.model, self.master = new_model(case).to(dtype), new_model(case).to(master_dtype)
         self.optimizer = new_optimizer(case, self.master)
-        self.scheduler = case.scheduler and case.scheduler(self.optimizer)
+        self.scheduler = case.schedule(self.optimizer)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast("cpu", BF16, enabled=self.case.precision == "autocast"):
@@ -182,8 +186,7 @@ class Reference(Training):
         norm = nn.utils.clip_grad_norm_(self.master.parameters(), self.case.clip or math.inf)
         self.norms.append(norm.item())
         self.optimizer.step()
-        if self.scheduler:
-            self.scheduler.step()
+        self.scheduler.step()
         self.optimizer.zero_grad()
         self.use(dict(self.master.named_parameters()))
 

@@ -42,15 +42,16 @@ def conform(
     if not names:
         show([{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()])
         show([{"property": each.name, "says": each.sentence, "from": each.source} for each in properties])
-    elif ".." in release:
+        return
+    if names == ("all",):
+        names = tuple(ADAPTERS)
+    if ".." in release:
         for name in names:
             _show_changes(name, only, *release.split("..", 1))
-    else:
-        if names == ("all",):
-            names = tuple(ADAPTERS)
-        adapters = [_adapter(name) for name in names]
-        found = [answer for adapter in adapters for answer in _hold(adapter, properties, release, out)]
-        sys.exit(int("fails" in [answer.answer for answer in found]))
+        return
+    adapters = list(map(_adapter, names))  # a wrong name is seen before anything runs
+    failed = [_hold(adapter, properties, release, out) for adapter in adapters]
+    sys.exit(int(any(failed)))
 
 
 def _adapter(name: str) -> Adapter:
@@ -61,23 +62,9 @@ def _adapter(name: str) -> Adapter:
     return ADAPTERS[name]
 
 
-def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path | None) -> list[Answer]:
-    """Hold an adapter to properties, and show what came of it."""
-    package, _, version = release.rpartition("==")
-    package = package or adapter.package
-    overlay = None
-    if release and not package:
-        raise Stop("releases of which library are meant?", "name it, as in --release mylib==1.2")
-    if release:
-        overlay = releases.installed(package, version)
-    found = []
-    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
-        for each in properties:
-            with during(f"{adapter.name}: {each.name}"):
-                found.append(ranks.ask(adapter, each))
-    imported = getattr(found[0], package, version)
-    if release and imported != version:
-        raise Stop(f"{package} {imported} was imported instead of {version}", "remove its folder in runs/overlays")
+def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path | None) -> bool:
+    """Hold an adapter to properties, show what came of it, and return whether one failed."""
+    found = _answers(adapter, properties, release)
     if out:
         releases.keep(out / "answers.csv", found)
         for each, answer in zip(properties, found, strict=True):
@@ -91,6 +78,27 @@ def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path 
     bad = [each for each in found if each.answer != "holds"]
     show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
     _show_explanations(bad)
+    return "fails" in answers
+
+
+def _answers(adapter: Adapter, properties: list[Property], release: str) -> list[Answer]:
+    """Hold an adapter to properties, with a release of its library if one is named."""
+    package, _, version = release.rpartition("==")
+    package = package or adapter.package
+    overlay = None
+    if release:
+        if not package:
+            raise Stop("releases of which library are meant?", "name it, as in --release mylib==1.2")
+        overlay = releases.installed(package, version)
+    found = []
+    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
+        for each in properties:
+            with during(f"{adapter.name}: {each.name}"):
+                found.append(ranks.ask(adapter, each))
+    # What was imported counts, and not what was asked for: an answer of another release would be a wrong one.
+    imported = getattr(found[0], package, version)
+    if release and imported != version:
+        raise Stop(f"{package} {imported} was imported instead of {version}", "remove its folder in runs/overlays")
     return found
 
 

@@ -44,8 +44,7 @@ class Plain(nn.Module):
 class Tied(Plain):
     """The last two layers share their weight."""
 
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__(width, max(2, layers))
+    def change(self, width: int) -> None:
         self.blocks[-1].weight = self.blocks[-2].weight
 
 

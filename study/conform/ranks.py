@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import functools
 import gc
-import importlib.util
 import math
 import multiprocessing
 import os
@@ -16,7 +15,9 @@ import sys
 import tempfile
 import time
 import traceback
+from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from types import ModuleType
@@ -57,10 +58,9 @@ HOLDS = Outcome(math.inf, "holds")
 
 def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
     """Hold an adapter to a property."""
-    module = _imported(adapter.path)
-    lacking = [function for function in each.functions if not hasattr(module, function)]
-    if lacking:
-        outcome = Outcome(0, "not applicable", f"the adapter has no {lacking[0]}")
+    module = _imported(adapter.path)  # here, and not in each rank
+    if each.check.startswith("checkpoint") and not hasattr(module, "save"):
+        outcome = Outcome(0, "not applicable", "the adapter has no save")
     elif not adapter.ranks_for(each):
         words = f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
         outcome = Outcome(0, "not applicable", words)
@@ -68,10 +68,11 @@ def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
         outcome = _held(adapter, each, limit_s)
         if outcome.kind == "hangs":  # or the machine was busy
             outcome = _held(adapter, each, 3 * limit_s)
-    accelerate = _version("accelerate")
-    if adapter.package == "deepspeed":  # some of its releases import Accelerate, and train without it
-        accelerate = ""
-    return Answer(adapter.name, each.name, _version("torch"), _version("deepspeed"), accelerate, *outcome[1:])
+    versions = {library: _version(library) for library in ("torch", "deepspeed", "accelerate")}
+    if adapter.package == "deepspeed":
+        versions["accelerate"] = ""  # some releases of DeepSpeed import it, and train without it
+    _, *said = outcome
+    return Answer(adapter.name, each.name, *versions.values(), *said)
 
 
 def _version(library: str) -> str:
@@ -81,11 +82,10 @@ def _version(library: str) -> str:
 @functools.cache
 def _imported(path: Path) -> ModuleType:
     try:
-        spec = importlib.util.spec_from_file_location(f"adapter_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        loader = SourceFileLoader(f"adapter_{path.stem}", str(path))
+        module = ModuleType(loader.name)
+        module.__file__ = loader.path
+        loader.exec_module(module)
     except Exception as error:
         raise ImportError(f"{path} cannot be imported ({type(error).__name__}: {error})") from None
     gc.freeze()  # no collection in a rank copies what was imported
@@ -103,36 +103,42 @@ def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
 
 
 def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s: float) -> Outcome:
-    """Fork the ranks of one launch, and wait for them. One that fails ends the others."""
+    """Fork the ranks of one launch, wait for them, and return what came of the one that failed first."""
     failures = FORK.SimpleQueue()
-    env = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    env = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = []
-    for number in map(str, range(size)):
-        env |= {"RANK": number, "LOCAL_RANK": number}
-        ranks.append(FORK.Process(target=_rank, args=(adapter, each, failures, limit_s, dict(env))))
+    envs = [env | dict.fromkeys(("RANK", "LOCAL_RANK"), str(number)) for number in range(size)]
+    ranks = [FORK.Process(target=_rank, args=(adapter, each, failures, limit_s, env)) for env in envs]
     with contextlib.chdir(folder):
         for rank in ranks:
             rank.start()
+    _wait(ranks, limit_s)
+    codes = [rank.exitcode for rank in ranks]  # None: it still runs
+    outcomes = [HOLDS]
+    # Only if no rank failed: the others of one that did wait for it, and hang as well.
+    if None in codes and not any(codes):
+        outcomes = [Outcome(0, "fails", f"hangs: not done after {limit_s} s", "hangs")]
+    for index, (rank, code) in enumerate(zip(ranks, codes, strict=True)):
+        if code is None:
+            rank.kill()
+            rank.join()
+        elif code not in (0, SAID_WHY):
+            # A crash has no exception to put into the queue. Its time is 0: it comes before what others say.
+            last = Path(folder, f"{index}.log").read_text(errors="replace").splitlines()[-1:]
+            words = f"a rank ended with exit code {code}: {_one_line(' '.join(last))}"
+            outcomes.append(Outcome(0, "fails", words, str(code)))
+    while not failures.empty():
+        outcomes.append(failures.get())
+    return min(outcomes)
+
+
+def _wait(ranks: list[ForkProcess], limit_s: float) -> None:
+    """Wait until all ranks have ended, but no longer than the limit; less long once one has failed."""
     until = time.monotonic() + limit_s
     while (running := [rank for rank in ranks if rank.is_alive()]) and time.monotonic() < until:
         if any(rank.exitcode for rank in ranks):
             until = min(until, time.monotonic() + GRACE_S)
         wait([rank.sentinel for rank in running], until - time.monotonic())
-    outcomes = [HOLDS]
-    if running and not any(rank.exitcode for rank in ranks):
-        outcomes = [Outcome(0, "fails", f"hangs: not done after {limit_s} s", "hangs")]
-    for index, rank in enumerate(ranks):
-        if rank in running:
-            rank.kill()
-            rank.join()
-        elif rank.exitcode not in (0, SAID_WHY):
-            last = Path(folder, f"{index}.log").read_text(errors="replace").splitlines()[-1:]
-            words = f"a rank ended with exit code {rank.exitcode}: {_one_line(' '.join(last))}"
-            outcomes.append(Outcome(0, "fails", words, str(rank.exitcode)))
-    while not failures.empty():
-        outcomes.append(failures.get())
-    return min(outcomes)
 
 
 def _rank(adapter: Adapter, each: Property, failures: SimpleQueue, limit_s: float, env: dict[str, str]) -> None:
@@ -176,11 +182,14 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
     words = _one_line(str(error))
     if isinstance(error, NotImplementedError) and last.filename == adapter_file:
         return Outcome(now_s, "not applicable", words, kind)
-    early = any(frame.filename == adapter_file and frame.name in ("build", "save", "load") for frame in frames)
-    statement = ("raise", "assert") if early else ("raise",)
-    on_purpose = words and (last.line or "").startswith(statement) and not crashed
-    refused = on_purpose or type(error).__name__ == "ValidationError"  # compiled code of pydantic raises it
-    return Outcome(now_s, "refused" if refused else "fails", f"{type(error).__name__}: {words}", kind)
+    statements = ["raise"]
+    if any(frame.filename == adapter_file and frame.name in ("build", "save", "load") for frame in frames):
+        statements.append("assert")
+    on_purpose = words and (last.line or "").startswith(tuple(statements)) and not crashed
+    answer = "fails"
+    if on_purpose or type(error).__name__ == "ValidationError":  # compiled code of pydantic raises that one
+        answer = "refused"
+    return Outcome(now_s, answer, f"{type(error).__name__}: {words}", kind)
 
 
 def _one_line(text: str) -> str:

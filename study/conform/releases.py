@@ -43,7 +43,9 @@ def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict, li
     if name not in set(rows["adapter"]):
         raise Stop(f"no answers of {name!r} are kept", nearest(name, rows["adapter"].unique()))
     # Some rows are what scripts find, and how a config is read: deepspeed-configuration, for example.
-    package = ADAPTERS[name].package if name in ADAPTERS else name.partition("-")[0]
+    package = name.partition("-")[0]
+    if name in ADAPTERS:
+        package = ADAPTERS[name].package
     rows = rows[(rows["adapter"] == name) & rows["property"].str.contains(only, regex=False)]
     tried = sorted(rows[package].unique(), key=Version)
     if not {since, until} <= {*tried} or Version(since) >= Version(until):

@@ -3,6 +3,7 @@
 `Ranks` starts the process that runs them. This module needs no torch.
 """
 
+import contextlib
 import csv
 import importlib
 import json
@@ -35,14 +36,6 @@ class Property:
     check: str = "same_training"
     ranks: tuple[int, ...] = (2,)  # of each launch
     case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """Return the functions of an adapter that it calls."""
-        always = ("build", "forward_backward", "step", "whole_weights", "gradient_norm")
-        if self.check.startswith("checkpoint"):
-            return (*always, "save", "load")
-        return always
 
 
 @dataclass(frozen=True)
@@ -92,19 +85,13 @@ def libraries(answer: Answer) -> str:
 
 def _property(row: dict[str, str]) -> Property:
     """Return a row of properties.csv. Its cells are JSON, and texts stand there without quotes."""
-    about: dict[str, Any] = {}
-    case: dict[str, Any] = {}
-    for name, text in row.items():
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        if isinstance(value, list):
-            value = tuple(value)
-        if text and name in Property.__dataclass_fields__:
-            about[name] = value
-        elif text:
-            case[name] = value
+    case: dict[str, Any] = {name: text for name, text in row.items() if text}
+    for name, text in case.items():
+        with contextlib.suppress(ValueError):
+            case[name] = json.loads(text)
+        if isinstance(case[name], list):
+            case[name] = tuple(case[name])
+    about = {name: case.pop(name) for name in [*case] if name in Property.__dataclass_fields__}
     return Property(**about, case=case)
 
 
@@ -136,7 +123,7 @@ def explanation(answer: Answer) -> str:
     return ""
 
 
-class Ranks:
+class Ranks(ProcessPoolExecutor):
     """The process that forks the ranks of each property (ranks.py). Use it as a context manager.
 
     `overlay`: a folder with a release of a library, used instead of the installed one.
@@ -144,20 +131,13 @@ class Ranks:
 
     def __init__(self, log: Path, overlay: Path | None = None) -> None:
         self.log = log
-        start = (log, overlay and overlay.resolve())
         # Spawned, because a process that forks may have no threads, and nothing imported from elsewhere.
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, start)
-
-    def __enter__(self) -> "Ranks":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.pool.shutdown()
+        super().__init__(1, multiprocessing.get_context("spawn"), _begin, (log, overlay and overlay.resolve()))
 
     def ask(self, adapter: Adapter, each: Property, limit_s: float = LIMIT_S) -> Answer:
         """Hold an adapter to a property."""
         try:
-            return self.pool.submit(_answer, adapter, each, limit_s).result()
+            return self.submit(_answer, adapter, each, limit_s).result()
         except (ImportError, BrokenProcessPool) as error:
             raise Stop(f"{adapter.name}: {error}", f"read {self.log}, and mend what it says") from None
 

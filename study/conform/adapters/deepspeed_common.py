@@ -16,29 +16,26 @@ getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a te
 with contextlib.suppress(ImportError):
     import deepspeed.module_inject.auto_ep_layer
 
-
-def zero_section(settings, bucket):
-    section = {"stage": settings["stage"]}
-    if settings["stage"] == 3:
-        section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
-        section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-    if bucket:
-        section |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    if "offload" in settings:
-        place = {"device": settings["offload"], "pin_memory": False}
-        section["offload_optimizer"] = place
-        if settings["stage"] == 3:
-            section["offload_param"] = place
-    return section | settings.get("zero", {})
+STAGE3 = {  # by default weights below 100,000 elements stay gathered on each rank: little of stage 3 would be tried
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
 
 
 def configuration(options):
+    zero = {"stage": options.settings["stage"]}
+    if zero["stage"] == 3:
+        zero |= STAGE3
+    if options.bucket:
+        zero |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": options.passes,
         "gradient_clipping": options.clip,  # 0 switches it off: the default changed to 1
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": zero_section(options.settings, options.bucket),
+        "zero_optimization": zero | options.settings.get("zero", {}),
         "bf16": {"enabled": options.precision.startswith("bf16")},
     }
     if options.precision == "autocast":

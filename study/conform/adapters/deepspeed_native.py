@@ -1,6 +1,6 @@
 """DeepSpeed by its own interface.
 
-Settings: stage, offload (cpu), and zero: more of zero_optimization.
+Settings: stage, and zero: more of zero_optimization.
 """
 
 from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights  # isort: skip

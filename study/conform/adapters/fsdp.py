@@ -12,31 +12,27 @@ BF16 = torch.bfloat16
 
 
 def build(model, optimizer, options):
+    # fully_shard makes new parameters, so those of the optimizer are found again by their names.
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     if options.precision == "bf16_pure":
         model.bfloat16()
-    ranks, replicas = dist.get_world_size(), options.settings.get("replicas", 1)
-    sizes, places = ((ranks,), None) if replicas == 1 else ((replicas, ranks // replicas), ("between", "within"))
-    common = {"mesh": init_device_mesh("cpu", sizes, mesh_dim_names=places)}
+    shape, places = (dist.get_world_size(),), None
+    if replicas := options.settings.get("replicas"):
+        shape, places = (replicas, shape[0] // replicas), ("between", "within")
+    common = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=places)}
     if options.precision == "bf16":
         common["mp_policy"] = MixedPrecisionPolicy(BF16, torch.float32)
-    for block in model.blocks:
-        if not _shared(block, model):
+    # A weight that two blocks share is sharded by the root, and so are then the blocks.
+    if len(names) == len(list(model.named_parameters(remove_duplicate=False))):
+        for block in model.blocks:
             fully_shard(block, **common)
     fully_shard(model, **common)
     sharded = dict(model.named_parameters())
     for group, members in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [sharded[name] for name in members]
-    scheduler = options.scheduler and options.scheduler(optimizer)
+    scheduler = options.schedule(optimizer)
     return SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler, options=options)
-
-
-def _shared(block, model):
-    """Return whether another module has a parameter of this block: then the root shards it."""
-    inside = set(block.modules())
-    outside = {p for module in model.modules() if module not in inside for p in module.parameters(recurse=False)}
-    return not outside.isdisjoint(block.parameters())
 
 
 def forward_backward(trainer, batch, last=True, mode="train"):
@@ -51,10 +47,9 @@ def forward_backward(trainer, batch, last=True, mode="train"):
 
 def step(trainer):
     norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
-    trainer.norm = norm.full_tensor()
+    trainer.norm = norm.full_tensor()  # until then each rank has its part
     trainer.optimizer.step()
-    if trainer.scheduler:
-        trainer.scheduler.step()
+    trainer.scheduler.step()
     trainer.optimizer.zero_grad()
 
 
@@ -68,8 +63,7 @@ def gradient_norm(trainer):
 
 def _state(trainer):
     model, optimizer = states.get_state_dict(trainer.model, trainer.optimizer)
-    schedule = trainer.scheduler.state_dict() if trainer.scheduler else {}
-    return {"model": model, "optimizer": optimizer, "schedule": schedule}
+    return {"model": model, "optimizer": optimizer, "schedule": trainer.scheduler.state_dict()}
 
 
 def save(trainer, folder):
@@ -77,12 +71,13 @@ def save(trainer, folder):
 
 
 def load(trainer, folder, weights_only=False):
-    state = {"model": states.get_model_state_dict(trainer.model)} if weights_only else _state(trainer)
-    torch.distributed.checkpoint.load(state, checkpoint_id=folder)
-    if weights_only:
-        states.set_model_state_dict(trainer.model, state["model"])
+    if weights_only:  # to ask for the optimizer's state would create it
+        weights = states.get_model_state_dict(trainer.model)
+        torch.distributed.checkpoint.load({"model": weights}, checkpoint_id=folder)
+        states.set_model_state_dict(trainer.model, weights)
         return
+    state = _state(trainer)
+    torch.distributed.checkpoint.load(state, checkpoint_id=folder)
     both = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
     states.set_state_dict(trainer.model, trainer.optimizer, **both)
-    if trainer.scheduler:
-        trainer.scheduler.load_state_dict(state["schedule"])
+    trainer.scheduler.load_state_dict(state["schedule"])

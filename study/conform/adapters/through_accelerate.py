@@ -1,4 +1,4 @@
-"""DDP, DeepSpeed or FSDP2 through Accelerate. Settings: stage; 0 is DDP, or FSDP2 with fsdp: more of its arguments."""
+"""DDP, DeepSpeed or FSDP2 through Accelerate. Settings: way; stage; fsdp: more of FSDP's arguments."""
 
 from study.conform.adapters.deepspeed_common import configuration, full_weights  # isort: skip
 
@@ -16,22 +16,24 @@ with contextlib.suppress(ImportError):
 
 
 def build(model, optimizer, options):
-    stage, fsdp = options.settings["stage"], "fsdp" in options.settings
-    own_half, plugin = ("bf16", in_fsdp if fsdp else in_stage) if stage or fsdp else ("autocast", in_ddp)
-    if options.precision not in ("fp32", own_half) and not (stage and options.precision == "autocast"):
+    way = options.settings["way"]
+    plugin, mixed_precision = WAYS[way]
+    if options.precision not in mixed_precision:
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
     if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
-        if stage:
+        if way == "DEEPSPEED":
             raise NotImplementedError("Accelerate trains one DeepSpeed model in a process")
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
-    half = options.precision == own_half
-    common = {"gradient_accumulation_steps": options.passes, "mixed_precision": "bf16" if half else "no"}
-    accelerator = Accelerator(cpu=not stage, **common, **plugin(model, options))
-    assert (accelerator.distributed_type in ("DEEPSPEED", "FSDP")) == bool(stage or fsdp), "it would be DDP"
-    scheduler = options.scheduler and options.scheduler(optimizer)
-    if scheduler:
-        accelerator.register_for_checkpointing(scheduler)
+    accelerator = Accelerator(
+        cpu=way != "DEEPSPEED",
+        gradient_accumulation_steps=options.passes,
+        mixed_precision=mixed_precision[options.precision],
+        **plugin(model, options),
+    )
+    assert way in (accelerator.distributed_type, "DDP"), "it would be DDP"
+    scheduler = options.schedule(optimizer)
+    accelerator.register_for_checkpointing(scheduler)
     model, optimizer = accelerator.prepare(model, optimizer)
     return SimpleNamespace(
         accelerator=accelerator, model=model, optimizer=optimizer, scheduler=scheduler, clip=options.clip, norm=None
@@ -52,11 +54,21 @@ def in_ddp(model, options):
 def in_fsdp(model, options):
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # Accelerate has FSDP only there
-    tied = len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
-    wrap = {"auto_wrap_policy": "no_wrap" if tied else "transformer_based_wrap"}
-    wrap["transformer_cls_names_to_wrap"] = [type(block).__name__ for block in model.blocks][:1]
     given = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, "state_dict_type": "SHARDED_STATE_DICT"}
-    return {"fsdp_plugin": FullyShardedDataParallelPlugin(**given | wrap | options.settings["fsdp"])}
+    given |= {"auto_wrap_policy": "transformer_based_wrap"}
+    given |= {"transformer_cls_names_to_wrap": [type(block).__name__ for block in model.blocks][:1]}
+    # A weight that two blocks share is sharded by the root.
+    if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
+        given |= {"auto_wrap_policy": "no_wrap"}
+    return {"fsdp_plugin": FullyShardedDataParallelPlugin(**given | options.settings["fsdp"])}
+
+
+# What Accelerate gets for a way to shard, and its own name for each precision. DeepSpeed's autocast is in its config.
+WAYS = {
+    "DDP": (in_ddp, {"fp32": "no", "autocast": "bf16"}),
+    "DEEPSPEED": (in_stage, {"fp32": "no", "autocast": "no", "bf16": "bf16"}),
+    "FSDP": (in_fsdp, {"fp32": "no", "bf16": "bf16"}),
+}
 
 
 def forward_backward(trainer, batch, last=True, mode="train"):
@@ -73,10 +85,10 @@ def forward_backward(trainer, batch, last=True, mode="train"):
 
 def step(trainer):
     # Under DeepSpeed, Accelerate's backward has done the step already, and this call returns the norm.
-    trainer.norm = trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.clip or float("inf"))
+    norm = trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.clip or float("inf"))
+    trainer.norm = getattr(norm, "full_tensor", lambda: norm)()  # under FSDP2 each rank has its part
     trainer.optimizer.step()
-    if trainer.scheduler:
-        trainer.scheduler.step()
+    trainer.scheduler.step()
     trainer.optimizer.zero_grad()
 
 
@@ -88,7 +100,7 @@ def whole_weights(trainer):
 
 
 def gradient_norm(trainer):
-    return trainer.norm.full_tensor() if hasattr(trainer.norm, "full_tensor") else trainer.norm
+    return trainer.norm
 
 
 def save(trainer, folder):
@@ -96,8 +108,9 @@ def save(trainer, folder):
 
 
 def load(trainer, folder, weights_only=False):
-    deepspeed_here = trainer.accelerator.distributed_type == "DEEPSPEED"
-    if weights_only and not deepspeed_here:
+    only = {}
+    if trainer.accelerator.distributed_type == "DEEPSPEED":
+        only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
+    elif weights_only:
         raise NotImplementedError("load_state has no option for weights only")
-    only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
-    trainer.accelerator.load_state(folder, **(only if deepspeed_here else {}))
+    trainer.accelerator.load_state(folder, **only)
