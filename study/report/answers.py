@@ -6,6 +6,7 @@ have them (virtual ranks), because on a tiny model ZeRO costs memory.
 """
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,8 +32,7 @@ BASELINE = "ddp"
 TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
 PROTOCOL, RANKS, GPU = "at_scale", 8, "H100-80GB"
 MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published by others"
-TITLES = {"llama3-8b": "Llama-3-8B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT-large", "gemma2-9b": "Gemma2-9B"}
-TITLES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
+TITLES = {"llama3-8b": "Llama-3-8B", "bert-large": "BERT-large", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
 AT_SCALE, SMOKE = "study sweep at_scale --runs runs/at_scale", "study sweep smoke --runs runs/smoke"
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
 MODEL, SMALL, ADVISED = "llama3-8b", "bert-large", "mistral-7b"  # the last one of the advice
@@ -61,7 +61,8 @@ def answers(runs: Runs) -> list[Answer]:
 
 def title_of(run: Run) -> str:
     """Return the model of a run as people call it."""
-    return TITLES.get(run.record.requested.model or "", run.record.requested.model or "a model")
+    model = run.record.requested.model or "a model"
+    return TITLES.get(model, model)
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -74,8 +75,7 @@ def of_losses(runs: Runs) -> Answer:
         return Answer("losses", SMOKE)
     curves = rows.groupby("line", sort=False)
     table = curves["loss"].agg(first_loss="first", last_loss="last").assign(steps=curves["step"].max())
-    furthest = curves["difference"].max()
-    table["largest difference"] = furthest.map(nats, na_action="ignore")
+    table["largest difference"] = curves["difference"].max().map(nats, na_action="ignore")
     return Answer("losses", "", table.reset_index(names="arm"), rows, losses.figure(rows))
 
 
@@ -86,6 +86,13 @@ def trained_here(runs: Runs) -> list[Run]:
         if with_baseline := [mine for mine in groups(real).values() if BASELINE in _arms(mine)]:
             return max(with_baseline, key=lambda mine: len(_arms(mine)))
     return []
+
+
+def _unless(at_scale: list[list[Run]]) -> str:
+    """Return the command that makes the runs of usual size, unless they are there."""
+    if at_scale:
+        return ""
+    return AT_SCALE
 
 
 def _arms(members: list[Run]) -> set[str]:
@@ -99,14 +106,16 @@ def of_memory(runs: Runs) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
     at_scale = of_scale(runs)
     tiny = {run.record.arm: run for run in trained_here(runs) if run.record.observed.ranks != 1}
-    rows = pd.DataFrame([row for mine in (*at_scale, list(tiny.values())) for row in memory_rows(mine)])
+    members = [*itertools.chain(*at_scale), *tiny.values()]
+    rows = pd.DataFrame([row for run in members for row in memory_rows(run)])
     if rows.empty:
         return Answer("memory", AT_SCALE)
+    # The table has the first source of each arm: where nothing was measured, the prediction.
     first = rows.groupby(["panel", "arm"], sort=False)["source"].transform("first")
     peaks = rows[(rows["source"] == first) & (rows["part"] != "host memory")]
     wide = peaks.groupby(["arm", "model"], sort=False)["bytes"].sum().unstack("model", sort=False)
     table = wide.map(size, na_action="ignore").assign(basis=peaks.groupby("arm")["source"].first()).reset_index()
-    return Answer("memory", "" if at_scale else AT_SCALE, table, rows, memory.figure(rows))
+    return Answer("memory", _unless(at_scale), table, rows, memory.figure(rows))
 
 
 def of_scale(runs: Runs) -> list[list[Run]]:
@@ -117,32 +126,33 @@ def of_scale(runs: Runs) -> list[list[Run]]:
     return [mine for mine in (large, small) if BASELINE in _arms(mine)]
 
 
-def memory_rows(members: list[Run]) -> list[dict]:
+def memory_rows(run: Run) -> list[dict]:
     """Return the parts of a rank's peak of GPU memory, measured and predicted, and what others measured.
 
     Where a run without a GPU offloads, both memories are one: its split is predicted, for Llama-3-8B alone. Of smaller
     models a GPU would need other memory than the CPU on which the other arms were measured.
     """
-    rows: list[dict] = []
-    for run in sorted(members, key=tables.in_order):
-        about = {"model": title_of(run), "panel": _panel(run), "line": run.record.arm, "n": 1}
-        about |= tables.columns(run, "arm", "ranks", "kind", "parameters")
-        if not memory.has_one_memory(run):
-            rows += memory.stack(about, MEASURED, memory.part_bytes(metrics.components(run.record)), 1)
-            rows += memory.stack(about, PREDICTED, memory.predicted_parts(run), 1)
-        elif run.record.requested.model == MODEL and (setup := setup_of(run.record)):
-            on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
-            on_host = {"host memory": on_gpu.host_bytes}
-            rows += memory.stack(about, PREDICTED, memory.part_bytes(on_gpu.at_peak) | on_host, 1)
-        for other in published(run.record.requested.model or "") if run.record.is_virtual else ():
-            if other.memory_bytes and other.arm == run.record.arm:
-                rows.append(about | {"source": PUBLISHED, "part": "parts not given", "bytes": other.memory_bytes})
+    model, arm = run.record.requested.model or "", run.record.arm
+    parts: dict[str, Any] = {}
+    if not memory.has_one_memory(run):
+        parts = {MEASURED: memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
+    elif model == MODEL and (setup := setup_of(run.record)):
+        on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
+        parts = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
+    about = {"model": title_of(run), "panel": _panel(run), "line": arm, "n": 1}
+    about |= tables.columns(run, "arm", "ranks", "kind", "parameters")
+    rows = memory.stacks(about, parts, 1)
+    for other in published(model):
+        if run.record.is_virtual and other.memory_bytes and other.arm == arm:
+            rows.append(about | {"source": PUBLISHED, "part": "parts not given", "bytes": other.memory_bytes})
     return rows
 
 
 def _panel(run: Run) -> str:
     asked, seen = run.record.requested, run.record.observed
-    activations = "recomputed" if asked.checkpointing else "kept"
+    activations = "kept"
+    if asked.checkpointing:
+        activations = "recomputed"
     about = f"{title_of(run)}, {count(seen.parameters or 0)} parameters, on {seen.ranks} {run.kind} ranks"
     return f"{about}\n{asked.micro_batch} x {asked.sequence} tokens in a pass, activations {activations}"
 
@@ -171,14 +181,17 @@ def steps() -> list[dict]:
         usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
         times = {arm: step_time(Setup.of_arm(named(MODEL), arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
         ddp = times[BASELINE]
-        batch = f"{setting['accumulation']} x {setting['sequence']} tokens"
-        for arm, step in times.items():
-            row: dict[str, Any] = {"setting": batch, "arm": arm, "source": PREDICTED, "seconds": step.seconds}
-            # The ends are those of two predictions that err in opposite directions.
-            row |= {"over DDP": step.seconds / ddp.seconds, "at least": step.low_s / ddp.high_s}
-            rows.append(row | {"at most": step.high_s / ddp.low_s, "low": step.low_s, "high": step.high_s})
+        about = {"setting": f"{setting['accumulation']} x {setting['sequence']} tokens"}
         rows += [
-            {"setting": batch, "arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
+            about
+            | {"arm": arm, "source": PREDICTED, "seconds": step.seconds, "over DDP": step.seconds / ddp.seconds}
+            # The ends are those of two predictions that err in opposite directions.
+            | {"at least": step.low_s / ddp.high_s, "at most": step.high_s / ddp.low_s}
+            | {"low": step.low_s, "high": step.high_s}
+            for arm, step in times.items()
+        ]
+        rows += [
+            about | {"arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
             for other in published()
             if other.step_s and (other.seq, other.grad_acc) == (setting["sequence"], setting["accumulation"])
         ]
@@ -190,35 +203,29 @@ def steps() -> list[dict]:
 
 def of_traffic(runs: Runs) -> Answer:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
-    members = sorted([*of_scale(runs), trained_here(runs)][0], key=tables.in_order)
+    at_scale = of_scale(runs)
+    members, *_ = [*at_scale, trained_here(runs)]
     rows = traffic.table(Runs(tuple(members)))
     if rows.empty:
         return Answer("traffic", AT_SCALE)
     times = rows.groupby(["arm", "source"], sort=False)["times"].sum().unstack("source", sort=False)
-    table = pd.DataFrame(
-        {
-            "over DDP": times[traffic.COUNTED] / times[traffic.COUNTED][BASELINE],
-            "by the ZeRO paper": times[traffic.PAPER],
-            f"over DDP with {PASSES} passes, predicted": _sent_in(members, PASSES),
-        },
-        index=times.index,
-    )
-    first = members[0]
-    command = "" if first.record.is_virtual else AT_SCALE
-    rows = rows.assign(panel=_panel(first), line=rows["arm"])
-    return Answer("traffic", command, table.reset_index(), rows, traffic.figure(rows))
-
-
-def _sent_in(members: list[Run], passes: int) -> pd.Series:
-    """Return the bytes that arms are predicted to send in a step of several passes, as multiples of DDP's."""
     setups = {run.record.arm: setup_of(run.record) for run in members}
     sent = {
-        arm: papers.wire_bytes(estimate(replace(setup, accumulation=passes)).traffic, setup.ranks)
+        arm: papers.wire_bytes(estimate(replace(setup, accumulation=PASSES)).traffic, setup.ranks)
         for arm, setup in setups.items()
         if setup
     }
-    sizes = pd.Series(sent, dtype=float)
-    return sizes / sizes.get(BASELINE, math.nan)
+    counted = times[traffic.COUNTED]
+    table = pd.DataFrame(
+        {
+            "over DDP": counted / counted[BASELINE],
+            "by the ZeRO paper": times[traffic.PAPER],
+            f"over DDP with {PASSES} passes, predicted": pd.Series(sent, dtype=float) / sent.get(BASELINE, math.nan),
+        },
+        index=times.index,
+    )
+    rows = rows.assign(panel=_panel(members[0]), line=rows["arm"])
+    return Answer("traffic", _unless(at_scale), table.reset_index(), rows, traffic.figure(rows))
 
 
 # --- the advice --------------------------------------------------------------------------

@@ -5,7 +5,6 @@ meaning and the unit of each column.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +18,7 @@ from study.core.text import say
 from study.ledger import texts
 from study.records import metrics, runs
 from study.records.runs import Run, Runs
+from study.records.schema import Record
 
 CARD = Path(__file__).parent / "templates" / "card.md"
 FORMS = files.from_toml(Path(__file__).with_name("columns.toml").read_text())  # of each table
@@ -59,30 +59,35 @@ def _card() -> str:
 def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
     """Return the tables by name, each with its declared columns in their order and with their types."""
     counting = {run.folder for run in loaded.counting}
-    rows: dict[str, list[dict]] = {"runs": [], "steps": [], "collectives": []}
+    rows: dict[str, list[dict]] = {name: [] for name in FORMS}
     for run in loaded:
         place = {"run": run.record.run_id, "machine": _machine(run, loaded)}
         rows["runs"].append(_run(run) | place | {"counts": run.folder in counting})
-        rows["steps"] += [place | row for row in _steps(run)]
-        rows["collectives"] += [place | row for row in _collectives(run)]
+        rows["steps"] += [place | row for row in _steps(run.record)]
+        for rank, kinds in enumerate(run.record.traffic.per_rank):
+            for kind, moved in kinds.items():
+                rows["collectives"].append(place | dict(moved) | {"rank": rank, "collective": kind})
     rows["claims"] = [claim.model_dump(mode="json", by_alias=True) for claim in texts.claims()]
     rows["releases"] = releases.answers().to_dict("records")
     return {name: _typed(rows[name], form["columns"]) for name, form in FORMS.items()}
 
 
-def _typed(rows: list[dict], columns: dict) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=[*columns], dtype=object)
-    # Parquet could hold nested values, but CSV and most readers of tables cannot.
-    nested = table.map(lambda value: isinstance(value, (dict, list)))
-    table = table.mask(nested, table.map(lambda value: json.dumps(value, default=str) if value else None))
+def _machine(run: Run, loaded: Runs) -> str:
+    """Return the folder of a machine: of reports/NAME/runs it is NAME."""
+    top = next(top.resolve() for top in loaded.folders if run.folder.is_relative_to(top.resolve()))
+    return [part for part in top.parts if part != "runs"][-1]
+
+
+def _typed(rows: list[dict], columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    table = pd.DataFrame(rows, columns=[*columns], dtype=object).map(_flat)
     return table.astype({column: DTYPES[kind] for column, (kind, _) in columns.items()})
 
 
-def _machine(run: Run, loaded: Runs) -> str:
-    """Return the folder of a machine: of reports/NAME/runs it is NAME."""
-    folders = [folder.resolve() for folder in loaded.folders]
-    top = next(folder for folder in folders if run.folder.is_relative_to(folder))
-    return top.parent.name if top.name == "runs" else top.name
+def _flat(value: object) -> object:
+    """Return nested values as JSON. Parquet could hold them, but CSV and most readers of tables cannot."""
+    if not isinstance(value, (dict, list)):
+        return value
+    return json.dumps(value, default=str) if value else None
 
 
 def _run(run: Run) -> dict:
@@ -94,26 +99,20 @@ def _run(run: Run) -> dict:
         "first_loss": next(iter(record.loss.train), None),
         "final_loss": next(reversed(record.loss.train), None),
         "collectives_bytes": sum(metrics.sent(record).values()) or None,
-        "error": record.error.kind if record.error else None,
+        "error": record.error and record.error.kind,
         "gpus": record.hardware.gpus_line,
     }
 
 
-def _steps(run: Run) -> Iterator[dict]:
-    """Yield the optimizer steps of a run. A run that was resumed timed only its last part: its seconds are left out."""
-    record = run.record
+def _steps(record: Record) -> list[dict]:
+    """Return the optimizer steps. A run that was resumed timed only its last part: its seconds are left out."""
     seconds: dict[int, float] = {}
     if record.observed.steps and not record.checkpoints.get("resumes"):
         timed = record.time.step_s
         seconds = dict(enumerate(timed, start=record.observed.steps - len(timed) + 1))
     losses = dict(enumerate(record.loss.train, start=1))
     evaluations = {each.step: dict(each) for each in record.loss.eval}
-    for step in sorted({*losses, *seconds, *evaluations}):
-        measured = {"step": step, "train_loss": losses.get(step), "step_s": seconds.get(step)}
-        yield evaluations.get(step, {}) | measured
-
-
-def _collectives(run: Run) -> Iterator[dict]:
-    for rank, kinds in enumerate(run.record.traffic.per_rank):
-        for kind, moved in kinds.items():
-            yield dict(moved) | {"rank": rank, "collective": kind}
+    return [
+        evaluations.get(step, {}) | {"step": step, "train_loss": losses.get(step), "step_s": seconds.get(step)}
+        for step in sorted({*losses, *seconds, *evaluations})
+    ]

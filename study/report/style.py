@@ -103,14 +103,21 @@ def name_bars(axes: Axes, names: Iterable[str]) -> None:
 
 
 def stacks(
-    rows: pd.DataFrame, part: str, colours: Mapping[str, str], words: Callable[[float], str], note: str
+    rows: pd.DataFrame,
+    value: str,
+    part: str,
+    colours: Mapping[str, str],
+    words: Callable[[float], str],
+    label: str,
+    note: str,
 ) -> Figure:
-    """Draw the column `length` as bars of parts, one for each line; each `panel` has axes of its own."""
-    below = parts(rows, "panel")
+    """Draw the values of parts as bars, one for each line; each `panel` has axes of its own."""
+    below = parts(rows.assign(length=rows[value]), "panel")
     drawing, axes = panels([0.8 + 0.25 * mine["line"].nunique() for mine in below.values()])
     for ax, (title, mine) in zip(axes, below.items(), strict=True):
         draw_stacks(ax, mine, part, colours, words)
         ax.set_title(title)
+    axes[-1].set_xlabel(label, loc="right")
     return finished(drawing, stack_keys(rows, part, colours), note)
 
 

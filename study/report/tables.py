@@ -3,14 +3,12 @@
 Everything that is shown is escaped: records come from anybody.
 """
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from study.core import arms
 from study.core.text import quantity, short
 from study.records.groups import by
 from study.records.runs import Run
@@ -29,13 +27,13 @@ HEADINGS = {
     "against": "compared with",
     "message": "error message",
 }
-UNITS = re.compile(r"_(s|mb|gb|bytes)$")  # at the end of a name
+UNITS = {"mb": "MB", "gb": "GB", "bytes": ""}  # as the last word of a name
 
 
 def heading(name: str) -> str:
     """Return the words above a column."""
-    unit = {"_s": " s", "_mb": " MB", "_gb": " GB", "_bytes": ""}
-    return HEADINGS.get(name) or UNITS.sub(lambda found: unit[found[0]], name).replace("_", " ")
+    *words, last = name.split("_")
+    return HEADINGS.get(name) or " ".join([*words, UNITS.get(last, last)]).strip()
 
 
 def cell(value: Any, name: str) -> str:
@@ -76,7 +74,6 @@ SETTINGS: tuple[str, ...] = (
     *("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention"),
     *("optimizer", "lora_rank", "train_only", "compile"),
 )
-ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 
 def columns(run: Run, *names: str) -> dict[str, Any]:
@@ -84,14 +81,9 @@ def columns(run: Run, *names: str) -> dict[str, Any]:
     return {name: run.facts[name] for name in names}
 
 
-def in_order(run: Run) -> int:
-    """Return the place of a run's arm in every table."""
-    return ORDER.get(run.record.arm, len(ORDER))
-
-
 def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
     """Return the rows by the values of a column, in the order in which they come."""
-    return {str(key): mine for key, mine in rows.groupby(name, sort=False, dropna=False)} if len(rows) else {}
+    return {str(key): mine for key, mine in rows.groupby(name, sort=False)}
 
 
 def split_by_ranks(members_of: dict[str, list[Run]]) -> dict[str, list[Run]]:

@@ -7,10 +7,9 @@ from matplotlib.figure import Figure
 
 from study.ledger import texts
 from study.predict.front import Setup, estimate, named
-from study.records import metrics
 from study.records.runs import Runs
 from study.report import style
-from study.report.style import FAINT, INK
+from study.report.style import INK
 from study.report.tables import parts
 from study.report.topics import memory
 from study.report.topics.losses import band
@@ -29,19 +28,17 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     group = f"{MODEL_000}, 8 ranks, 2048 tokens, bf16_cast, activations kept or recomputed"
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
-        measured = [
-            run for run in runs.select(model=MODEL_000, arm=arm, **SETTING_000).done if metrics.components(run.record)
-        ]
+        known = [run for run in runs.select(model=MODEL_000, arm=arm, **SETTING_000).done if memory.held_bytes(run)]
         for recompute, how in ((False, "kept"), (True, "recomputed")):
             place: dict[str, Any] = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm}
             place |= {"ranks": 8, "parameters": shape.parameters, "kind": "real"}
-            if repeats := [run for run in measured if bool(run.record.requested.checkpointing) == recompute]:
+            if repeats := [run for run in known if bool(run.record.requested.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
-                bytes_by_part = memory.part_bytes(metrics.components(run.record))
-                rows += memory.stack(place | {"kind": run.kind}, "measured", bytes_by_part, len(repeats))
+                measured = {"measured": memory.held_parts(run)}
+                rows += memory.stacks(place | {"kind": run.kind}, measured, len(repeats))
             ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recompute))
-            rows += memory.stack(place, "predicted", memory.part_bytes(ours.at_peak))
-            rows += memory.stack(place, DOCUMENT, {"parts not given": printed_bytes})
+            others = {"predicted": memory.part_bytes(ours.at_peak), DOCUMENT: {"parts not given": printed_bytes}}
+            rows += memory.stacks(place, others, 0)
     return pd.DataFrame(rows)
 
 
@@ -55,19 +52,21 @@ def script(runs: Runs) -> pd.DataFrame:
     """Return each training of document 002's script, what it started from, and whether DeepSpeed was called."""
     rows: list[dict] = []
     for run in runs.select(arm="single").done:
-        for number, training in enumerate(run.record.observed.runs, 1):
+        record = run.record
+        every = record.observed.logging_steps or 1
+        for number, training in enumerate(record.observed.runs, 1):
             about: dict[str, Any] = {
-                "script": REPAIRS[run.record.requested.repair or "none"],
-                "seed": run.record.requested.seed,
+                "script": REPAIRS[record.requested.repair or "none"],
+                "seed": record.requested.seed,
+                "training": number,
+                "name": training.name,
+                "batch": training.batch,
+                "weights_from": training.weights_from,
+                "deepspeed_calls": training.deepspeed_initialize_calls,
             }
-            about |= {"training": number, "name": training.name, "batch": training.batch}
-            about |= {"weights_from": training.weights_from, "deepspeed_calls": training.deepspeed_initialize_calls}
-            every = run.record.observed.logging_steps or 1
             rows += [about | {"step": window * every, "loss": loss} for window, loss in enumerate(training.losses, 1)]
-    if not rows:
-        return pd.DataFrame()
-    order = list(REPAIRS.values())
-    return pd.DataFrame(rows).sort_values("script", key=lambda column: column.map(order.index), kind="stable")
+    rows.sort(key=lambda row: list(REPAIRS.values()).index(row["script"]))
+    return pd.DataFrame(rows)
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:
@@ -87,7 +86,7 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
     marks: dict[str, style.Look] = {}
     for ax, (kind, mine) in zip(axes, kinds.items(), strict=True):
         for number, training in parts(mine, "training").items():
-            tone, dash = TRAININGS.get(int(number), (FAINT, "-"))
+            tone, dash = TRAININGS[int(number)]
             band(ax, training, tone, linestyle=dash, marker="o", markersize=3.5)
             first = training.iloc[0]
             marks[f"{number}: {first['name']}, batch {first['batch']}"] = {"color": tone, "linestyle": dash}
@@ -104,9 +103,14 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
 def claims(document: str = "", central: bool = False) -> pd.DataFrame:
     """Return the claims of a document, or of all; `central`: only those that a document stands for."""
     rows = [
-        {"claim": each.id, "question": each.question, "verdict": each.outcome}
-        | {"certainty": each.certainty or "", "found": each.found}
+        {
+            "claim": each.id,
+            "question": each.question,
+            "verdict": each.outcome,
+            "certainty": each.certainty or "",
+            "found": each.found,
+        }
         for each in texts.claims()
-        if document in ("", each.document) and each.central >= central
+        if document in ("", each.document) and (each.central or not central)
     ]
     return pd.DataFrame(rows)

@@ -26,10 +26,15 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     than the baseline are not compared.
     """
     chosen = [
-        run for run in runs.done if run.record.loss.train and not run.record.is_virtual and not run.record.is_script
+        run
+        for run in runs.done
+        if run.record.loss.train
+        and not run.record.is_virtual
+        and not run.record.is_script
+        and (not tasks or run.record.requested.task in tasks)
     ]
     curves = [pd.DataFrame()]
-    for group, members in groups(run for run in chosen if not tasks or run.record.requested.task in tasks).items():
+    for group, members in groups(chosen).items():
         for line, repeats in lines(members).items():
             for run in repeats:
                 losses = run.record.loss.train
@@ -57,11 +62,12 @@ def parity(rows: pd.DataFrame) -> pd.DataFrame:
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Training loss of every arm at each step, and how far it is from the baseline's loss, one point per step."""
-    compared = {*rows[rows["difference"].notna()]["line"], *rows[rows["arm"].isin(rows["against"])]["line"]}
-    others = parts(rows[rows["difference"].notna()], "line")
+    apart = rows[rows["difference"].notna()]
+    others = parts(apart, "line")
     heights = [2.3]
     if others:
-        rows = rows[rows["line"].isin(compared)]  # other arms train on other rows in a step
+        # Arms that are compared with nothing train on other rows in a step: their losses are elsewhere for that reason.
+        rows = rows[rows["line"].isin(others) | rows["arm"].isin(apart["against"])]
         heights.append(0.75 + 0.22 * len(others))
     drawing, axes = style.panels(heights)
     draw_curves(axes[0], rows)

@@ -15,7 +15,7 @@ from study.report import style
 from study.report.of_record import predicted
 from study.report.tables import SETTINGS, columns, split_by_ranks
 
-PARTS = {
+PARTS = {  # that a figure shows, of the roles that records and predictions tell apart
     "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("master", "moments", "swap"),
@@ -24,6 +24,7 @@ PARTS = {
     "activations": ("activations",),
     "other": ("temporaries", "constants", "other"),
 }
+PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
 PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
 ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
 
@@ -39,21 +40,30 @@ def table(runs: Runs) -> pd.DataFrame:
             if has_one_memory(run):
                 place["panel"] = ONE_MEMORY
             place |= columns(run, "arm", "ranks", "kind", "parameters")
-            rows += stack(place, "measured", part_bytes(metrics.components(run.record)), len(repeats))
-            rows += stack(place, "predicted", predicted_parts(run), len(repeats))
-            rows += stack(place, PAPER, _of_paper(run), len(repeats))
+            parts = {"measured": held_parts(run), "predicted": predicted_parts(run), PAPER: _of_paper(run)}
+            rows += stacks(place, parts, len(repeats))
     return pd.DataFrame(rows)
 
 
-def stack(place: dict, source: str, bytes_by_part: Mapping[str, float], n: int = 0) -> list[dict]:
-    """Return the parts of one bar as rows."""
-    return [place | {"source": source, "part": part, "bytes": size, "n": n} for part, size in bytes_by_part.items()]
+def stacks(place: dict, parts_of: Mapping[str, Mapping[str, float]], n: int) -> list[dict]:
+    """Return the parts of the bars of one line as rows. The bars are those of sources."""
+    return [
+        place | {"source": source, "part": part, "bytes": size_bytes, "n": n}
+        for source, parts in parts_of.items()
+        for part, size_bytes in parts.items()
+    ]
+
+
+def held_parts(run: Run) -> dict[str, float]:
+    """Return the parts of the peak that was measured."""
+    return part_bytes(metrics.components(run.record))
 
 
 def predicted_parts(run: Run) -> dict[str, float]:
     """Return the parts of the peak that is predicted for a run; none without a prediction."""
-    estimate = predicted(run.record)
-    return part_bytes(estimate.at_peak) if estimate else {}
+    if estimate := predicted(run.record):
+        return part_bytes(estimate.at_peak)
+    return {}
 
 
 def _of_paper(run: Run) -> dict[str, float]:
@@ -70,7 +80,7 @@ def has_one_memory(run: Run) -> bool:
     """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
     observed = run.record.observed
     places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
-    return run.record.observed.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
+    return observed.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
 
 
 def held_bytes(run: Run) -> int:
@@ -80,10 +90,9 @@ def held_bytes(run: Run) -> int:
 
 def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
     """Return components summed up into the few parts that a figure shows."""
-    name_of = {role: part for part, roles in PARTS.items() for role in roles}
     sizes: dict[str, float] = defaultdict(int)
     for role, size_bytes in components.items():
-        sizes[name_of.get(role, "other")] += size_bytes
+        sizes[PART_OF.get(role, "other")] += size_bytes  # older records have roles that have no part of their own
     return {part: sizes[part] for part in PARTS if part in sizes}
 
 
@@ -93,6 +102,4 @@ def figure(rows: pd.DataFrame) -> Figure:
     note = "Bars: the run with the highest peak; pale: predicted; hatched: virtual ranks or an emulated smaller device."
     note += " The ZeRO paper counts weights, gradients and optimizer states alone. Without a GPU, host and device are"
     note += " one memory, so the split of what is offloaded is predicted."
-    drawing = style.stacks(rows.assign(length=rows["bytes"]), "part", style.PARTS, size, note)
-    drawing.axes[-1].set_xlabel("peak memory of a rank", loc="right")
-    return drawing
+    return style.stacks(rows, "bytes", "part", style.PARTS, size, "peak memory of a rank", note)

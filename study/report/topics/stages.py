@@ -18,23 +18,18 @@ LARGE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_c
 
 def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame:
     """Return one run of each arm, with the bytes a parameter of some parts of a step: states, or collectives."""
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
     for run in runs.select(arm=list(ARMS), **wanted).done:
         observed = run.record.observed
-        is_whole = observed.trained_parameters in (None, run.record.observed.parameters)
-        if not is_whole or run.record.arm in {row["arm"] for row in rows}:
-            continue
-        sizes = metrics.sent(run.record) | (
-            run.record.memory.components.per_rank[0].after_step if metrics.components(run.record) else {}
-        )
-        in_bytes = {part: round(sizes.get(part, 0) / (run.record.observed.parameters or 1), 3) for part in parts}
-        rows.append(
-            {"arm": run.record.arm}
-            | in_bytes
-            | {"parameters": run.record.observed.parameters, "run": run.record.run_id}
-        )
-    rows.sort(key=lambda row: ARMS.index(row["arm"]))
-    return pd.DataFrame(rows)
+        if observed.trained_parameters not in (None, observed.parameters):
+            continue  # of adapters: their states are few bytes of many parameters
+        sizes = metrics.sent(run.record)
+        for first_rank in run.record.memory.components.per_rank[:1]:
+            sizes |= first_rank.after_step
+        row: dict[str, Any] = {"arm": run.record.arm}
+        row |= {part: round(sizes.get(part, 0) / (observed.parameters or 1), 3) for part in parts}
+        rows.setdefault(run.record.arm, row | {"parameters": observed.parameters, "run": run.record.run_id})
+    return pd.DataFrame(rows.values())
 
 
 def figure_to_drag() -> str:

@@ -11,6 +11,15 @@ from study.report import style
 from study.report.tables import columns
 
 COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
+# By stage, in all-reduces of the gradients. A reduce-scatter and an all-gather send half of what an all-reduce sends.
+# Stage 3 gathers the weights before both passes.
+OF_PAPER = {
+    0: {"all-reduce": 1.0},
+    1: {"reduce-scatter": 0.5, "all-gather": 0.5},
+    2: {"reduce-scatter": 0.5, "all-gather": 0.5},
+    3: {"reduce-scatter": 0.5, "all-gather": 1.0},
+}
+LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -25,11 +34,19 @@ def table(runs: Runs) -> pd.DataFrame:
             run = repeats[0]
             about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
             about |= columns(run, "arm", "ranks", "kind")
-            for kind, sent in sent_bytes(run).items():
-                times = sent / _all_reduce_bytes(run)
-                if times > 1e-4:  # averaging a loss is too small for a bar
-                    rows.append(about | {"source": COUNTED, "collective": kind.replace("_", "-"), "times": times})
-            rows += [about | {"source": PAPER, "collective": kind, "times": times} for kind, times in _of_paper(run)]
+            counted = {
+                kind.replace("_", "-"): sent / _all_reduce_bytes(run)
+                for kind, sent in sent_bytes(run).items()
+                if sent > LEAST * _all_reduce_bytes(run)
+            }
+            times = {COUNTED: counted, PAPER: OF_PAPER[run.record.observed.stage or 0]}
+            if run.record.observed.fsdp:
+                del times[PAPER]
+            rows += [
+                about | {"source": source, "collective": kind, "times": number}
+                for source, kinds in times.items()
+                for kind, number in kinds.items()
+            ]
     return pd.DataFrame(rows)
 
 
@@ -40,21 +57,13 @@ def _all_reduce_bytes(run: Run) -> float:
     return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
-def _of_paper(run: Run) -> list[tuple[str, float]]:
-    if run.record.observed.fsdp:
-        return []
-    # A reduce-scatter and an all-gather send half of what an all-reduce sends. Stage 3 gathers before both passes.
-    half = ("reduce-scatter", 0.5)
-    by_stage = {1: [half, ("all-gather", 0.5)], 2: [half, ("all-gather", 0.5)], 3: [half, ("all-gather", 1.0)]}
-    return by_stage.get(run.record.observed.stage or 0, [("all-reduce", 1.0)])
-
-
 def sent_bytes(run: Run) -> dict[str, float]:
     """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
-    sent = dict.fromkeys(metrics.sent(run.record), 0.0)
-    for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
-        for ranks, size_bytes in count.by_ranks(run.record.observed.ranks or 1).items():
-            sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
+    first, *_ = [*run.record.traffic.per_rank, {}]
+    sent: dict[str, float] = {}
+    for kind, count in first.items():
+        by_ranks = count.by_ranks(run.record.observed.ranks or 1)
+        sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
     return sent
 
 
@@ -62,6 +71,5 @@ def sent_bytes(run: Run) -> dict[str, float]:
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
     note = "Bars: counted; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce sends the data twice."
-    drawing = style.stacks(rows.assign(length=rows["times"]), "collective", style.COLLECTIVES, "{:.3g}".format, note)
-    drawing.axes[-1].set_xlabel("bytes sent in a step (1 = one all-reduce of the gradients)", loc="right")
-    return drawing
+    label = "bytes sent in a step (1 = one all-reduce of the gradients)"
+    return style.stacks(rows, "times", "collective", style.COLLECTIVES, "{:.3g}".format, label, note)
