@@ -1,21 +1,18 @@
 """A training over several machines: Accelerate's own options, the example for Slurm, and the one record of all."""
 
 import os
-import signal
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import slurm_cluster
-import torch
 from conftest import ROOT
 
 from study.core.arms import all_paths, launcher
 from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Hardware, Machine, Record
-from study.training import ending
 from study.training import launch as machines
 
 SMALL = ["--steps", "3", "--warmup-steps", "1", "--train-rows", "64", "--eval-rows", "16", "--sequence", "32"]
@@ -84,35 +81,3 @@ def test_machines_are_told_apart_by_number_and_hold_their_ranks():
 def test_machines_with_different_versions_do_not_train_together():
     with pytest.raises(Stop, match=r"different versions of torch \(2.13.0 and 2.12.1\)"):
         machines.merge_machines([seen(0), seen(1, torch="2.12.1")])
-
-
-@pytest.fixture
-def meeting(monkeypatch):
-    """The store through which torchrun brings machines together, seen from a rank of a group of two machines."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    env = {"GROUP_WORLD_SIZE": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (env | {"MASTER_PORT": store.port}).items():
-        monkeypatch.setenv(name, str(value))
-    return store
-
-
-def failed(folder, rank: int, error: BaseException) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    try:
-        ending.fail(folder, rank, error)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting, tmp_path, capsys):
-    """The first rank only sees that the connection broke, or a SIGTERM from Slurm."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    store.write(folder, store.new("run", []))
-    failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room", "failed"))
-    assert "failed: its disk is full. What to do: make room." in capsys.readouterr().out
-    failed(folder, 0, KeyboardInterrupt("SIGTERM"))
-    record = store.load(folder)
-    assert (record.status, record.error.message) == ("failed", "its disk is full")
-    assert record.error.where == "rank 1 on machine 1"

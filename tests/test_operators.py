@@ -9,7 +9,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -39,7 +38,6 @@ time.sleep(float(sys.argv[2]))
 if "lock" in sys.argv[1]:
     os.remove(place / "lock")
 """
-held_by = pytest.mark.parametrize("what", ["guard", "lock", "guard and lock"])
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def compiler(folder: Path, instead: str, otherwise: str = f'exec {shutil.which("
 # --- nobody waits for the dead --------------------------------------------------------------------------------------
 
 
-@held_by
+@pytest.mark.parametrize("what", ["guard", "lock", "guard and lock"])
 def test_what_a_killed_process_leaves_holds_up_nobody(extensions, what):
     """PyTorch's lock is the file of its FileBaton. It is seconds old here: its age says nothing."""
     holder = hold(what)
@@ -97,9 +95,8 @@ def test_what_a_killed_process_leaves_holds_up_nobody(extensions, what):
     assert messages == []
 
 
-@held_by
-def test_a_living_process_is_waited_for_with_a_message(extensions, what):
-    holder = hold(what, seconds=0.5)
+def test_a_living_process_is_waited_for_with_a_message(extensions):
+    holder = hold("guard and lock", seconds=0.5)
     messages = []
     with holder.stdout, loading._guarded("cpu_adam", messages.append):
         assert holder.wait(timeout=5) == 0, "it found its lock where it had put it"
@@ -151,37 +148,6 @@ def test_what_is_compiled_is_not_compiled_again(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert before == {path.name: path.stat().st_mtime_ns for path in copy.glob("*.*o")}
     assert f"{source.name}.so" in before
-
-
-def test_sources_compiled_as_one_file_keep_what_is_each_ones_own(tmp_path):
-    """Two sources with a static variable of one name, and a header without a guard. A CUDA source stays by itself."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "extension.h").touch()
-    (tmp_path / "pair.h").write_text("struct Pair { int first; int second; };\n")
-    for name, value in {"a": 1, "b": 2}.items():
-        function = f"int {name}() {{ Pair pair = {{0, own}}; return pair.second; }}"
-        (tmp_path / f"{name}.cpp").write_text(f'#include "pair.h"\nstatic int own = {value};\n{function}\n')
-    main = tmp_path / "main.cpp"
-    main.write_text("int a();\nint b();\nint main() { return 10 * a() + b(); }\n")
-    sources = [str(tmp_path / name) for name in ("b.cpp", "kernel.cu", "a.cpp")]
-    builder = SimpleNamespace(sources=lambda: sources, deepspeed_src_path=str)
-    loading._group_sources(builder, tmp_path / "build")
-    group, kernel = builder.sources()
-    assert kernel == sources[1]
-    subprocess.run(["c++", f"-I{tmp_path}", group, main, "-o", tmp_path / "main"], check=True, capture_output=True)
-    assert subprocess.run([tmp_path / "main"], check=False).returncode == 12
-
-
-def test_an_operator_is_loaded_from_the_sources_that_it_was_compiled_from(extensions):
-    """With any others PyTorch would compile it again. As PyTorch writes it, with a space in the path."""
-    (extensions / "cpu_adam").mkdir(parents=True)
-    lines = [
-        "build group.o: compile /my$ folder/group.cpp",
-        "build a.cuda.o: cuda_compile /b/a.cu",
-        "build x.so: link a",
-    ]
-    (extensions / "cpu_adam" / "build.ninja").write_text("\n".join(lines) + "\n")
-    assert loading._compiled_sources("cpu_adam") == ["/my folder/group.cpp", "/b/a.cu"]
 
 
 def test_a_compiler_that_fails_is_told_in_its_own_words(extensions, tmp_path):

@@ -181,9 +181,8 @@ def test_adapters_and_other_choices_of_what_trains_exclude_each_other():
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(Stop, match="needs bitsandbytes") as stopped:
+    with pytest.raises(Stop, match="needs bitsandbytes"):
         build_optimizer(Flags(optimizer="adamw_8bit", lr=0.1), torch.nn.Linear(2, 2))
-    assert stopped.value.status == "unavailable"
 
 
 def test_another_optimizer_than_promised_fails_the_run():

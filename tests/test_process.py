@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import types
-from unittest import mock
 
 import psutil
 import pytest
@@ -19,7 +18,7 @@ from study.measure import hardware
 from study.records import store
 from study.training import ending
 from study.training.ending import fail, reason
-from study.training.launch import Launch, find_launch, ranks_alive
+from study.training.launch import Launch, find_launch
 
 
 def test_the_two_that_stay_find_each_other(tmp_path):
@@ -108,65 +107,45 @@ def test_without_a_config_file_it_says_what_to_type(line, monkeypatch):
     assert "accelerate launch --config_file accelerate_configs/single.yaml study/train.py" in caught.value.remedy
 
 
-def test_ranks_are_the_processes_that_run_the_same_script(monkeypatch):
-    """One that has ended is not counted, and neither is another program."""
-
-    def process(pid: int, *words: str) -> mock.Mock:
-        return mock.Mock(pid=pid, cmdline=lambda: list(words))
-
-    rank = ("python", "study/train.py")
-    gone = mock.Mock(pid=10, cmdline=mock.Mock(side_effect=psutil.NoSuchProcess(10)))
-    family = [process(os.getpid(), *rank), process(7, *rank), process(8), process(9, "python", "other.py"), gone]
-    parent = mock.Mock(children=lambda: family)
-    monkeypatch.setattr(psutil, "Process", lambda pid=None: parent if pid == os.getppid() else family[0])
-    assert ranks_alive() == 2
-
-
 # --- the reason ----------------------------------------------------------------------------------------------------
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:8092. GLHF!"
 READ = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:21: Connection reset by peer"
 
 
-@pytest.mark.parametrize("message", [GLOO, READ])
-def test_a_lost_connection_is_another_ranks_death(message, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
-    stop = reason(RuntimeError(message))
-    assert (stop.status, stop.where, stop.what) == (
+LOST = RuntimeError(GLOO)
+ENDED, KILLED = KeyboardInterrupt("SIGTERM"), KeyboardInterrupt("SIGINT")
+REASONS = [  # error, ranks of the launch, ranks that are dead, processes that the kernel killed; status, where, words
+    (LOST, 2, [], 0, "failed", "another rank", "another rank ended without an error message"),
+    (RuntimeError(READ), 2, [1], 0, "failed", "rank 1", "rank 1 ended without an error message"),
+    (LOST, 2, [1], 1, "oom", "rank 1", "the kernel killed rank 1"),
+    (LOST, 1, [], 0, "failed", None, "RuntimeError: "),  # alone there is no other rank
+    # torchrun ends the others by SIGTERM. So does somebody who ends the launcher, but then all ranks are alive.
+    (ENDED, 2, [1], 0, "failed", "rank 1", "rank 1 ended without an error message"),
+    (ENDED, 2, [1], 1, "oom", "rank 1", "the kernel killed rank 1"),
+    (ENDED, 2, [], 1, "killed", None, "interrupted"),
+    (KILLED, 2, [], 0, "killed", None, "interrupted"),
+    (
+        OSError(28, "No space left on device", "/runs/a"),
+        2,
+        [],
+        0,
         "failed",
-        "another rank",
-        "another rank ended without an error message",
-    )
-    assert "report" not in stop.remedy
-    monkeypatch.setattr(ending, "oom_kills", lambda: 4)
-    for kills_before, status in ((4, "failed"), (3, "oom")):
-        stop = reason(RuntimeError(message), Launch(1, 0.0, "x", None, kills_before))
-        assert (stop.status, stop.where) == (status, "another rank")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "report this" in reason(RuntimeError(message)).remedy, "alone there is no other rank"
+        None,
+        "/runs/a cannot be written or opened",
+    ),
+    (ValueError("no such row"), 2, [], 0, "failed", None, "ValueError: no such row"),
+]
 
 
-@pytest.mark.parametrize(
-    ("number", "alive", "status"),
-    [("SIGTERM", 2, "killed"), ("SIGINT", 1, "killed"), ("SIGTERM", 1, "failed")],
-)
-def test_ended_by_torchrun_because_another_rank_is_gone(number, alive, status, monkeypatch):
-    """torchrun ends the others by SIGTERM. So does somebody who ends the launcher, but then all ranks are alive."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(ending, "ranks_alive", lambda: alive)
-    assert reason(KeyboardInterrupt(number)).status == status
-
-
-def test_where_the_launcher_is_gone_all_ranks_are_ended_and_none_is_another_ones_victim(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
-    monkeypatch.setattr(ending, "_parents", [os.getppid() + 1])
-    assert reason(KeyboardInterrupt("SIGTERM")).status == "killed"
-    assert reason(RuntimeError(GLOO)).status == "killed"
+@pytest.mark.parametrize(("error", "ranks", "dead", "kills", "status", "where", "words"), REASONS)
+def test_why_a_rank_ends(error, ranks, dead, kills, status, where, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(ending, "ranks_that_died", lambda *_, **__: dead)
+    monkeypatch.setattr(ending, "oom_kills", lambda: 3 + kills)
+    stop = reason(error, Launch(1, 0.0, "x", None, 3), tmp_path)
+    assert (stop.status, stop.where) == (status, where)
+    assert stop.what.startswith(words)
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -191,34 +170,36 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_rank_that_fails_before_there_is_a_record_says_so_itself(handlers, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ending, "LINGER_S", 0.3)
-    fail(tmp_path / "none", 1, NO_MODEL)
-    assert capsys.readouterr().out == SENTENCE
+NO_RECORD = ("running", "")
+BY_RANK_1 = ("failed", SENTENCE)
 
 
-def test_a_rank_is_silent_when_rank_0_has_failed_as_well(handlers, tmp_path, capsys):
-    """Then torchrun ends it. When it is ended before it fails, rank 0 has spoken too."""
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    fail(tmp_path / "none", 1, NO_MODEL)
-    fail(None, 1, KeyboardInterrupt("SIGTERM"))
-    assert capsys.readouterr().out == ""
-
-
-def test_a_rank_waits_for_the_record_that_rank_0_makes(handlers, tmp_path, capsys):
-    threading.Timer(0.5, store.write, (tmp_path, store.new("run", []))).start()
-    fail(tmp_path, 1, NO_MODEL)
-    assert capsys.readouterr().out == SENTENCE
-    assert store.load(tmp_path).error.where == "rank 1"
-
-
-def test_the_record_of_another_launch_is_left_alone(handlers, folder, monkeypatch, capsys):
-    """Another run is at work in this folder: rank 0 has refused it, and this rank was ended."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
-    fail(folder, 1, KeyboardInterrupt("SIGTERM"), Launch(1, time.time() + 60, "x", None))
-    assert store.load(folder).status == "running"
-    assert capsys.readouterr().out == ""
+@pytest.mark.parametrize(
+    ("error", "begun_s", "record_after_s", "told_after_s", "ended"),
+    [
+        (NO_MODEL, 0, 0, None, BY_RANK_1),
+        (NO_MODEL, 0, 0.5, None, BY_RANK_1),  # it waits for the record that rank 0 makes
+        (NO_MODEL, 0, 3, None, ("running", SENTENCE)),  # rank 0 is silent: so it says so itself
+        (NO_MODEL, 0, 3, 0.5, NO_RECORD),  # torchrun ends it: rank 0 has failed as well, and spoken
+        (NO_MODEL, 120, 0, 0.5, NO_RECORD),  # another run is at work in this folder, and rank 0 has refused it
+        (KeyboardInterrupt("SIGINT"), 0, 0, None, NO_RECORD),  # rank 0 speaks
+    ],
+)
+def test_what_rank_1_leaves_and_says(
+    error, begun_s, record_after_s, told_after_s, ended, handlers, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(ending, "LINGER_S", 1.5)
+    record = store.new("run", [])
+    writing = threading.Timer(record_after_s, store.write, (tmp_path, record))
+    writing.start()
+    if not record_after_s:
+        writing.join()
+    if told_after_s:
+        threading.Timer(told_after_s, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    fail(tmp_path, 1, error, Launch(1, time.time() + begun_s, "x", None))
+    said = capsys.readouterr().out
+    writing.join()
+    assert (store.load(tmp_path).status, said) == ended
 
 
 def test_a_run_that_gets_two_signals_ends_once(tmp_path):

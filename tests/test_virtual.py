@@ -130,7 +130,7 @@ def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):
     flags = ("--virtual-ranks", "8", "--init", "none", "--model", "t5-micro")
     run = launch("fsdp2", tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
     assert run.code != 0
-    assert "unavailable: PyTorch refuses: Parameter 'shared." in run.output
+    assert "failed: PyTorch refuses: Parameter 'shared." in run.output
     assert not traceback_of_ours(run.output)
 
 

@@ -1,4 +1,8 @@
-"""Ends this process: on a signal or an error, with the reason in one sentence and an exit code."""
+"""Ends this process: on a signal or an error, with the reason in one sentence and an exit code.
+
+A run ends done, failed, out of memory (oom), killed, diverged, or by a sweep's timeout. The first rank that writes a
+reason into the record also prints it, and the others are silent. Where there is no record yet, rank 0 prints.
+"""
 
 import contextlib
 import errno
@@ -12,41 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from study.core import machine
-from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.measure.collectives import print_stacks_when_asked
-from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
+from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.training.display import print_summary, say
-from study.training.launch import (
-    CLOCKS_DIFFER_S,
-    Launch,
-    earlier_reason,
-    on_several_machines,
-    rank_name,
-    ranks_alive,
-    ranks_that_died,
-    store_reason,
-)
+from study.training.launch import Launch, rank_name, ranks_that_died
 
 if TYPE_CHECKING:
     from study.training.run import Run
 
-SYSTEM = {  # what to do when the system refuses a file
-    errno.ENOSPC: "make room, and start it again",
-    errno.EDQUOT: "make room within your quota, and start it again",
-    errno.EROFS: "give a folder that you may write to",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), and start it again",
-    errno.ENFILE: "raise the system's limit of open files, and start it again",
-    errno.EIO: "look at the disk",
-}
-GLOO_TIMEOUT = "Timed out waiting"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Refusals of the system that a user can mend. Behind any other there may be a mistake of ours.
+OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
 PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
 NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
+MARGIN_S = 60  # clocks of one cluster differ by less, and the kernel rounds its boot time to seconds
 REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
     "already managed by another FSDP group": (
@@ -62,7 +51,6 @@ REFUSALS = {  # by the message of a library that cannot train a combination: the
     "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
 }
 _spare: list[bytearray] = []  # freed at the end, for a process that gets no more memory; it is never written to
-_parents: list[int] = []  # the launcher's process id
 _heard = threading.Event()  # set once the main thread has handled a signal
 
 
@@ -77,10 +65,9 @@ def interrupt_on_signals(parent: int) -> None:
             _heard.set()
             raise KeyboardInterrupt(signal.Signals(number).name)
 
-    _parents[:] = [parent]
     print_stacks_when_asked()
     _spare.append(bytearray(SPARE_BYTES))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
+    for number in SIGNALS:  # SIGINT too: in the background it starts ignored
         signal.signal(number, stop)
     die_with_parent(parent)
 
@@ -93,143 +80,84 @@ def end_if_unresponsive(folder: Path, rank: int, launch: Launch, number: int) ->
     """
     if _heard.wait(UNRESPONSIVE_S):
         return
-    stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder=folder)
+    stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder)
     stop.where = stop.where or rank_name(rank)
-    if store.end_badly(folder, stop, "KeyboardInterrupt", launch.started - 2):
+    if store.end_badly(folder, stop, "KeyboardInterrupt", launch.started - MARGIN_S):
         say(folder, f"{stop.status}: {stop.sentence}")
-    sys.stdout.flush()
-    os._exit(1)
-
-
-def launcher_is_gone() -> bool:
-    """Return whether the launcher has died. Then the kernel ends all ranks, and no rank caused the others to end."""
-    return _parents != [] and os.getppid() != _parents[0]
-
-
-def some_rank_is_gone() -> bool:
-    """Return whether fewer ranks run on this machine than were started."""
-    return ranks_alive() < int(os.environ.get("LOCAL_WORLD_SIZE", 0))
-
-
-def lost_another_rank(error: BaseException) -> bool:
-    """Return whether this rank stopped only because another rank is gone.
-
-    Either the connection breaks, or torchrun sees the other rank die and sends this one SIGTERM. If somebody else sends
-    SIGTERM, all ranks of this machine are alive.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return False
-    if isinstance(error, KeyboardInterrupt) and error.args == (signal.SIGTERM.name,):
-        return some_rank_is_gone()
-    return lost_connection(error)
-
-
-def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
-    """Return the Stop for an error that the user can fix on the machine; None if the code may be wrong."""
-    what = error.filename or "a file"
-    if error.errno in SYSTEM:
-        return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
-    if folder is not None and not folder.is_dir():
-        gone = f"the run folder {folder} is gone ({error.strerror}: {what})"
-        return Stop(gone, "start it again, and do not remove the folder")
-    return None
-
-
-def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
-    """The Stop for another rank's death. It names the rank if its heartbeat file is left: other endings remove it."""
-    dead = [] if folder is None or on_several_machines() else ranks_that_died(folder, within_s=0.5)
-    victim = f"rank {dead[0]}" if dead else "another rank"
-    if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
-        what = f"the kernel killed {victim} because the host ran out of memory"
-        return Stop(what, MORE_MEMORY, "oom", victim)
-    if not dead and not on_several_machines() and not some_rank_is_gone():
-        what = "the connection to another rank broke, and all ranks are alive"
-        return Stop(what, "check the network between them", where="another rank")
-    remedy = "look for the signal in the launcher's message"
-    return Stop(f"{victim} ended without an error message", remedy, where=victim)
+    leave(1)
 
 
 def reason(error: BaseException, launch: Launch | None = None, folder: Path | None = None) -> Stop:
     """Return why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
+    message = str(error)
     if isinstance(error, Stop):
         return error
     if device_is_full(error):
-        detail = str(error).partition("\n")[0].split(". ")[0]
+        detail = message.partition("\n")[0].split(". ")[0]
         remedy = "give a smaller --micro-batch, --checkpointing, or an arm that offloads"
         return Stop(f"the device ran out of memory ({detail})", remedy, "oom")
     if host_is_full(error):
-        detail = str(error).rpartition("err == 0. ")[2] or "MemoryError"
+        detail = message.rpartition("err == 0. ")[2] or "MemoryError"
         remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
         return Stop(f"the host refused more memory ({detail})", remedy, "oom")
-    lost = lost_another_rank(error)
-    gone = launcher_is_gone()
-    if lost and not gone:
-        return earlier_reason() or death_of_another_rank(launch, folder)
-    if isinstance(error, KeyboardInterrupt) and (earlier := earlier_reason()):
-        return earlier
-    if isinstance(error, KeyboardInterrupt) or lost:
+    # A rank that dies breaks the connection to the others, or torchrun sees it first and ends them with SIGTERM.
+    lost = lost_connection(error) and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    dead = ranks_that_died(folder, within_s=0.5) if folder and (lost or message == signal.SIGTERM.name) else []
+    if lost or dead:
+        victim = f"rank {dead[0]}" if dead else "another rank"
+        if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
+            what = f"the kernel killed {victim} because the host ran out of memory"
+            return Stop(what, MORE_MEMORY, "oom", victim)
+        remedy = "look for the signal in the launcher's message"
+        return Stop(f"{victim} ended without an error message", remedy, where=victim)
+    if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "killed")
-    if isinstance(error, OSError) and (stop := refused_by_the_system(error, folder)):
-        return stop
-    return _by_its_words(str(error)) or Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
+    if isinstance(error, OSError) and error.errno in OF_THE_SYSTEM:
+        remedy = "make room, give another folder, or raise the limit of open files (ulimit -n)"
+        return Stop(f"{error.filename or 'a file'} cannot be written or opened ({error.strerror})", remedy)
+    unknown = Stop(f"{type(error).__name__}: {message}", "report this, with the run's log.txt")
+    return _by_its_words(message) or unknown
 
 
 def _by_its_words(message: str) -> Stop | None:
     """Return the Stop for a message of a library that is known here."""
-    if GLOO_TIMEOUT in message:
+    if "Timed out waiting" in message:  # gloo
         what = f"a collective waited too long for another rank ({message.rpartition('] ')[2]})"
         return Stop(what, "look at what the other ranks do: one is stopped, or takes another way through the code")
     for words, (library, remedy) in REFUSALS.items():
         if words in message:
-            return Stop(f"{library} refuses: {message.removesuffix('.')}", remedy, "unavailable")
+            return Stop(f"{library} refuses: {message.removesuffix('.')}", remedy)
     return None
 
 
-def without_cuda(arm: Arm, error: Exception) -> Stop | None:
-    """The Stop for an arm that needs an NVIDIA GPU and has none. It quotes the library. None for any other error."""
-    if CUDA or arm.for_cuda_alone is None or lost_another_rank(error):
-        return None
-    cause = error.__cause__ if isinstance(error, Stop) and error.__cause__ else error
-    if isinstance(cause, Stop):
-        return None
-    line = str(cause).strip().partition("\n")[0]
-    what = f"{arm.for_cuda_alone} of {arm.name} needs an NVIDIA GPU ({type(cause).__name__}: {line})"
-    return Stop(what, f"use one; study estimate --arm {arm.name} predicts it", "unavailable", "prepare")
-
-
 def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | None = None) -> None:
-    """Print in one sentence what went wrong, and put it into the record. Only an unknown error prints a traceback.
-
-    Only the rank whose error is in the record prints. Without a record, rank 0 prints, or another rank if rank 0 has
-    not ended this launch within LINGER_S. On another machine, which may lack the record, the first rank that stores a
-    reason prints.
-    """
+    """Print in one sentence what went wrong, and put it into the record. Only an unknown error prints a traceback."""
     _heard.set()
     ended_by_others = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, lambda *_: ended_by_others.set())  # this process is ending already
     lift_memory_cap()
     _spare.clear()
     stop = reason(error, launch, folder)
     stop.where = stop.where or rank_name(rank)
+    if stop.status == "killed" and rank != 0:
+        return  # rank 0 was interrupted as well, or torchrun ends this rank because another one gave its reason
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
-    # An older record belongs to an earlier launch. The kernel rounds the boot time to seconds, hence the margin.
-    since_s = launch.started - (CLOCKS_DIFFER_S if on_several_machines() else 2) if launch else 0.0
-    was_first = None if stop.where == "another rank" else store_reason(stop)
+    # An older record in the same folder belongs to an earlier launch.
+    since_s = launch.started - MARGIN_S if launch else 0.0
 
-    def recorded() -> bool | None:
-        return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None
+    def write() -> bool | None:
+        """Return whether the record has this reason; None without a record."""
+        return store.end_badly(folder, stop, type(error).__name__, since_s) if folder else None
 
-    is_ours = recorded()
-    waited_since = time.monotonic()
-    interrupted = isinstance(error, KeyboardInterrupt)
-    while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
-        # Rank 0 ends too, and gives the reason. If only this rank was interrupted, wait for rank 0 to make a record.
-        if ended_by_others.wait(0.1) or (interrupted and (folder is None or some_rank_is_gone())):
+    written = write()
+    give_up_s = time.monotonic() + LINGER_S
+    while written is None and rank != 0 and time.monotonic() < give_up_s:
+        if ended_by_others.wait(0.1):  # rank 0 has failed as well, and gave the reason
             return
-        is_ours = recorded()
-    if is_ours or (is_ours is None and was_first is not False):
-        say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
+        written = write()
+    if written is not False:
+        say(folder if written else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
 
 
 def give_up(run: "Run", part: str, why: str) -> None:

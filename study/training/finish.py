@@ -15,7 +15,6 @@ from study.measure.memory import difference, disk_bytes, written_bytes
 from study.records import store
 from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time
 from study.training import ending
-from study.training.launch import store_reason
 from study.training.preparation import flops_per_row
 from study.training.run import History, Run
 
@@ -76,9 +75,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
         except BaseException as error:  # Ctrl-C and a full device as well
             over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
-            stop = ending.reason(error)
-            store_reason(stop)
-            ending.give_up(run, part, stop.what)
+            ending.give_up(run, part, ending.reason(error).what)
             return False
         setattr(record.observed, f"{part}_failed", None)
     over.set()

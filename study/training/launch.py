@@ -1,22 +1,13 @@
-"""This process among those of its launch: the launcher above it, the other ranks, the machines, and its share of them.
-
-On several machines, the run folder need not exist on the other machines, and a lock on it works on one machine only. So
-a rank writes why it ended into torchrun's rendezvous store, which outlives the ranks. The first rank, which writes the
-record, reads it.
-"""
+"""This process among those of its launch: the launcher above it, the other ranks, the machines, its share of them."""
 
 import contextlib
-import datetime
-import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -33,10 +24,6 @@ if TYPE_CHECKING:
     from study.training.run import Run
 
 RANKS_WITHOUT_GPU = 2
-REASON = "zero-study/why-it-ended"
-ANSWERS_WITHIN_S = 5
-CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -83,27 +70,18 @@ def shrink_group(arm: Arm, launch: Launch) -> None:
 
 
 def ranks_that_died(folder: Path, within_s: float) -> list[int]:
-    """Return the other ranks of this machine that were killed: their heartbeat file exists, their process does not.
+    """Return the other ranks that were killed: their heartbeat file exists, their process does not.
 
-    This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
+    Unknown, and so empty, on several machines, where a process id may be another machine's. This waits a moment,
+    because the kernel closes a dying process's connections before the process counts as dead.
     """
-    until_s = time.monotonic() + within_s
+    until_s = time.monotonic() + (0 if on_several_machines() else within_s)
     dead: list[int] = []
     while not dead and time.monotonic() < until_s:
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
         time.sleep(0.05)
     return dead
-
-
-def ranks_alive() -> int:
-    """Return how many ranks run on this machine, including this one: siblings with the same command line."""
-    command = psutil.Process().cmdline()
-    count = 1
-    for process in psutil.Process(os.getppid()).children():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            count += process.pid != os.getpid() and process.cmdline() == command
-    return count
 
 
 def on_several_machines() -> bool:
@@ -135,32 +113,9 @@ def merge_machines(ranks: list[tuple[int, Machine, dict]]) -> list[Machine]:
             if version != first[package]:
                 what = f"the machines have different versions of {package} ({first[package]} and {version})"
                 remedy = "install the same versions on each"
-                raise Stop(what, remedy, "unavailable", "prepare")
+                raise Stop(what, remedy, where="prepare")
         machines.setdefault(number, described).ranks.append(rank)
     return list(machines.values())
-
-
-def store_reason(stop: Stop) -> bool | None:
-    """Store why this rank ends. Returns whether it is the first to do so; None on one machine, or without a store."""
-    reason = json.dumps([stop.what, stop.remedy, stop.status, stop.where])
-    return _ask_store(lambda store: store.compare_set(REASON, "", reason).decode() == reason)
-
-
-def earlier_reason() -> Stop | None:
-    """Return the reason that another rank stored before; None if there is none."""
-    reason = _ask_store(lambda store: store.get(REASON) if store.check([REASON]) else None)
-    return Stop(*json.loads(reason)) if reason else None
-
-
-def _ask_store(question: Callable[[dist.TCPStore], Answer]) -> Answer | None:
-    """Ask torchrun's store. None on one machine, and once torchrun on the first rank's machine has ended."""
-    if not on_several_machines():
-        return None
-    timeout = datetime.timedelta(seconds=ANSWERS_WITHIN_S)
-    try:
-        return question(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout))
-    except (RuntimeError, KeyError):  # DistStoreError, DistNetworkError
-        return None
 
 
 def set_threads(threads: int | None) -> None:
@@ -183,6 +138,6 @@ def cap_memory(gib: float | None) -> MemoryCap | None:
     if cap_bytes > has_bytes:
         has_gib = has_bytes / 2**30
         what = f"--memory-cap-gib {gib:g} is more than the device's {has_gib:.1f} GiB"
-        raise Stop(what, "give a smaller cap, or use a larger device", "unavailable")
+        raise Stop(what, "give a smaller cap, or use a larger device")
     torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
     return MemoryCap(bytes=cap_bytes, emulated_by="PyTorch's allocator")

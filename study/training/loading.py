@@ -5,13 +5,10 @@ python -m study.training.loading cpu_adam       # compile one; `study doctor --f
 
 import contextlib
 import fcntl
-import functools
 import os
-import re
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,94 +17,49 @@ from study.core.doctor import OPERATORS, compiled, operator_folder, provide_liba
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 
-GROUPED_RELEASE = "0.19.8"  # of DeepSpeed; the sources of others were not tried as one file
-MANY_CORES = 8  # compile all sources at once, which is faster than one file
-PRIVATE = re.compile(r"^(?:static|const)\b[^(){};=]*?(\w+)\s*[=;]", re.MULTILINE)  # a name of one source alone
-
 
 def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
     """Load operators into this process, where DeepSpeed will find them. A missing one is compiled, by one process."""
+    from deepspeed.accelerator import get_accelerator
+    from torch.utils.cpp_extension import _import_module_from_library as import_library
+
     for name in names:
         if name == "async_io":
-            load(["pin_memory"], gpus, tell)  # the builder of async_io would load it without the guard
+            load(["pin_memory"], gpus, tell)  # async_io's builder loads it too, but would compile it without the guard
         if stop := why_not_operator(name, gpus):
             raise stop
+        builder = get_accelerator().create_op_builder(OPERATORS[name].builder)
         with _guarded(name, tell):
-            if name == "async_io":
-                provide_libaio()
             if not compiled(name):
                 tell(f"compiling DeepSpeed's {name} operator ({OPERATORS[name].purpose}): some minutes, once")
-                _load(name)
-        _load(name)  # outside the guard: DeepSpeed probes the CPU for seconds, and ranks need not take turns
+                _compile(name, builder)
+        # DeepSpeed would load it through PyTorch's JIT. That takes turns by a lock file, which stays when its owner is
+        # killed, and describes the CPU and links a test program first: seconds in every rank (deepspeed 0.19.8).
+        if name not in builder._loaded_ops:
+            builder._loaded_ops[name] = import_library(name, str(operator_folder(name)), is_python_module=True)
+        builder.load(verbose=False)  # from there; that of pin_memory also makes its symbols global
 
 
-def _load(name: str) -> None:
-    from deepspeed.accelerator import get_accelerator
-
+def _compile(name: str, builder) -> None:
     try:
-        builder = get_accelerator().create_op_builder(OPERATORS[name].builder)
-        if compiled(name):
-            paths = _compiled_sources(name)
-            builder.sources = lambda: paths
-        elif machine.version("deepspeed") == GROUPED_RELEASE and len(os.sched_getaffinity(0)) < MANY_CORES:
-            _group_sources(builder, operator_folder(name))
-        _probe_cpu_once()
+        if name == "async_io":
+            provide_libaio()
         builder.load(verbose=False)
     except (RuntimeError, ImportError) as error:
         log = operator_folder(name) / "compiler.log"
         log.write_text(str(error))
         lines = str(error).splitlines() or [""]
         reason = next((line for line in lines if "error:" in line), lines[0]).strip()
-        what = f"DeepSpeed's {name} operator cannot be compiled or loaded ({reason})"
-        remedy = f"read {log}; if that does not help, remove its folder and run study doctor --fix"
-        raise Stop(what, remedy, "unavailable") from error
-
-
-def _group_sources(builder, into: Path) -> None:
-    """Let a builder compile its C++ sources as one file: nearly all of the time is for PyTorch's headers, once a file.
-
-    #import reads a header once: some of DeepSpeed's have no guard. What several sources call by the same name, each
-    for itself, gets another name in each (DeepSpeed 0.19.8).
-    """
-    sources = [builder.deepspeed_src_path(path) for path in builder.sources()]
-    grouped = sorted(path for path in sources if path.endswith(".cpp"))
-    if len(grouped) < 2:
-        return
-    headers = sorted({header for source in grouped for header in Path(source).parent.glob("*.h")})
-    private = {source: set(PRIVATE.findall(Path(source).read_text())) for source in grouped}
-    count = Counter(name for names in private.values() for name in names)
-    lines = ["#import <torch/extension.h>", *(f'#import "{header}"' for header in headers)]
-    for number, source in enumerate(grouped):
-        shared = sorted(name for name in private[source] if count[name] > 1)
-        lines += [f"#define {name} {name}_{number}" for name in shared]
-        lines += [f'#include "{source}"', *(f"#undef {name}" for name in shared)]
-    into.mkdir(parents=True, exist_ok=True)
-    (into / "group.cpp").write_text("\n".join(lines) + "\n")
-    others = [path for path in sources if not path.endswith(".cpp")]
-    builder.sources = lambda: [str(into / "group.cpp"), *others]
-
-
-def _compiled_sources(name: str) -> list[str]:
-    """Return what an operator was compiled from. With other sources PyTorch would compile it again."""
-    ninja = (operator_folder(name) / "build.ninja").read_text()
-    found = re.findall(r"^build \S+: (?:cuda_)?compile (.+)$", ninja, re.MULTILINE)
-    return [path.replace("$ ", " ") for path in found]
-
-
-@functools.cache
-def _probe_cpu_once() -> None:
-    """Let py-cpuinfo keep its answer. It takes over a second, and the builder of cpu_adam asks twice."""
-    import cpuinfo
-
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+        what = f"DeepSpeed's {name} operator cannot be compiled ({reason})"
+        raise Stop(what, f"read {log}; if that does not help, remove its folder and run study doctor --fix") from error
 
 
 @contextlib.contextmanager
 def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Keep other processes of this study from compiling or loading the operator.
+    """Let one process of this study at a time compile the operator. The kernel releases this lock when its owner dies.
 
-    The kernel releases this lock when its owner dies. PyTorch's own lock is a file that stays when its owner is killed,
-    so it is removed here if no process has it open.
+    PyTorch's own lock is a file that stays when its owner is killed, and everybody would wait for it. Only this study
+    compiles in this folder, so whoever holds the guard may remove it.
     """
     build = operator_folder(name)
     try:
@@ -115,35 +67,16 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
         guard = (build / "guard").open("w")
     except OSError as error:
         what = f"the folder for compiled operators {build} cannot be written ({error.strerror})"
-        remedy = "name another folder in the environment variable TORCH_EXTENSIONS_DIR"
-        raise Stop(what, remedy, "unavailable") from None
-    waiting = f"waiting for another process that compiles DeepSpeed's {name} operator: some minutes, once"
+        raise Stop(what, "name another folder in the environment variable TORCH_EXTENSIONS_DIR") from None
     with guard:
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not compiled(name):
-                tell(waiting)
+                tell(f"waiting for another process that compiles DeepSpeed's {name} operator: some minutes, once")
             fcntl.flock(guard, fcntl.LOCK_EX)
-        lock = build / "lock"
-        if lock.exists() and _is_open(lock):  # by a program without this guard
-            tell(waiting)
-            while _is_open(lock):
-                time.sleep(0.2)
-        if lock.exists():
-            time.sleep(0.1)  # a live owner closes its lock a moment before it removes it
-            if not _is_open(lock):
-                lock.unlink(missing_ok=True)
+        (build / "lock").unlink(missing_ok=True)
         yield
-
-
-def _is_open(path: Path) -> bool:
-    """Return whether a process on this machine has a file open, as far as this user can see."""
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-            if descriptor.readlink() == path.resolve():
-                return True
-    return False
 
 
 def main(names: list[str]) -> int:

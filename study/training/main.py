@@ -139,7 +139,9 @@ def train_and_inspect(train: Train, run: Run, started: float) -> bool:
         run.record.time = Time(setup_s=time.perf_counter() - started)
         step_again = train(run)
     except Exception as error:
-        if stop := ending.without_cuda(run.arm, error):
-            raise stop from error
-        raise
+        if CUDA or run.arm.for_cuda_alone is None or isinstance(error, Stop):
+            raise
+        line = str(error).strip().partition("\n")[0]
+        what = f"{run.arm.for_cuda_alone} of {run.arm.name} needs an NVIDIA GPU ({type(error).__name__}: {line})"
+        raise Stop(what, f"use one; study estimate --arm {run.arm.name} predicts it", where="prepare") from error
     return finish.after_training(run, step_again)

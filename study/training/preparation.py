@@ -125,7 +125,7 @@ def _refuse_without_deepcompile(run: Run) -> None:
         supported = is_deepcompile_supported()
         what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
         remedy = "give --compile" if supported else "use an NVIDIA GPU"
-        raise Stop(what, remedy, "failed" if supported else "unavailable", "prepare")
+        raise Stop(what, remedy, where="prepare")
 
 
 def flops_per_row(run: Run) -> float:
@@ -170,7 +170,7 @@ def _optimizer_kind(settings: Settings) -> tuple[type[Optimizer], dict]:
         return MuonWithAuxAdam, {"adam_optimizer": torch.optim.AdamW, "adam_optimizer_kwargs": {"fused": True}}
     if importlib.util.find_spec("bitsandbytes") is None:
         what = f"--optimizer {settings.optimizer} needs bitsandbytes, which is not installed"
-        raise Stop(what, "pip install bitsandbytes, or the extra `bits`", "unavailable")
+        raise Stop(what, "pip install bitsandbytes, or the extra `bits`")
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit, options
