@@ -18,7 +18,7 @@ from study.core.optimizers import refusal
 from study.predict.estimate import estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
-from study.predict.question import Precision, Question, check, settled_arm, usual_precision, with_buckets, zero_of
+from study.predict.question import Precision, Question, settled_arm, usual_precision, with_buckets, zero_of
 from study.predict.setup import Setup, trainers_name
 from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
@@ -72,6 +72,10 @@ class Row:
     def seconds(self) -> float:
         return self.step_s or math.inf
 
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        return self.step_interval_s or (math.inf, math.inf)
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -84,17 +88,21 @@ class Advice:
 
 
 def advise(question: Question) -> Advice:
-    """Return every arm that makes sense here as a row, and the choice."""
-    check(question)
-    rows = [best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES if _makes_sense(name, question)]
-    while True:  # a choice that fills the card fits only just, so another may be better
+    """Every arm that makes sense here as a row, and the choice."""
+    candidates = [arm for arm in map(arms.load_arm, arms.NAMES) if _makes_sense(arm, question)]
+    rows = [best_of_arm(question, arm) for arm in candidates]
+    while True:
         fitting = [row for row in rows if row.fits]
         choice = best_of(fitting)
         alternative = best_of([row for row in fitting if row is not choice])
         unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
         if not unknown:
             return Advice(question, tuple(rows), choice, alternative)
-        rows = [_with_driver(question, row) if row in unknown else row for row in rows]
+        # What nvidia-smi will show takes a replay of the allocator, so only rows that may be advised get it. A row that
+        # fills the card fits only just, and then another one may be better: choose again.
+        for row in unknown:
+            driver_bytes = memory_kinds(setup_of_row(question, row), question.gpu).driver or 0
+            rows[rows.index(row)] = replace(row, driver_bytes=driver_bytes)
 
 
 def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
@@ -109,60 +117,51 @@ def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice
     return None
 
 
-def _makes_sense(name: str, question: Question) -> bool:
-    """Return whether an arm takes the optimizer, and can differ from simpler ones. One GPU can only offload."""
-    arm = arms.load_arm(name)
+def _makes_sense(arm: Arm, question: Question) -> bool:
+    """Whether an arm takes the optimizer, and can differ from simpler arms here."""
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
     if refusal(arm, trainers_name(question.optimizer), question.precision or usual_precision(arm)):
         return False
-    if arm.divides_ranks:
+    if arm.divides_ranks:  # its groups are nodes
         return question.gpus > question.local > 1
-    alone = arm.distributed_type == "NO"
-    return alone or arm.offload_optimizer != "none" if question.gpus == 1 else not alone
-
-
-def _with_driver(question: Question, row: Row) -> Row:
-    """Return a row with what nvidia-smi will show."""
-    return replace(row, driver_bytes=memory_kinds(setup_of_row(question, row), question.gpu).driver or 0)
+    is_alone = arm.distributed_type == "NO"
+    if question.gpus == 1:  # ranks share nothing there, but their states can leave the GPU
+        return is_alone or arm.offload_optimizer != "none"
+    return not is_alone
 
 
 def fills(gpu: str, driver_bytes: int | None) -> bool:
-    """Return whether nvidia-smi will show the whole card."""
+    """Whether nvidia-smi will show the whole card. None: not known."""
     return (driver_bytes or 0) >= FULL * GPUS[gpu].memory_bytes
 
 
 def setup_of_row(question: Question, row: Row) -> Setup:
-    """Return the setup that a row was predicted for."""
+    """The setup that a row was predicted for."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
     return settled.setup(arm, row.micro_batch, row.accumulation)
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """Return the row to use: one that leaves room, and one that keeps the states on the GPUs.
+    """The row to use: one that leaves room, and one that keeps the states on the GPUs.
 
     Unless offloading is nearly twice as fast: its time depends on the host, which is not known. Among those, the
-    simplest whose predicted time counts as equal to the fastest.
+    simplest whose predicted time counts as equal to the fastest: each lies in the other's interval.
     """
     rows = [row for row in rows if not row.is_tight] or rows
     if kept := [row for row in rows if not row.offloads]:
         limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
         rows = [row for row in rows if row.offloads and row.seconds < limit_s] or kept
     fastest = min(rows, key=lambda row: row.seconds, default=None)
-    equal = [row for row in rows if fastest and counts_as_equal(fastest, row)]
-    return min(equal, key=lambda row: row.simplicity, default=None)
-
-
-def counts_as_equal(fastest: Row, row: Row) -> bool:
-    """Return whether each of two predicted times lies in the other's interval."""
-    if fastest.step_interval_s is None or row.step_interval_s is None:
-        return False
-    return row.seconds <= fastest.step_interval_s[1] and fastest.seconds >= row.step_interval_s[0]
+    if fastest is None:
+        return None
+    equal = [row for row in rows if row.seconds <= fastest.interval_s[1] and fastest.seconds >= row.interval_s[0]]
+    return min(equal, key=lambda row: row.simplicity)
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row:
-    """Return the best setting of an arm; if none fits, the one that comes closest."""
+    """The best setting of an arm, timed; if none fits, the one that comes closest, without a time."""
     question = replace(question, precision=question.precision or usual_precision(arm))
     recomputations = [question.checkpointing]
     if question.checkpointing is None:
@@ -173,15 +172,18 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
         if not tried[-1].fits:
             break  # without checkpointing it would need more
     fitting = [row for row in tried if row.fits]
-    fitting = [row for row in fitting if not row.is_tight] or fitting
-    timed = [_timed(question, row) for row in fitting]
+    timed = []
+    for row in [row for row in fitting if not row.is_tight] or fitting:
+        step = step_time(setup_of_row(question, row), question.machine)
+        timed.append(replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s)))
     return min(timed, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1), default=tried[0])
 
 
 def _with_most_rows(question: Question, arm: Arm) -> Row:
-    """Return the setting with the most rows per pass that fits with a margin, or else just fits; if none, the smallest.
+    """The most rows per pass that fit with a margin, or else just fit; if none, a single row.
 
-    FSDP2 may fit with all rows in one pass, for which it sums no whole gradients, and not with half of them.
+    Each number is tried, from the largest: FSDP2 may fit with all rows in one pass, for which it sums no whole
+    gradients, and not with half of them.
     """
     share = question.batch // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
@@ -195,13 +197,15 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
-    """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
+    """What an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
     setup = question.setup(arm, micro_batch, question.batch // question.gpus // micro_batch)
     gpu = GPUS[question.gpu]
     prediction = estimate(setup)
     headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
-    limit = "host memory" if host_bytes > question.host_memory_bytes else ""
+    limit = ""
+    if host_bytes > question.host_memory_bytes:
+        limit = "host memory"
     if headroom < 0:
         limit = "GPU memory"
     return Row(
@@ -218,8 +222,3 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         headroom_bytes=headroom,
         host_bytes=host_bytes,
     )
-
-
-def _timed(question: Question, row: Row) -> Row:
-    step = step_time(setup_of_row(question, row), question.machine)
-    return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s))

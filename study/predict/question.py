@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Literal
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -19,7 +20,7 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucke
 
 
 def zero_of(arm: Arm) -> dict:
-    """Return the section zero_optimization of an arm's DeepSpeed config; empty without DeepSpeed."""
+    """The section zero_optimization of an arm's DeepSpeed config; empty without DeepSpeed."""
     return (arm.deepspeed or {}).get("zero_optimization", {})
 
 
@@ -28,20 +29,24 @@ def with_zero(arm: Arm, settings: dict) -> Arm:
 
 
 def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = None) -> Arm:
-    """Return an arm with groups as large as nodes, and such buckets. None: its own."""
+    """An arm with groups as large as nodes, and with such buckets. None: its own."""
     if bucket_elements is not None and bucket_elements < 1:
         raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
     if arm.replicas > 1:
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = with_zero(arm, {"zero_hpz_partition_size": local})
-    return with_buckets(arm, bucket_elements) if bucket_elements else arm
+    if bucket_elements is None:
+        return arm
+    return with_buckets(arm, bucket_elements)
 
 
 def with_buckets(arm: Arm, elements: int = BUCKET_ELEMENTS) -> Arm:
-    """Return an arm with buckets of this size, if it has buckets."""
+    """An arm with buckets of this size, if it has buckets."""
     buckets = {name: elements for name in BUCKETS if name in zero_of(arm)}
-    return with_zero(arm, buckets) if buckets else arm
+    if not buckets:
+        return arm
+    return with_zero(arm, buckets)
 
 
 def usual_precision(arm: Arm) -> Precision:
@@ -79,25 +84,24 @@ class Question:
     quantized: Quantized | None = None  # frozen linear layers
     unit: Literal["GiB", "GB"] = "GiB"  # of the answer: that of the question
 
-    @property
-    def local(self) -> int:
-        return min(self.gpus, self.gpus_per_node)
+    def __post_init__(self):
+        if not 0 < self.batch <= MOST_ROWS:
+            raise Stop(f"--batch must be from 1 to {MOST_ROWS} rows (got {self.batch})", "give the rows of one step")
+        if self.batch % self.gpus:
+            raise Stop(f"{self.gpus} GPUs do not divide a batch of {self.batch}", f"give a multiple of {self.gpus}")
 
     @property
-    def has_bf16(self) -> bool:
-        return GPUS[self.gpu].has_bf16
+    def local(self) -> int:
+        """GPUs of a node that train."""
+        return min(self.gpus, self.gpus_per_node)
 
     @property
     def machine(self) -> Machine:
         """The machine, whose link is the slowest one: with several nodes, the link between nodes."""
-        several = self.gpus > self.local
-        return Machine(
-            gpu=self.gpu,
-            gpus_per_node=self.local,
-            link=None if several else self.link,
-            network=self.link if several else None,
-            disk_bytes_per_s=self.disk_bytes_per_s,
-        )
+        machine = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
+        if self.gpus > self.local:
+            return replace(machine, network=self.link)
+        return replace(machine, link=self.link)
 
     def setup(self, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
         return Setup(
@@ -135,24 +139,27 @@ class Question:
         name = gpu_named(gpu)
         per_node = node_size(gpus, name, gpus_per_node)
         local = min(gpus, per_node)
-        host_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)
-        return cls(
-            model=model,
-            gpus=gpus,
-            gpu=name,
-            link=None if gpus == 1 else link_named(link, GPUS[name], several_nodes=gpus > local),
-            host_memory_bytes=bytes_of(host_memory, "--host-memory") if host_memory else host_bytes,
-            sequence=default_sequence(model) if sequence is None else sequence,
-            batch=-(-BATCH // gpus) * gpus if batch is None else batch,
-            disk_bytes_per_s=bytes_of(disk, "--disk") if disk else None,
-            gpus_per_node=per_node,
-            unit="GB" if host_memory and "i" not in host_memory.lower() else "GiB",
-            **training,
-        )
+        usual: dict[str, Any] = {
+            "host_memory_bytes": max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes),
+            "sequence": default_sequence(model),
+            "batch": ceil(BATCH / gpus) * gpus,
+            "link": None,
+        }
+        given: dict[str, Any] = {"sequence": sequence, "batch": batch}
+        if gpus > 1:
+            given["link"] = link_named(link, GPUS[name], several_nodes=gpus > local)
+        if disk:
+            given["disk_bytes_per_s"] = bytes_of(disk, "--disk")
+        if host_memory:
+            given["host_memory_bytes"] = bytes_of(host_memory, "--host-memory")
+            if "i" not in host_memory.lower():  # who asks in GB is answered in GB
+                given["unit"] = "GB"
+        values = usual | {field: value for field, value in given.items() if value is not None}
+        return cls(model=model, gpus=gpus, gpu=name, gpus_per_node=per_node, **values, **training)
 
 
 def default_sequence(model: Transformer) -> int:
-    """Return the tokens of a row where the user leaves them to the model."""
+    """Tokens of a row where the user leaves them to the model."""
     return min(SEQUENCE, model.positions or SEQUENCE)
 
 
@@ -167,8 +174,10 @@ def node_size(gpus: int, gpu: str, given: int | None) -> int:
 
 def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
     """The name in LINKS that a user means. `nvlink`, `pcie` and `infiniband` mean the links of this GPU."""
+    if text is None and several_nodes:
+        return gpu.network
     if text is None:
-        return gpu.network if several_nodes else gpu.peer_link
+        return gpu.peer_link
     name = text.lower().replace("_", "-").replace(" ", "-")
     links = (gpu.peer_link, gpu.host_link, gpu.network, "ib-hdr", "pcie5", *LINKS)
     found = next((link for link in links if link.startswith(KINDS.get(name, name))), None)
@@ -185,14 +194,3 @@ def bytes_of(text: str, flag: str) -> float:
     if size_bytes < LEAST_BYTES:
         raise Stop(f"{flag} {text!r:.80} is not a size", "give a number with its unit, such as 512GB, 80GiB or 6GB/s")
     return size_bytes
-
-
-def check(question: Question) -> None:
-    """Refuse an impossible question."""
-    if question.quantized and not question.model.is_partly_frozen:
-        raise Stop("quantized weights do not train", "give --lora-rank as well")
-    if not 0 < question.batch <= MOST_ROWS:
-        raise Stop(f"--batch must be from 1 to {MOST_ROWS} rows (got {question.batch})", "give the rows of one step")
-    if question.batch % question.gpus:
-        what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
-        raise Stop(what, f"give a multiple of {question.gpus}")

@@ -95,22 +95,24 @@ class Setup:
         if self.optimizer == "muon" and self.stage:
             raise Stop(MUON, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
-            raise Stop("quantized weights do not train", "give a model with adapters")
-        groups = {"divide layers": self.tensor_ranks, "share rows": self.sequence_ranks, "shard states": self.group}
-        for what, size in groups.items():
-            if size and self.ranks % size:
-                raise Stop(f"{self.ranks} ranks do not {what} in groups of {size}", f"give a multiple of {size}")
+            raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
         if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
+        # What is divided evenly, and among how many. None: it is not divided.
+        groups = {"divide layers": self.tensor_ranks, "share rows": self.sequence_ranks, "shard states": self.group}
+        for what, size in groups.items():
+            if self.ranks % (size or 1):
+                raise Stop(f"{self.ranks} ranks do not {what} in groups of {size}", f"give a multiple of {size}")
         if self.sequence % self.sequence_ranks:
             what = f"{self.sequence_ranks} ranks do not divide a row of {self.sequence} tokens"
             raise Stop(what, f"give tokens that are a multiple of {self.sequence_ranks}")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
-        """Return the setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
+        """The setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
         arm = arms.load_arm(arm_name)
-        ranks = 1 if arm.distributed_type == "NO" else ranks
+        if arm.distributed_type == "NO":
+            ranks = 1
         return cls(model=model, ranks=ranks, **distribution(arm, ranks), **values)
 
     @classmethod

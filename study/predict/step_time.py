@@ -66,13 +66,13 @@ def pace() -> Pace:
 
 @functools.cache
 def class_of(kind: str, gpu: str) -> str:
-    """Return the class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
+    """The class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
     classes = constants()[kind]
     return next((name for name, each in classes.items() if gpu in each["gpus"]), [*classes][-1])
 
 
 def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
-    """Return the datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
+    """The datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
     reached = pace().products[class_of("products", gpu)]
     return GPUS[gpu].flops_per_s(whole, tf32) * max(1.0, reached)
 
@@ -87,7 +87,7 @@ class Links(NamedTuple):
 
     @property
     def are_slow(self) -> bool:
-        """Return whether PCIe or a network carries the data. What these reach differs much between machines."""
+        """Whether PCIe or a network carries the data. What these reach differs much between machines."""
         return self.ranks > 1 and (self.ranks > self.gpus_per_node or self.link.startswith("pcie"))
 
     def within(self, group: int | None) -> "Links":
@@ -106,12 +106,10 @@ class Links(NamedTuple):
         """
         if self.ranks == 1:
             return 0.0
-        share = of.pcie if self.link.startswith("pcie") else of.link
-        bandwidth = LINKS[self.link].bytes_per_s * share
+        bandwidth = LINKS[self.link].bytes_per_s * (of.pcie if self.link.startswith("pcie") else of.link)
         if self.ranks > self.gpus_per_node:
             bandwidth = min(bandwidth, LINKS[self.network].bytes_per_s * self.gpus_per_node * of.network)
-        rounds = 2 if kind == "all_reduce" else 1
-        return rounds * size_bytes * (self.ranks - 1) / self.ranks / bandwidth
+        return papers.wire_bytes({kind: size_bytes}, self.ranks) / bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +164,7 @@ class Work:
 
 @functools.cache
 def work(setup: Setup) -> dict[str, Work]:
-    """Return the work of both passes, as a trace of the model shows it (`tracing/tracing.py`)."""
+    """The work of both passes, as a trace of the model shows it (`trace/tracing.py`)."""
     model = setup.model
     if setup.tensor_ranks > 1:
         model = of_a_rank(model, setup.tensor_ranks)
@@ -183,36 +181,32 @@ def work(setup: Setup) -> dict[str, Work]:
             else:
                 each.moved_bytes += numbers[0]
                 each.moving_kernels += count
-    for tensor in setup.model.tensors:
-        if elements := setup.packed_elements(tensor):
-            _dequantize(setup, passes, tensor.block, elements)
+    if setup.quantized is None:
+        return passes
+    # Before each product with a quantized weight, kernels make a 16-bit one of it.
+    packed = [tensor for tensor in setup.model.tensors if setup.packed_elements(tensor)]
+    again = [tensor for tensor in packed if setup.computes_again(tensor.block)]
+    in_forward, in_backward = QUANTIZED_KERNELS[setup.quantized]
+    for phase, launched, weights in (
+        ("forward", in_forward, packed),
+        ("backward", in_backward, packed),
+        ("backward", in_forward, again),
+    ):
+        elements = sum(tensor.elements for tensor in weights)
+        passes[phase].dequantized_bytes += elements * (QUANTIZED_BYTES[setup.quantized] + 2)
+        passes[phase].kernels += launched * len(weights)
     return passes
-
-
-def _dequantize(setup: Setup, passes: dict[str, Work], block: str, elements: int) -> None:
-    """Add the kernels that make 16-bit weights of quantized ones, before each product with them."""
-    quantized = setup.quantized or "nf4"
-    calls = list(zip(PHASES, QUANTIZED_KERNELS[quantized], strict=True))
-    calls += [("backward", calls[0][1])] if setup.computes_again(block) else []
-    for phase, kernels in calls:
-        passes[phase].dequantized_bytes += elements * (QUANTIZED_BYTES[quantized] + 2)
-        passes[phase].kernels += kernels
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The forward passes, the backward passes, or the update of a step. Seconds that are busy may overlap."""
+    """All forward passes, all backward passes, or the update of a step. Seconds that are busy may overlap."""
 
     name: str
     gpu_s: float
     host_s: float  # launching kernels, and Python for units of sharded weights
     link_s: float  # between GPUs, and to the host
     seconds: float
-
-    def and_then(self, times: int, other: "Phase") -> "Phase":
-        """Return this phase so many times, and then another one."""
-        names = ("gpu_s", "host_s", "link_s", "seconds")
-        return Phase(self.name, *(times * getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True)
@@ -232,10 +226,7 @@ def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTim
     """Predict a step of a setup on a machine."""
     of = of or pace()
     step = _Step(setup, machine, of)
-    earlier = setup.accumulation - 1
-    forward = step.phase("forward", step.gather_s(1.0, setup.group))
-    backward = step.backward(step.reduces_each_pass).and_then(earlier, step.backward(True))
-    phases = (forward.and_then(earlier, forward), backward, step.update())
+    phases = (step.forward(), step.backward(), step.update())
     seconds = sum(each.seconds for each in phases)
     passes = [step.seconds_of(each) for each in step.work.values()]
     on_gpu = {name: setup.accumulation * sum(each[name] for each in passes) for name in ON_GPU}
@@ -244,19 +235,18 @@ def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTim
     parts = {name: part_s for name, part_s in (on_gpu | others).items() if part_s}
     busy_s = others | {"compute": sum(on_gpu.values())}
     limit = max(busy_s, key=busy_s.__getitem__)
-    by_gpu = limit in ("compute", "update") or (limit == "link" and not step.links.are_slow)
-    factor = of.gpu_interval if by_gpu else of.host_interval
-    peak_s = _peak_s(setup, machine)
-    return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, phases)
-
-
-def _peak_s(setup: Setup, machine: Machine) -> float:
-    """Return the seconds of a step's operations at the peak, without what a causal mask hides: half of the scores."""
+    # Hosts, disks, PCIe and networks differ more between machines than GPUs do, so their intervals are wider.
+    factor = of.host_interval
+    if limit in ("compute", "update") or (limit == "link" and not step.links.are_slow):
+        factor = of.gpu_interval
+    # --- no step is faster than its operations at the peak, without what a causal mask hides: half of the scores
     needed: float = operations(setup)
     if setup.model.look.kind == "decoder":
-        needed -= setup.accumulation * sum(each.attention_flops for each in work(setup).values()) / 2
-    peak = peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
-    return needed / peak / (2 if machine.products_8_bits else 1)
+        needed -= setup.accumulation * sum(each.attention_flops for each in step.work.values()) / 2
+    peak_s = needed / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
+    if machine.products_8_bits:
+        peak_s /= 2
+    return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, phases)
 
 
 class _Step:
@@ -268,36 +258,54 @@ class _Step:
         self.gpu = GPUS[machine.gpu]
         self.work = work(setup)
         self.links = machine.links(setup.ranks).between(setup.tensor_ranks)  # of ranks with the same part of each layer
-        self.stage = 3 if setup.fsdp else engine.stage  # 3: weights are gathered for each pass
+        self.stage = engine.stage
         self.elements = sum(tensor.elements for tensor in setup.tensors)
+        self.reduce_kind = engine.reduce_kind
         self.reduces_each_pass = engine.stage > 1
+        self.group: int | None = None  # of ranks that reduce gradients, before groups do
+        self.backward_group = setup.second_partition  # of ranks that gather weights for the backward pass: with hpZ few
         self.gathers_again = 1.0  # the share of the weights that the backward pass gathers again
-        if setup.fsdp:
-            self.reduces_each_pass = setup.fsdp_by == "torch"
-            self.gathers_again = 1.0 if setup.fsdp == "full_shard" else 0.0
-        elif engine.stage == 3:
+        if engine.stage == 3:
             self.gathers_again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
-        self.divided_by = setup.state_ranks if self.stage else 1  # what hosts hold
-        self.owned = setup.model.trained / (setup.sharing_ranks if self.stage else 1)  # parameters that a rank updates
+        if setup.fsdp:
+            self.stage = 3  # weights are gathered for each pass
+            self.reduces_each_pass = setup.fsdp_by == "torch"
+            self.group = self.backward_group = setup.group
+            self.gathers_again = {"full_shard": 1.0, "shard_grad_op": 0.0}[setup.fsdp]
+        if self.stage == 3:
+            self.reduce_kind = "reduce_scatter"
+        self.divided_by = 1  # what hosts hold
+        self.owned: float = setup.model.trained  # parameters that a rank updates
+        if self.stage:
+            self.divided_by = setup.state_ranks
+            self.owned /= setup.sharing_ranks
         self.updates_on_host = engine.offloads or setup.fsdp_offload
         self.weights_on_host = engine.weights_home != "none" or setup.fsdp_offload
 
-    def backward(self, reduces: bool) -> Phase:
-        link_s = self.gather_s(self.gathers_again, self.setup.group if self.setup.fsdp else self.setup.second_partition)
-        return self.phase("backward", link_s + (self.reduce_s() if reduces else 0.0))
+    def forward(self) -> Phase:
+        return self.phase("forward", self.setup.accumulation * self.gather_s(1.0, self.setup.group))
+
+    def backward(self) -> Phase:
+        reductions = 1
+        if self.reduces_each_pass:
+            reductions = self.setup.accumulation
+        gather_s = self.gather_s(self.gathers_again, self.backward_group)
+        return self.phase("backward", self.setup.accumulation * gather_s + reductions * self.reduce_s())
 
     def phase(self, name: str, link_s: float) -> Phase:
-        """Take the slower of host and GPU, or a little more. Sending is added: none was fitted to overlap."""
-        gpu_s = sum(self.seconds_of(self.work[name]).values())
-        host_s = self.host_s(name)
-        link_s += self.exchange_s()
+        """The slower of host and GPU, or a little more. Sending is added: none was fitted to overlap."""
+        passes = self.setup.accumulation
+        gpu_s = passes * sum(self.seconds_of(self.work[name]).values())
+        host_s = passes * self.host_s(name)
+        link_s += passes * self.exchange_s()
         return Phase(name, gpu_s, host_s, link_s, (gpu_s**4 + host_s**4) ** 0.25 + link_s)
 
     def seconds_of(self, each: Work) -> dict[str, float]:
-        """Return the seconds of the GPU for a pass, by what limits them."""
-        moved = each.moved_bytes * (self.of.fused_traffic if self.machine.fused_kernels else 1)
-        whole = self.setup.precision == "fp32"
-        attention = self.gpu.flops_per_s(whole, self.machine.tf32)
+        """The seconds of the GPU for a pass, by what limits them."""
+        moved = each.moved_bytes
+        if self.machine.fused_kernels:
+            moved *= self.of.fused_traffic
+        attention = self.gpu.flops_per_s(self.setup.precision == "fp32", self.machine.tf32)
         attention *= self.of.attention[class_of("attention", self.machine.gpu)]
         return {
             "products": sum(count * self.product_s(product) for product, count in each.products.items()),
@@ -307,58 +315,63 @@ class _Step:
 
     def product_s(self, product: Product) -> float:
         """Products of small matrices, as in a written-out attention, are limited by memory."""
-        of, machine = self.of, self.machine
-        element_bytes = product.element_bytes or (4 if self.setup.precision == "fp32" else 2)
-        flops_per_s = self.gpu.flops_per_s(element_bytes == 4, machine.tf32)
-        flops_per_s *= of.products[class_of("products", machine.gpu)]
-        if product.number == 1:
-            flops_per_s *= self.setup.tokens / (self.setup.tokens + of.few_tokens)
-            flops_per_s *= of.products_8_bits if machine.products_8_bits else 1
-        bytes_s = product.elements * element_bytes / self.gpu.memory_bytes_per_s / of.moving
+        element_bytes = product.element_bytes or self.setup.product_bytes
+        flops_per_s = self.gpu.flops_per_s(element_bytes == 4, self.machine.tf32)
+        flops_per_s *= self.of.products[class_of("products", self.machine.gpu)]
+        if product.number == 1:  # a linear layer, and not a product for each row and head
+            flops_per_s *= self.setup.tokens / (self.setup.tokens + self.of.few_tokens)
+            if self.machine.products_8_bits:
+                flops_per_s *= self.of.products_8_bits
+        bytes_s = product.elements * element_bytes / self.gpu.memory_bytes_per_s / self.of.moving
         return max(product.flops / flops_per_s, bytes_s)
 
     def host_s(self, phase: str) -> float:
-        kernel_s = self.of.kernel_s if self.machine.kernel_s is None else self.machine.kernel_s
+        """The seconds in which Python and the driver launch a pass."""
+        kernel_s = self.machine.kernel_s
+        if kernel_s is None:
+            kernel_s = self.of.kernel_s
         kernels: float = self.work[phase].kernels + self.of.unit_kernels * self.units(phase)
         if self.machine.fused_kernels:
             kernels -= (1 - self.of.fused_traffic) * self.work[phase].moving_kernels
         return kernels * kernel_s
 
     def units(self, phase: str) -> int:
-        """Return how often Python gathers a unit of sharded weights: a layer in FSDP, a large module in stage 3."""
+        """How often Python gathers a unit of sharded weights: a layer in FSDP, a large module in stage 3."""
         if self.setup.fsdp:
             return len({each.block for each in self.setup.tensors if each.block.startswith("layer.")})
         if self.stage < 3:
             return 0
         large = [each for each in self.setup.tensors if each.elements > self.engine.limits.persistent]
         modules = {(each.block, each.name.rpartition(".")[0]) for each in large}
-        again = sum(self.setup.computes_again(block) for block, _ in modules) if phase == "backward" else 0
-        return len(modules) + again
+        gathered = [block for block, _ in modules]
+        if phase == "backward":  # recomputation gathers once more
+            gathered += [block for block in gathered if self.setup.computes_again(block)]
+        return len(gathered)
 
     def gather_s(self, share: float, group: int | None) -> float:
-        """Return the seconds in which weights are gathered for a pass, if they are sharded."""
+        """The seconds in which weights are gathered for a pass, if they are sharded."""
         if self.stage < 3:
             return 0.0
         size = share * self.elements * self.setup.weight_bytes
-        from_host_s = self.host_link_s(size / self.divided_by) if self.weights_on_host else 0.0
-        return self.links.within(group).seconds("all_gather", size, self.of) + from_host_s
+        seconds = self.links.within(group).seconds("all_gather", size, self.of)
+        if self.weights_on_host:
+            seconds += self.host_link_s(size / self.divided_by)
+        return seconds
 
     def reduce_s(self) -> float:
-        """Return the seconds in which gradients are reduced, within a group first, and go to the host."""
+        """The seconds in which gradients are reduced, within a group first, and go to the host."""
         setup = self.setup
         size = setup.model.trained / setup.tensor_ranks * setup.reduced_bytes
-        group = setup.group if setup.fsdp else None
-        kind = "reduce_scatter" if self.stage == 3 else self.engine.reduce_kind
-        seconds = self.links.within(group).seconds(kind, size, self.of)
-        if group:
-            seconds += self.links.between(group).seconds("all_reduce", size / group, self.of)
+        seconds = self.links.within(self.group).seconds(self.reduce_kind, size, self.of)
+        if self.group:
+            seconds += self.links.between(self.group).seconds("all_reduce", size / self.group, self.of)
         if self.updates_on_host:
-            sums = 1 if setup.accumulation == 1 else 2  # with several passes, the sum so far is fetched first
+            sums = min(2, setup.accumulation)  # with several passes, the sum so far is fetched first
             seconds += self.host_link_s(sums * setup.model.trained * setup.weight_bytes / self.divided_by)
         return seconds
 
     def exchange_s(self) -> float:
-        """Return the seconds in which ranks that share rows or layers wait for each other, in one of the passes."""
+        """The seconds in which ranks that share rows or layers wait for each other, in one of the passes."""
         setup = self.setup
         links = self.machine.links(setup.ranks).within(setup.sequence_ranks * setup.tensor_ranks)
         seconds = sum(links.seconds(kind, size, self.of) for kind, size in exchanged(setup).items())
@@ -368,7 +381,7 @@ class _Step:
         return size_bytes / LINKS[self.gpu.host_link].bytes_per_s / self.of.host_link
 
     def update(self) -> Phase:
-        """Return the update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
+        """The update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
         link_s = 0.0
         if self.updates_on_host and not self.weights_on_host:
             link_s += self.host_link_s(self.owned * self.setup.weight_bytes)
@@ -380,10 +393,12 @@ class _Step:
 
     @functools.cached_property
     def update_parts(self) -> dict[str, float]:
-        """Return the seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
+        """The seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
         if not self.updates_on_host:
-            share = self.of.separate_update if self.setup.optimizer in SEPARATE else 1
-            return {"update": update_bytes(self.setup) * self.owned / self.gpu.memory_bytes_per_s / share}
+            seconds = update_bytes(self.setup) * self.owned / self.gpu.memory_bytes_per_s
+            if self.setup.optimizer in SEPARATE:
+                seconds /= self.of.separate_update
+            return {"update": seconds}
         local = min(self.setup.ranks, self.machine.gpus_per_node)
         parts = {"update on host": self.owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
         moved_bytes = 2 * local * self.engine.swapped_bytes  # read and written
@@ -395,5 +410,7 @@ class _Step:
 def update_bytes(setup: Setup) -> float:
     """Bytes for each parameter in an update: AdamW's, less what smaller moments save. Muon's products do not count."""
     adam, others = (papers.states_of_a_parameter(setup.precision, name)[2] for name in ("fused", setup.optimizer))
-    again = 14 * setup.state_bytes if setup.optimizer in SEPARATE else 0
-    return UPDATE_BYTES[setup.precision] - 2 * (adam - others) + again
+    moved_bytes = UPDATE_BYTES[setup.precision] - 2 * (adam - others)
+    if setup.optimizer in SEPARATE:
+        moved_bytes += 14 * setup.state_bytes
+    return moved_bytes

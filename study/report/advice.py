@@ -70,7 +70,7 @@ def use(row: Row, question: Question) -> str:
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu, question.unit)
     if row.checkpointing:
         name += " with activation checkpointing"
-    if row.precision != "fp32" and not question.has_bf16:
+    if row.precision != "fp32" and not GPUS[question.gpu].has_bf16:
         name += " in fp16"
     if row.driver_bytes:
         memory += f" (nvidia-smi: {_number(row.driver_bytes, question.unit)})"
