@@ -1,6 +1,6 @@
 """Plant faults into a copy of the study, one at a time, and count how many the fast tests catch.
 
-python reproductions/laboratories/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training study/measure
+python reproductions/laboratories/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training
 
 Each fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
 return value lost. It is caught if one of the test files that are nearest to its module by imports fails, and passes
