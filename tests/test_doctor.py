@@ -173,9 +173,7 @@ def test_packages_are_compared_with_the_pins(tmp_path, monkeypatch):
     versions = dict.fromkeys(machine.PACKAGES, "2.13.0+cpu") | {"deepspeed": None}
     monkeypatch.setattr(machine, "version", versions.get)
     path = tmp_path / "constraints.txt"
-    (first, *others) = doctor.packages(path)
-    assert "no constraints.txt" in first.found
-    assert [each.what for each in others] == list(machine.PACKAGES)
+    assert all(each.fine for each in doctor.packages(path)), "in a wheel there is nothing to compare with"
     path.write_text("# how it was made\n" + "".join(f"{name}=={'2.13.0'}\n" for name in machine.PACKAGES))
     path.write_text(path.read_text().replace("numpy==2.13.0", "numpy==2.13.00"))
     differ = {each.what: each for each in doctor.packages(path) if not each.fine}

@@ -16,7 +16,6 @@ from conftest import ROOT, ranks_of
 
 from study.core import arms, doctor, machine
 from study.core.doctor import OPERATORS
-from study.core.errors import Stop
 from study.training import loading
 
 PATHS = arms.all_paths()
@@ -213,8 +212,6 @@ int main(int count, char** words)
 
 @pytest.fixture
 def own_libaio(extensions, monkeypatch) -> Path:
-    """Our own libaio, also where the system has one."""
-    monkeypatch.setattr(doctor, "USES_LIBAIO", b"#error none here\n")
     for variable in ("CPATH", "LIBRARY_PATH"):
         monkeypatch.setenv(variable, "/somewhere")
     doctor.provide_libaio()
@@ -222,8 +219,8 @@ def own_libaio(extensions, monkeypatch) -> Path:
 
 
 def test_our_libaio_writes_and_reads(own_libaio, tmp_path):
-    words = ["-Wall", "-Werror", "-x", "c++", "-", "-x", "none", "-laio", "-o", str(tmp_path / "uses")]
-    assert doctor._compile(*words, input=USES_LIBAIO.encode()) is None
+    words = ["c++", "-Wall", "-Werror", "-x", "c++", "-", "-x", "none", "-laio", "-o", tmp_path / "uses"]
+    subprocess.run(words, input=USES_LIBAIO.encode(), check=True)
     symbols = subprocess.run(["nm", "--defined-only", tmp_path / "uses"], capture_output=True, text=True, check=True)
     assert " T io_submit" in symbols.stdout, "the premise: it is in the program, and from no other library"
     done = subprocess.run([tmp_path / "uses", tmp_path / "file"], timeout=30, check=False)
@@ -240,41 +237,19 @@ def test_deepspeed_finds_our_libaio(own_libaio):
     assert os.environ["CPATH"] == os.environ["LIBRARY_PATH"] == f"{own_libaio}{os.pathsep}/somewhere"
 
 
-def test_the_systems_libaio_is_used_where_it_has_one(extensions, tmp_path, monkeypatch):
-    shutil.copy(doctor.LIBAIO / "libaio.h", tmp_path)
-    words = ["-x", "c", "-c", str(doctor.LIBAIO / "libaio.c"), "-o", str(tmp_path / "libaio.a")]
-    assert doctor._compile(*words) is None
-    for variable in ("CPATH", "LIBRARY_PATH"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    doctor.provide_libaio()
-    assert not doctor.operator_folder("libaio").exists()
-
-
-def test_a_libaio_that_cannot_be_compiled_is_refused(extensions, tmp_path, monkeypatch):
-    monkeypatch.setenv("CXX", compiler(tmp_path, "", "echo 'fatal error: sys/syscall.h' >&2; exit 1"))
-    with pytest.raises(Stop, match=r"libaio, which .* cannot be compiled .*syscall.h") as caught:
-        doctor.provide_libaio()
-    assert (caught.value.status, "libaio-dev" in caught.value.remedy) == ("unavailable", True)
-
-
 # --- make setup -----------------------------------------------------------------------------------------------------
 
 
 def test_set_up_compiles_what_is_missing_and_can_be_compiled(extensions, monkeypatch, capfd):
     """For some arms only what these need: in Colab minutes count. It needs no torch: every `make` calls it."""
-    started = []
-    monkeypatch.setattr(doctor, "compile_all", lambda names: started.append(names) or 0)
+    monkeypatch.setattr(doctor, "compile_all", sorted)
     monkeypatch.setattr(doctor, "num_gpus", lambda: 0)
-    assert doctor.compile_missing(("single",)) == 0
-    assert started == []
-    doctor.compile_missing(("zero2_cpu", "zero3_cpu"))
-    assert set(started.pop()) == {"cpu_adam", "deepspeed_shm_comm"}
+    assert doctor.compile_missing(("single", "fsdp2_cpu")) == []
+    assert doctor.compile_missing(("zero2_cpu", "zero3_cpu")) == ["cpu_adam", "deepspeed_shm_comm"]
     leave_compiled("cpu_adam", "deepspeed_shm_comm", "pin_memory")
-    doctor.compile_missing()
-    assert started.pop() == ["async_io"]
+    assert doctor.compile_missing() == ["async_io"]
     monkeypatch.setattr(doctor, "compiler", lambda: None)
-    assert doctor.compile_missing() == 0
-    assert started == []
+    assert doctor.compile_missing() == []
     assert "apt-get install g++" in capfd.readouterr().out
     code = "import sys; from study.core import doctor; doctor.missing(0); print('torch' in sys.modules)"
     assert python("-c", code).stdout == "False\n"

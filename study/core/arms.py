@@ -10,7 +10,7 @@ import reprlib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 
@@ -25,24 +25,28 @@ FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024
 T = TypeVar("T", bound=BaseModel)
 Device = Literal["none", "cpu", "nvme"]
-DEVICES = get_args(Device)
 OFFLOADS = ("offload_optimizer", "offload_param")
 DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
-# Keys of the yaml that Accelerate 1.15 refuses with a traceback if there is a json file.
-NOT_BESIDE_JSON = (
-    *("zero_stage", "gradient_clipping", "gradient_accumulation_steps", "zero3_save_16bit_model"),
-    *(f"{part}_{what}" for part in OFFLOADS for what in ("device", "nvme_path")),
-)
+# In the order in which tables and notebooks show them. The files of variants/ are arms, too, and come after these.
 NAMES = (
-    *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
-    *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
-    *("hsdp", "zero3_hpz"),
-    *("zero3_ulysses", "zero1_tp", "zero2_tp"),
+    "single",
+    "ddp",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero1_cpu",
+    "zero2_cpu",
+    "zero3_cpu",
+    "zero3_nvme",
+    "fsdp2",
+    "fsdp2_grad_op",
+    "fsdp2_cpu",
+    "hsdp",
+    "zero3_hpz",
+    "zero3_ulysses",
+    "zero1_tp",
+    "zero2_tp",
 )
-REPLICAS = "parallelism_config_dp_replicate_size"
-SHARDS = "parallelism_config_dp_shard_size"
-SEQUENCE = "parallelism_config_sp_size"
-SEQUENCE_BY = "parallelism_config_sp_backend"
 
 
 class Section(BaseModel, strict=True):
@@ -60,18 +64,31 @@ class Fsdp(Section, extra="forbid"):
 
 
 class Groups(Section, extra="forbid"):
-    """The number of groups of ranks, and the ranks in each. By default all ranks are one group."""
+    """With FSDP: the number of groups of ranks that each hold the whole state, and the ranks in each."""
 
     parallelism_config_dp_replicate_size: PositiveInt = 1
     parallelism_config_dp_shard_size: Literal["auto"] | Annotated[int, Field(ge=2)] = "auto"
 
 
 class SequenceGroups(Section, extra="forbid"):
-    """The number of ranks that share rows under DeepSpeed, each with a part of the tokens."""
+    """With DeepSpeed: the number of ranks that share rows, each with a part of the tokens (Ulysses)."""
 
     parallelism_config_sp_size: PositiveInt = 1
     parallelism_config_sp_backend: Literal["deepspeed"] = "deepspeed"
-    parallelism_config_dp_shard_size: Literal["auto"] | Annotated[int, Field(ge=2)] = "auto"  # such groups
+    parallelism_config_dp_shard_size: Literal["auto"] | PositiveInt = "auto"  # such groups; follows from the ranks
+
+
+class Keys(Section):
+    """The keys of `deepspeed_config` in a yaml without a json. Accelerate and DeepSpeed clip at 1.0 by default."""
+
+    deepspeed_config_file: str | None = None
+    zero_stage: int = 2
+    gradient_clipping: float = 1.0
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    # Accelerate 1.15 reads these two and never passes them on: the files would go to ./none.
+    offload_optimizer_nvme_path: str | None = None
+    offload_param_nvme_path: str | None = None
 
 
 class Offload(Section):
@@ -136,28 +153,20 @@ class Arm:
 
     def sharing_ranks(self, ranks: int) -> int:
         """Return the number of ranks that hold the state together. Raise Stop if the ranks do not fill the groups."""
-        if self.replicas > 1:
-            self._refuse_incomplete_groups(ranks)
-        if (pair := self.second_partition(ranks)) and ranks % pair:
-            what = f"{self.name} keeps a second copy of the weights in groups of {pair} ranks (got {ranks})"
-            raise Stop(what, f"give a multiple of {pair} ranks", "unavailable")
-        if ranks % self.row_ranks:
-            what = f"{self.name} gives the same rows to groups of {self.row_ranks} ranks (got {ranks})"
-            raise Stop(what, f"give a multiple of {self.row_ranks} ranks", "unavailable")
-        return ranks // self.replicas
-
-    def _refuse_incomplete_groups(self, ranks: int) -> None:
-        if isinstance(self.shards, int):
-            least = self.replicas * self.shards
-            fits = ranks == least
-            needed = f"{least} ranks"
-        else:
-            least = self.replicas * 2
-            fits = ranks >= least and ranks % self.replicas == 0
-            needed = f"{least} ranks, or another multiple of {self.replicas} above it"
-        if not fits:
-            what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {needed}"
+        in_group, left_over = divmod(ranks, self.replicas)
+        if self.replicas > 1 and (left_over or in_group < 2 or self.shards not in ("auto", in_group)):
+            least = self.replicas * (2 if self.shards == "auto" else int(self.shards))
+            what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {least} ranks"
             raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
+        groups = {
+            "keeps a second copy of the weights in": self.second_partition(ranks) or 1,
+            "gives the same rows to": self.row_ranks,
+        }
+        for does, size in groups.items():
+            if ranks % size:
+                what = f"{self.name} {does} groups of {size} ranks (got {ranks})"
+                raise Stop(what, f"give a multiple of {size} ranks", "unavailable")
+        return in_group
 
     @property
     def for_cuda_alone(self) -> str | None:
@@ -181,94 +190,67 @@ class Arm:
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
     config = _content(path, f"choose one of {', '.join(all_paths())}")
-    if not isinstance(config, dict) or "distributed_type" not in config:
-        raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
-    kind = config["distributed_type"]
+    kind = config.get("distributed_type") if isinstance(config, dict) else None
     if kind not in DISTRIBUTED_TYPES:
         raise Stop(
             f"{path.name} has distributed_type {reprlib.repr(kind)}, which the study cannot read back",
             f"choose one of {', '.join(DISTRIBUTED_TYPES)}; write 'NO' in quotes, or yaml reads it as false",
         )
     if config.get("mixed_precision") not in (None, "no"):
-        raise Stop(
-            f"{path.name} sets mixed_precision, but precision is a setting of the run, the same for every arm",
-            "remove the line and give --precision",
-        )
+        what = f"{path.name} sets mixed_precision, but precision is a setting of the run, the same for every arm"
+        raise Stop(what, "remove the line and give --precision")
     processes = config.get("num_processes", 1)
     if processes != "auto" and (type(processes) is not int or processes < 1):
         raise _wrong(path, f"num_processes must be at least 1, or auto (got {reprlib.repr(processes)})")
     arm = Arm(path.stem, path, kind, processes)
+    groups = config.get("parallelism_config", {})
+
     if kind == "FSDP":
-        return _with_fsdp(arm, config)
+        fsdp = _checked(Fsdp, config.get("fsdp_config"), path, "fsdp_config")
+        meshes = _checked(Groups, groups, path, "parallelism_config")
+        home = "cpu" if fsdp.fsdp_offload_params else "none"
+        return replace(
+            arm,
+            fsdp=config["fsdp_config"],
+            offload_optimizer=home,
+            offload_param=home,
+            replicas=meshes.parallelism_config_dp_replicate_size,
+            shards=meshes.parallelism_config_dp_shard_size,
+        )
+
     if kind == "DEEPSPEED":
-        return _with_deepspeed(arm, config)
-    if "parallelism_config" in config:
+        keys = _checked(Keys, config.get("deepspeed_config") or {}, path, "deepspeed_config")
+        if {keys.offload_optimizer_nvme_path, keys.offload_param_nvme_path} - {None, "none"}:
+            raise Stop(f"{path.name} sets an nvme_path, which Accelerate ignores", "remove it and give --nvme-dir")
+        content = {
+            "gradient_clipping": keys.gradient_clipping,
+            "zero_optimization": {
+                "stage": keys.zero_stage,
+                "offload_optimizer": {"device": keys.offload_optimizer_device or "none"},
+                "offload_param": {"device": keys.offload_param_device or "none"},
+            },
+        }
+        if keys.deepspeed_config_file is not None:  # Accelerate refuses a yaml that sets any of these beside a json
+            path = find(keys.deepspeed_config_file)
+            remedy = f"correct deepspeed_config_file in {arm.path.name}, or run from the root of the repository"
+            content = _content(path, remedy)
+        deepspeed = _checked(DeepSpeed, content, path, "")
+        zero = deepspeed.zero_optimization
+        sequence = _checked(SequenceGroups, groups, arm.path, "parallelism_config")
+        return replace(
+            arm,
+            deepspeed=content,
+            stage=zero.stage,
+            offload_optimizer=zero.offload_optimizer.device,
+            offload_param=zero.offload_param.device,
+            # For "auto" Accelerate fills in the value that is DeepSpeed's default, too.
+            clipping=1.0 if deepspeed.gradient_clipping == "auto" else deepspeed.gradient_clipping,
+            sequence_ranks=sequence.parallelism_config_sp_size,
+        )
+
+    if groups:
         raise _wrong(path, f"parallelism_config needs FSDP or DeepSpeed (got {kind!r})")
     return arm
-
-
-def _with_fsdp(arm: Arm, config: dict) -> Arm:
-    fsdp = _checked(Fsdp, config.get("fsdp_config"), arm.path, "fsdp_config")
-    groups = _checked(Groups, config.get("parallelism_config", {}), arm.path, "parallelism_config")
-    home = "cpu" if fsdp.fsdp_offload_params else "none"
-    return replace(
-        arm,
-        fsdp=config["fsdp_config"],
-        offload_optimizer=home,
-        offload_param=home,
-        replicas=groups.parallelism_config_dp_replicate_size,
-        shards=groups.parallelism_config_dp_shard_size,
-    )
-
-
-def _with_deepspeed(arm: Arm, config: dict) -> Arm:
-    groups = _checked(SequenceGroups, config.get("parallelism_config", {}), arm.path, "parallelism_config")
-    path, deepspeed = _deepspeed(arm.path, config.get("deepspeed_config") or {})
-    read_back = _checked(DeepSpeed, deepspeed, path, "")
-    clipping = read_back.gradient_clipping
-    if clipping == "auto":  # Accelerate fills in the same value
-        clipping = library_defaults("deepspeed")[""]["gradient_clipping"]
-    return replace(
-        arm,
-        deepspeed=deepspeed,
-        stage=zero_optimization(deepspeed)["stage"],
-        offload_optimizer=read_back.zero_optimization.offload_optimizer.device,
-        offload_param=read_back.zero_optimization.offload_param.device,
-        clipping=clipping,
-        sequence_ranks=groups.parallelism_config_sp_size,
-        shards=groups.parallelism_config_dp_shard_size,
-    )
-
-
-def _deepspeed(path: Path, section: Any) -> tuple[Path, dict]:
-    """Return the DeepSpeed config of an arm and its file: its json, or what Accelerate makes of the yaml's keys."""
-    if not isinstance(section, dict):
-        raise _wrong(path, f"deepspeed_config must be a mapping (got {reprlib.repr(section)})")
-    if (file := section.get("deepspeed_config_file")) is not None:
-        if twice := [name for name in NOT_BESIDE_JSON if name in section]:
-            raise Stop(f"{path.name} sets {', '.join(twice)} beside a deepspeed_config_file", f"move it into {file}")
-        remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
-        return find(str(file)), _without_nulls(find(str(file)), _content(find(str(file)), remedy))
-    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
-        # Accelerate 1.15 reads the key and never passes it on: the files would go to ./none.
-        if section.get(key) not in (None, "none"):
-            raise Stop(f"{path.name} sets {key}, which Accelerate ignores", "remove it and give --nvme-dir")
-    zero = {"stage": section.get("zero_stage", 2)}
-    zero |= {part: {"device": section.get(f"{part}_device") or "none"} for part in OFFLOADS}
-    # Accelerate and DeepSpeed both clip at 1.0 unless the yaml says otherwise.
-    return path, {"gradient_clipping": section.get("gradient_clipping", 1.0), "zero_optimization": zero}
-
-
-def _without_nulls(path: Path, config: Any) -> dict:
-    """Return a DeepSpeed config as written, without the sections that are null: DeepSpeed takes them as absent."""
-    if not isinstance(config, dict):
-        raise _wrong(path, f"the file must be a JSON object (got {reprlib.repr(config)})")
-    config = {name: value for name, value in config.items() if name != "zero_optimization" or value is not None}
-    zero = config.get("zero_optimization")
-    if isinstance(zero, dict):
-        zero = {name: value for name, value in zero.items() if name not in OFFLOADS or value is not None}
-        config |= {"zero_optimization": zero}
-    return config
 
 
 def _content(path: Path, missing: str) -> Any:
@@ -307,10 +289,15 @@ def launcher(config: Path) -> list[str]:
 
 def digest(name: str) -> str:
     """Return a short digest of an arm's files without their comments: it changes whenever the arm does."""
-    arm = read(all_paths()[name])
-    content = [arm.distributed_type, arm.num_processes, arm.deepspeed, *([arm.fsdp] if arm.fsdp else [])]
-    content += [arm.replicas, arm.shards] if arm.replicas > 1 else []
-    content += [arm.sequence_ranks] if arm.sequence_ranks > 1 else []
+    arm = load_arm(name)
+    content: list = [arm.distributed_type, arm.num_processes, arm.deepspeed]
+    # What came later than the first records is left out where it is not used: their digests stay as they are.
+    if arm.fsdp:
+        content.append(arm.fsdp)
+    if arm.replicas > 1:
+        content += [arm.replicas, arm.shards]
+    if arm.sequence_ranks > 1:
+        content.append(arm.sequence_ranks)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

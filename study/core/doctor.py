@@ -7,14 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from study.core import machine
-from study.core.arms import PACKAGE, ROOT, Arm, all_paths, read
+from study.core.arms import NAMES, PACKAGE, ROOT, Arm, load_arm
 from study.core.errors import Stop
 from study.core.gpus import HIDES_ALL, gpus_here, num_gpus
 from study.core.machine import disk_speed, usable_cores
@@ -50,45 +50,46 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
     """Examine everything that the study depends on. `folder` is the folder for offloading."""
     gpus, devices = _devices()
     memory = psutil.virtual_memory()
-    shared = Path("/dev/shm")
-    ninja = shutil.which("ninja")
-    shared_bytes = shutil.disk_usage(shared).free if shared.exists() else 0
+    shared_bytes = shutil.disk_usage("/dev/shm").free
+    programs = {"C++ compiler": (compiler(), GET_COMPILER), "ninja": (shutil.which("ninja"), GET_NINJA)}
+    if gpus:
+        programs["CUDA toolkit"] = (nvcc(), GET_CUDA)
     return [
-        _finding("Python", platform.python_version(), sys.version_info >= (3, 11), "use Python 3.11 or later"),
-        _finding("system", platform.platform(), platform.system() == "Linux", "use Linux"),
+        Finding("Python", platform.python_version()),
+        Finding("system", platform.platform()),
         Finding("cores", str(usable_cores())),
         Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
-        _finding("shared memory", f"{size(shared_bytes)} free", shared_bytes >= SHARED_BYTES, GET_SHARED),
+        Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
         devices,
-        _finding("C++ compiler", _version(compiler()), compiler(), GET_COMPILER),
-        _finding("ninja", _version(ninja), ninja, GET_NINJA),
-        *([_finding("CUDA toolkit", _version(nvcc()), nvcc(), GET_CUDA)] if gpus else []),
+        *(_program(what, path, remedy) for what, (path, remedy) in programs.items()),
         _operators(gpus),
         _disk(folder, speed_bytes),
         *packages(ROOT / "constraints.txt"),
     ]
 
 
+def _program(what: str, path: str | None, remedy: str) -> Finding:
+    if path is None:
+        return Finding(what, "not found", remedy)
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    number = re.search(r"\d+(\.\d+)+", answer.stdout)
+    return Finding(what, f"{path} {number[0] if number else 'of unknown version'}")
+
+
 def packages(constraints: Path) -> list[Finding]:
     """Compare the packages that can change a number with the versions that the study's own numbers come from."""
-    installed = {name: machine.version(name) for name in machine.PACKAGES}
-    if not constraints.exists():
-        remedy = "run this in a checkout of the repository, which has the file"
-        missing = Finding("packages", f"no {constraints.name} to compare with", remedy)
-        return [missing, *(Finding(name, here or "not installed") for name, here in installed.items())]
+    installed = {name: machine.version(name) or "not installed" for name in machine.PACKAGES}
+    if not constraints.exists():  # in a wheel
+        return [Finding(name, here) for name, here in installed.items()]
     pinned = machine.pins(constraints)
     findings = []
     for name, here in installed.items():
-        if here and here.partition("+")[0] == pinned.get(name):  # 2.13.0+cpu is a build of 2.13.0
+        if here.partition("+")[0] == pinned[name]:  # 2.13.0+cpu is a build of 2.13.0
             findings.append(Finding(name, here))
         else:
-            text = f"{here or 'not installed'}, and {constraints.name} has {pinned.get(name) or 'none'}"
+            text = f"{here}, and {constraints.name} has {pinned[name]}"
             findings.append(Finding(name, text, f"pip install -c {constraints.name} {name}"))
     return findings
-
-
-def _finding(what: str, state: str, fine: object, remedy: str) -> Finding:
-    return Finding(what, state, None if fine else remedy)
 
 
 def _operators(gpus: int) -> Finding:
@@ -107,10 +108,9 @@ def _disk(folder: Path, speed_bytes: int) -> Finding:
     free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     try:
         written, read = disk_speed(folder, speed_bytes)
-    except (OSError, AttributeError) as error:  # a system without direct I/O has no name for it either
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
         remedy = "give another --nvme-dir, on a local disk that you may write to"
-        return Finding("disk", f"{free}, which refuses direct I/O ({reason})", remedy)
+        return Finding("disk", f"{free}, which refuses direct I/O ({error.strerror})", remedy)
     return Finding("disk", f"{free}; direct I/O: {size(written)}/s written, {size(read)}/s read")
 
 
@@ -125,23 +125,12 @@ def _devices() -> tuple[int, Finding]:
     return len(devices), Finding("devices", ", ".join(devices) or f"{none}: the arms run as gloo ranks on the CPU")
 
 
-def _version(program: str | None) -> str:
-    if program is None:
-        return "not found"
-    answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    number = re.search(r"\d+(\.\d+)+", answer.stdout)
-    return f"{program} {number[0] if number else 'of unknown version'}"
-
-
 # --- DeepSpeed's operators: C++ code that is compiled once, in some minutes, on the machine where it runs
 
 GET_COMPILER = "install one (apt-get install g++), or name yours in the environment variable CXX"
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
-GET_LIBAIO = "apt-get install libaio-dev (or your system's package of that name)"
 GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
-REPORT_EVERY_S = 30
 LIBAIO = Path(__file__).with_name("libaio")
-USES_LIBAIO = b"#include <libaio.h>\nint main(void) { io_context_t context = 0; return io_setup(1, &context); }\n"
 
 
 @dataclass(frozen=True)
@@ -168,17 +157,23 @@ NOT_ON_CPU = "This op had not been implemented on CPU backend."  # DeepSpeed's w
 
 def needed_by(arm: Arm, gpus: int) -> list[str]:
     """Return the operators that an arm loads."""
-    names = [] if arm.deepspeed is None or gpus else ["deepspeed_shm_comm"]
-    names += [] if arm.offload_optimizer == "none" else ["cpu_adam"]
-    zero = (arm.deepspeed or {}).get("zero_optimization", {})
-    names += ["quantizer"] if any(zero.get(key) for key in QUANTIZES) else []
-    return names + (["pin_memory", "async_io"] if arm.uses_nvme else [])
+    if arm.deepspeed is None:
+        return []
+    zero = arm.deepspeed.get("zero_optimization", {})
+    needed = {
+        "deepspeed_shm_comm": not gpus,
+        "cpu_adam": arm.offload_optimizer != "none",
+        "quantizer": any(map(zero.get, QUANTIZES)),
+        "pin_memory": arm.uses_nvme,  # before async_io, whose builder loads it
+        "async_io": arm.uses_nvme,
+    }
+    return [name for name, is_needed in needed.items() if is_needed]
 
 
-def missing(gpus: int) -> list[str]:
-    """Return the operators that arms need here and that are not compiled, without those that only variants need."""
-    not_needed = {"quantizer"} | ({"deepspeed_shm_comm"} if gpus else set())
-    return [name for name in OPERATORS if not (compiled(name) or name in not_needed)]
+def missing(gpus: int, arms: Iterable[str] = NAMES) -> list[str]:
+    """Return the operators that arms need here and that are not compiled. Some variants need quantizer as well."""
+    needed = dict.fromkeys(name for arm in arms for name in needed_by(load_arm(arm), gpus))
+    return [name for name in needed if not compiled(name)]
 
 
 def compiled(name: str) -> bool:
@@ -234,72 +229,44 @@ def nvcc() -> str | None:
 
 
 def compile_missing(arms: tuple[str, ...] = ()) -> int:
-    """Compile the missing operators that this machine can compile, or only those that some arms need.
-
-    Returns 1 if a compilation fails.
-    """
+    """Compile what the arms lack, or only what some of them lack. Return 1 if a compilation fails."""
     gpus = num_gpus()
-    wanted = {name for arm in arms for name in needed_by(read(all_paths()[arm]), gpus)}
-    lacking = [name for name in missing(gpus) if not arms or name in wanted]
     possible = []
-    for name in lacking:
+    for name in missing(gpus, arms or NAMES):
         if stop := why_not_operator(name, gpus):
             what = f"{stop.what}. What to do: {stop.remedy}; then run this again."
             say(f"Not compiled: DeepSpeed's {name} operator ({OPERATORS[name].purpose}), because {what}")
         else:
             possible.append(name)
-    if possible:
-        return compile_all(possible)
-    say(f"DeepSpeed's {'other ' if lacking else ''}operators are compiled, in {operator_folder('.')}.")
-    return 0
+    say(f"DeepSpeed's operators in {operator_folder('.')}: {len(possible)} to compile.")
+    return compile_all(possible)
 
 
-def compile_all(names: list[str]) -> int:
-    """Compile operators in parallel, each in its own process, and report progress."""
-    say(f"Compiling DeepSpeed's operators into {operator_folder('.')}.")
-    started = reported = time.monotonic()
-    children = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "study.training.loading", name],
-            cwd=PACKAGE.parent,  # so that a checkout that is not installed is found
-        )
-        for name in names
-    }
-    while running := [name for name, child in children.items() if child.poll() is None]:
-        time.sleep(0.2)
-        if time.monotonic() - reported > REPORT_EVERY_S:
-            reported = time.monotonic()
-            say(f"  still compiling after {reported - started:.0f} s: {', '.join(running)}")
-    return int(any(child.returncode for child in children.values()))
-
-
-# --- libaio --------------------------------------------------------------------------------------------------------
+def compile_all(names: Iterable[str]) -> int:
+    """Compile operators in parallel, each in its own process, which says when it is ready."""
+    command = [sys.executable, "-m", "study.training.loading"]
+    # In the folder above the package, so that a checkout that is not installed is found.
+    children = [subprocess.Popen([*command, name], cwd=PACKAGE.parent) for name in names]
+    return int(any([child.wait() for child in children]))  # a list: all are waited for
 
 
 def provide_libaio() -> None:
-    """Let the compilers that this process starts find libaio: the system's, or our own where the system has none.
+    """Let the compilers that this process starts find our libaio, also on a machine that has none.
 
-    async_io needs a header and a library. DeepSpeed looks for them each time that it loads the operator. Our own
+    async_io needs a header and a library, and DeepSpeed looks for them each time that it loads the operator. Our
     library is static, so nothing has to find it afterwards.
     """
     own = operator_folder("libaio")
     if not (own / "libaio.a").exists():
-        if _compile("-x", "c", "-", "-x", "none", "-laio", "-o", os.devnull, input=USES_LIBAIO) is None:
-            return
         own.mkdir(parents=True, exist_ok=True)
         shutil.copy(LIBAIO / "libaio.h", own)
-        if error := _compile("-x", "c", "-O2", "-fPIC", "-c", str(LIBAIO / "libaio.c"), "-o", str(own / "libaio.o")):
-            raise _unavailable(f"libaio, which offloading to disk needs, cannot be compiled ({error})", GET_LIBAIO)
+        source = str(LIBAIO / "libaio.c")
+        command = [compiler() or "c++", "-x", "c", "-O2", "-fPIC", "-c", source, "-o", "libaio.o"]
+        done = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
+        if done.returncode:
+            error = done.stderr.partition("\n")[0]
+            raise _unavailable(f"libaio, which offloading to disk needs, cannot be compiled ({error})", GET_COMPILER)
         subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
     for variable in ("CPATH", "LIBRARY_PATH"):
-        folders = os.environ.get(variable, "").split(os.pathsep)
-        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *filter(None, folders)]))
-
-
-def _compile(*words: str, input: bytes | None = None) -> str | None:
-    """Return the first line of the compiler's errors; None if there are none."""
-    command = [compiler() or "c++", *words]
-    done = subprocess.run(command, input=input, capture_output=True, check=False)
-    if done.returncode == 0:
-        return None
-    return next(iter(done.stderr.decode(errors="replace").splitlines()), f"exit code {done.returncode}")
+        folders = filter(None, os.environ.get(variable, "").split(os.pathsep))
+        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *folders]))
