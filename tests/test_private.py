@@ -46,7 +46,7 @@ def planted(value, text: str, where: str = ""):
 
 # What decides that it is a record of a run that is done, and what only has some values.
 KEPT = {".status", ".run_id", ".started_utc", ".finished_utc", ".commit", ".observed.backend"}
-KEPT |= {f".requested.{name}" for name in ("task", "init", "precision", "attention", "log_with", "repair")}
+KEPT |= {f".requested.{name}" for name in ("task", "init", "precision", "attention", "repair")}
 
 
 @pytest.fixture

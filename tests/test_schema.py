@@ -16,7 +16,8 @@ from study.records.schema import OLD_ENDINGS, SCHEMA, Cell, Record, Requested
 
 # What older records hold and no reader reads: it can be computed, or nobody asked.
 IGNORED = re.compile(
-    r"^\.(observed\.(network|omp_num_threads)|traffic\.(per_link|link_steps|gloo_wire_bytes)|loss\.final_(train|eval)|"
+    r"^\.(requested\.(dies_after|resume)|observed\.(network|omp_num_threads|final_weights_checksum)|"
+    r"traffic\.(per_link|link_steps|gloo_wire_bytes)|loss\.final_(train|eval)|"
     r"time\.(median_step_s|tokens_per_s|samples_per_s|mfu|peak_flops_per_s|training_s)|"
     r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|gloo_copy_bytes|before_per_rank|"
     r"load_s_per_rank|route)\b"
@@ -81,7 +82,7 @@ def test_the_cell_of_an_old_record_is_in_its_name():
 
 def test_what_is_asked_for_is_every_setting_of_the_trainer():
     # Of an emulated network and of checkpoints, which the trainer no longer has.
-    of_old_records = {"hosts", "bandwidth_mbit", "log_with", "checkpoint_every", "dies_after", "resume"}
+    of_old_records = {"hosts", "bandwidth_mbit", "checkpoint_every"}
     assert set(Requested.model_fields) == {*as_dict(Flags()), "arm", "config_file", "repair"} | of_old_records
     Requested(arm="ddp", **as_dict(Flags(run_dir=Path("runs/a"))))
     assert Requested(micro_batch=-1).micro_batch == -1, "a refused value is recorded as it was given"

@@ -71,9 +71,9 @@ def ratio(runs: Sequence[Run], where: dict, over: dict, quantity: Quantity, take
     theirs = where | over
     pairs = paired(chosen(runs, where), chosen(runs, theirs), {*over} - {TRAINING})
     ratios = []
-    for pair in pairs:
-        above = quantity.values(pair.of, where.get(TRAINING))
-        below = quantity.values(pair.to, theirs.get(TRAINING))
+    for our_runs, their_runs in pairs:
+        above = quantity.values(our_runs, where.get(TRAINING))
+        below = quantity.values(their_runs, theirs.get(TRAINING))
         if above and below and median(below):
             ratios.append(median(above) / median(below))
     return TAKE[take](ratios) if ratios else None

@@ -4,7 +4,6 @@ Each file is replaced as a whole, so it is readable while the run goes on and af
 """
 
 import math
-import re
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +12,6 @@ from study.core.files import load as load_file
 
 FILE = "collectives-rank{rank}.json"
 MAX_BYTES = 4 * 2**20  # a file with 200 collectives has 30 kB
-MAX_RANKS = 4096
 
 
 class Part(BaseModel):
@@ -31,7 +29,7 @@ class Collective(Part):
 
 
 def collective_of(entry: dict) -> Collective:
-    """Return an entry of PyTorch's ring of collectives, the Flight Recorder."""
+    """An entry of PyTorch's ring of collectives, the Flight Recorder."""
     name = entry["profiling_name"]
     return Collective(
         group=str(entry["process_group"][0]),
@@ -52,27 +50,21 @@ class RankLog(Part):
     still_s: float  # seconds since a collective last began or ended
     recorded: bool  # whether PyTorch records collectives at all
     place: str | None = None  # what the main thread executes: "train.py:88 in step"
-    calls: list[
-        str
-    ] = []  # its functions, the innermost first: "stage3.step", and "script:train.main" of the script itself
+    # Its functions, the innermost first: "stage3.step", and "script:train.main" of the script itself.
+    calls: list[str] = []
     groups: dict[str, list[int]] = {}  # the ranks of each process group
     recent: list[Collective] = []
 
 
 def paths(folder: Path) -> list[Path]:
-    """The files of a run's ranks, in order of the ranks."""
-    numbered = {
-        path: re.fullmatch(r"collectives-rank(\d{1,6})\.json", path.name) for path in folder.glob("collectives-*")
-    }
-    by_rank = sorted((int(match[1]), path) for path, match in numbered.items() if match and path.is_file())
-    return [path for _, path in by_rank[:MAX_RANKS]]
+    return sorted(folder.glob("collectives-rank*.json"))
 
 
 def load(folder: Path) -> list[RankLog]:
-    """The last logs of all ranks of a run; empty without such files."""
-    return [_load(path) for path in paths(folder)]
-
-
-def _load(path: Path) -> RankLog:
+    """The last logs of all ranks of a run, in their order; empty without such files."""
     remedy = "move it away: no rank wrote it"
-    return load_file(path, RankLog, what="a log of collectives", remedy=remedy, most_bytes=MAX_BYTES)
+    logs = [
+        load_file(path, RankLog, what="a log of collectives", remedy=remedy, most_bytes=MAX_BYTES)
+        for path in paths(folder)
+    ]
+    return sorted(logs, key=lambda log: log.rank)

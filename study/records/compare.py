@@ -13,7 +13,7 @@ from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.text import number_of, short, times
 from study.records import metrics
-from study.records.groups import by
+from study.records.groups import grouped
 from study.records.runs import Run, Runs
 from study.records.schema import RankMemory
 
@@ -26,7 +26,7 @@ RESAMPLES = 2000
 
 
 def median_with_interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
-    """Return the median and the ends of its 95 % interval."""
+    """The median and the ends of its 95 % interval."""
     resamples = rng.choice(np.asarray(values, float), (RESAMPLES, len(values)))
     low, high = np.quantile(np.median(resamples, axis=1), [0.025, 0.975])
     return float(statistics.median(values)), float(low), float(high)
@@ -48,22 +48,25 @@ class Comparison:
 
 
 def compare(runs: Runs) -> Comparison:
-    """Return the finished runs as rows, with columns only for settings in which cells differ."""
-    cells: dict[str, dict[str, list[Run]]] = {}  # by the key of the cell, then by DeepSpeed's resolved config
-    for run in runs.done:
-        resolved = json.dumps(run.resolved, sort_keys=True)
-        cells.setdefault(run.key(without=("seed",)), {}).setdefault(resolved, []).append(run)
+    """The finished runs as rows, with columns only for settings in which cells differ."""
+    cells = grouped(runs.done, lambda run: run.key(without=("seed",)))
     columns = ["arm", *differing([json.loads(key) for key in cells])]
-    # Arms differ in many DeepSpeed keys. Show only those in which cells with the same settings differ.
-    columns += [name for configs in cells.values() for name in differing([json.loads(each) for each in configs])]
+    # --- each cell by DeepSpeed's resolved config, which a release may fill in otherwise
+    resolved = {
+        key: grouped(members, lambda run: json.dumps(run.resolved, sort_keys=True)) for key, members in cells.items()
+    }
+    for configs in resolved.values():
+        # Arms differ in many of its keys. Show only those in which cells with the same settings differ.
+        columns += differing([json.loads(config) for config in configs])
+    # --- a row for each cell, config and environment, beside the same in environment A
     rows = []
-    for key, configs in cells.items():
-        for resolved, members in configs.items():
-            settings = json.loads(resolved) | json.loads(key)
-            in_environment = by(members, "environment")
-            for (letter,) in sorted(in_environment, key=lambda each: list(runs.environments).index(*each)):
+    for key, configs in resolved.items():
+        for config, members in configs.items():
+            settings = json.loads(config) | json.loads(key)
+            in_environment = grouped(members, lambda run: run.environment)
+            for letter in sorted(in_environment, key=list(runs.environments).index):
                 row = {name: settings.get(name) for name in columns} | {"environment": letter}
-                rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
+                rows.append(row | _numbers(in_environment[letter], in_environment.get("A", [])))
     left_out = Counter[str](run.record.status for run in runs if run.record.status != "done")
     if runs.copies:
         left_out["copy"] = runs.copies
@@ -71,7 +74,7 @@ def compare(runs: Runs) -> Comparison:
 
 
 def answer(compared: Comparison) -> str:
-    """Return how long steps take in other environments, of cells that the first one ran as well."""
+    """How long steps take in other environments, of cells that the first one ran as well."""
     ratios = [row["vs A"] for row in compared.rows if row["environment"] != "A" and row["vs A"] is not None]
     if not ratios:
         cells = number_of(len(compared.rows), "cells")
@@ -81,7 +84,7 @@ def answer(compared: Comparison) -> str:
 
 
 def notes(compared: Comparison) -> list[str]:
-    """Return lines below the table: the letters of the environments, and the runs that are not in the table."""
+    """Lines below the table: the letters of the environments, and the runs that are not in the table."""
     machines = compared.environments
     names = differing(list(machines.values())) or list(machines.get("A", {}))
     if any("changed" in machine.get("commit", "") for machine in machines.values()):
@@ -95,43 +98,35 @@ def notes(compared: Comparison) -> list[str]:
 
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
-    """Return medians over the runs of one cell in one environment, and their step time over that in A."""
-    step_s = _median(runs, "step_s")
-    step_s_at_a = _median(at_a, "step_s")
+    """Medians over the runs of one cell in one environment, and their step time over that in A."""
+    names = ("step_s", "peak_allocated_bytes", "tracked_peak_bytes", "train_loss", "eval_loss")
+    middle = {name: metrics.median(metrics.value(run.record, name) for run in runs) for name in names}
+    step_s_at_a = metrics.median(metrics.value(run.record, "step_s") for run in at_a)
     low = high = None
-    if step_s is not None and len(runs) >= FEWEST_RUNS:
+    if middle["step_s"] is not None and len(runs) >= FEWEST_RUNS:
         in_order = [metrics.value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]
         # A fixed seed and order: the same runs give the same interval, in every report.
         _, low, high = median_with_interval(in_order, np.random.default_rng(0))
-    kind: str | None = "allocated"
-    peak_bytes = _median(runs, "peak_allocated_bytes")
+    kind, peak_bytes = "allocated", middle["peak_allocated_bytes"]
+    # Without a GPU, or where one of the runs does not know what its allocator held.
     if peak_bytes is None:
-        kind = "tracked"
-        peak_bytes = _median(runs, "tracked_peak_bytes")
+        kind, peak_bytes = "tracked", middle["tracked_peak_bytes"]
     return {
         "runs": len(runs),
         "seeds": len({run.record.requested.seed for run in runs}),
-        "s/step": step_s,
+        "s/step": middle["step_s"],
         "from": low,
         "to": high,
-        "vs A": metrics.over(step_s, step_s_at_a),
+        "vs A": metrics.over(middle["step_s"], step_s_at_a),
         "peak MB": peak_bytes and peak_bytes / 1e6,
         "peak of": peak_bytes and kind,
-        "loss": _median(runs, "train_loss"),
-        "eval loss": _median(runs, "eval_loss"),
+        "loss": middle["train_loss"],
+        "eval loss": middle["eval_loss"],
     }
 
 
-def _median(runs: list[Run], quantity: str) -> float | None:
-    """Return the median over runs; None if one value is unknown, because a median of the rest would hide that."""
-    values = metrics.all_known(metrics.value(run.record, quantity) for run in runs)
-    if not values:
-        return None
-    return statistics.median(values)
-
-
 def differing(several: list[dict]) -> list[str]:
-    """Return the names whose values are not the same in all of them."""
+    """The names whose values are not the same in all of them, in the order in which they come."""
     names = dict.fromkeys(name for each in several for name in each)
     return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]
 
@@ -140,65 +135,53 @@ def differing(several: list[dict]) -> list[str]:
 
 
 def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tuple[str | None, list[float]]:
-    """Return how far a run's losses are from the baseline's at each step, in nats, and which arm that is.
+    """How far a run's losses are from the baseline's at each step, in nats, and which arm that is.
 
     The baseline is the arm `first`, or else the plainest arm that there is. Of its runs, one of the same seed, rows per
-    step and steps counts, with as many ranks if there is one; None if there is none. Weights that are drawn in place
-    differ from run to run, so such losses are not compared.
+    step and steps counts, with as many ranks if there is one; None if there is none.
     """
-
-    def alike(run: Run) -> tuple:
-        record = run.record
-        return record.requested.seed, record.observed.rows_per_step, len(record.loss.train), record.requested.init
-
-    def same_ranks(other: Run) -> bool:
-        return other.record.observed.ranks == run.record.observed.ranks
-
     trained = [other for other in members if other.record.status == "done" and other.record.loss.train]
     present = {other.record.arm for other in trained}
     baseline = next((arm for arm in (first, *NAMES) if arm in present), None)
-    others = [other for other in trained if other.record.arm == baseline and alike(other) == alike(run)]
-    # The baseline's own other seeds and ranks are no deviation.
+    others = [other for other in trained if other.record.arm == baseline and _training(other) == _training(run)]
+    # The baseline's own other seeds and ranks are no deviation. Weights that are drawn in place depend on how a model
+    # is divided, so such losses are of other models.
     if not others or run.record.arm == baseline or run.record.requested.init == "in_place":
         return None, []
-    theirs = max(others, key=same_ranks).record.loss.train
+    ranks = run.record.observed.ranks
+    theirs = max(others, key=lambda other: other.record.observed.ranks == ranks).record.loss.train
     return baseline, [abs(our - their) for our, their in zip(run.record.loss.train, theirs, strict=True)]
+
+
+def _training(run: Run) -> tuple:
+    """What two runs must share for their losses to be comparable."""
+    record = run.record
+    return record.requested.seed, record.observed.rows_per_step, len(record.loss.train), record.requested.init
 
 
 # --- the two sides of a ratio ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The runs of one cell: those of the first side, and those that they are compared to."""
-
-    of: list[Run]
-    to: list[Run]
-
-
-def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> list[Pair]:
-    """Return the cells that were run on both sides. `named` are the conditions in which these differ on purpose."""
+def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> list[tuple[list[Run], list[Run]]]:
+    """The runs of each cell that was run on both sides. `named` are the conditions in which these differ on purpose."""
     free = {"seed", *named}
-    if "batch" in named:
+    if "batch" in named:  # of all ranks: it follows from these two
         free |= {"micro_batch", "accumulation"}
-    ours = _by_cell(our_runs, free)
-    theirs = _by_cell(their_runs, free)
-    pairs = [Pair(runs, theirs[key]) for key, runs in ours.items() if key in theirs]
-    return [pair for pair in pairs if "precision" in named or _same_dtypes(pair)]
+    ours, theirs = (
+        grouped(side, lambda run: (run.key(without=free), json.dumps(run.machine, sort_keys=True)))
+        for side in (our_runs, their_runs)
+    )
+    pairs = [(runs, theirs[cell]) for cell, runs in ours.items() if cell in theirs]
+    return [pair for pair in pairs if "precision" in named or _same_dtypes(*pair)]
 
 
-def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
-    cells: dict[tuple, list[Run]] = {}
-    for run in runs:
-        machine = json.dumps(run.machine, sort_keys=True)
-        cells.setdefault((run.key(without=free), machine), []).append(run)
-    return cells
-
-
-def _same_dtypes(pair: Pair) -> bool:
-    """Return whether both sides hold states in the same dtypes: if not, they are not one precision."""
+def _same_dtypes(our_runs: list[Run], their_runs: list[Run]) -> bool:
+    """Whether both sides hold states in the same dtypes: if not, they are not one precision."""
     for role in ("weights", "moments"):
-        ours, theirs = ({run.record.observed.dtypes.get(role) for run in side} - {None} for side in (pair.of, pair.to))
+        # None: records of schema 1 did not say it.
+        ours, theirs = (
+            {run.record.observed.dtypes.get(role) for run in side} - {None} for side in (our_runs, their_runs)
+        )
         if ours and theirs and ours != theirs:
             return False
     return True
@@ -249,7 +232,7 @@ REASONS = {
 
 
 def peaks(first: Run, second: Run) -> list[dict]:
-    """Return the difference of two peaks by component, the largest difference first, with the reason of a large one.
+    """The difference of two peaks by component, the largest difference first, with the reason of a large one.
 
     `share` is a component's part of all changes, whether it grows or shrinks. Last come the sum of the components, and
     the rows that lead from there to the memory that the device reports as used.
@@ -275,12 +258,12 @@ def _held(run: Run) -> dict[str, int]:
 
 
 def _beyond(run: Run) -> list[int | None]:
-    """Return what only the device reports of the rank that held most; None without a GPU."""
+    """What only the device reports of the rank that held most, as steps between its levels; None without a GPU."""
     number = metrics.fullest_rank(run.record) or 0
-    rank = run.record.memory.components.per_rank[number]
+    # A record may have components without sizes of the device: then all of these are None.
     device = [*run.record.memory.per_rank[number : number + 1], RankMemory()][0]
     levels = [
-        rank.tracked_peak_bytes,
+        run.record.memory.components.per_rank[number].tracked_peak_bytes,
         device.peak_allocated_bytes,
         device.peak_reserved_bytes,
         device.device_used_bytes,
@@ -300,7 +283,7 @@ def _difference(lower: int | None, upper: int | None) -> int | None:
 
 
 def unlike(first: Run, second: Run) -> list[dict]:
-    """Return the settings besides the arm and the seed in which two runs differ."""
+    """The settings besides the arm and the seed in which two runs differ."""
     sides = [run.cell | {"measure version": run.record.measure_version} for run in (first, second)]
     names = [name for name in differing(sides) if name not in ("arm", "seed")]
     return [{"setting": name, "first": sides[0].get(name), "second": sides[1].get(name)} for name in names]

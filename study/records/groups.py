@@ -3,7 +3,8 @@
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from study.core.text import number_of
 from study.records.runs import Run
@@ -22,8 +23,21 @@ RARELY_NAMED = {"lr", "warmup_steps", "eval_every", "eval_rows", "train_rows", "
 VARIES = ("arm", "seed", "ranks")  # may differ within a group
 
 
+def grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    """Runs by their key, in the order in which the keys come."""
+    members: dict[Any, list[Run]] = {}
+    for run in runs:
+        members.setdefault(key(run), []).append(run)
+    return members
+
+
+def by(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
+    """Runs grouped by these of their facts."""
+    return grouped(runs, lambda run: tuple(run.facts[name] for name in names))
+
+
 def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str] | None = None) -> dict[str, list[Run]]:
-    """Return runs of equal cells in one environment by label; arm, seed and ranks may differ within a group.
+    """Runs of equal cells in one environment by label; arm, seed and ranks may differ within a group.
 
     `without` names more settings that may differ. `only` names the few settings that must be equal, for quantities such
     as bytes that depend on nothing else. Then the device and the measure version must be equal too.
@@ -39,10 +53,11 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
             left_out |= run.cell.keys() - set(only)
             conditions = [f"on {record.observed.device}", f"measured by version {record.measure_version}"]
         members.setdefault((run.key(left_out), *conditions), []).append(run)
+    # --- a label: that of the cell, and those conditions in which not all groups agree
     cells = list(dict.fromkeys(cell for cell, *_ in members))
     names = dict(zip(cells, labels([json.loads(cell) for cell in cells]), strict=True))
-    columns = [column for column in zip(*members, strict=True) if len(set(column)) > 1]
-    differing = {text for column in columns for text in column}
+    columns = [set(column) for column in zip(*members, strict=True)]
+    differing = set().union(*[column for column in columns if len(column) > 1])
     return {
         ", ".join([names[cell], *(text for text in conditions if text in differing)]): runs_of_group
         for (cell, *conditions), runs_of_group in members.items()
@@ -50,10 +65,11 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
 
 
 def labels(cells: list[dict]) -> list[str]:
-    """Return a name for each cell: task, model, precision, and the settings that tell cells of the same name apart."""
+    """A name for each cell: task, model, precision, and the settings that tell cells of the same name apart."""
     names = [", ".join(str(cell[name]) for name in ALWAYS_NAMED if name in cell) for cell in cells]
-    settings = {name for cell in cells for name in cell}.difference(ALWAYS_NAMED)
+    settings = set().union(*cells).difference(ALWAYS_NAMED)
     in_order = [*(name for name in LABELS if name in settings), *sorted(settings - LABELS.keys())]
+    # Twice: a setting that is rarely named gets its turn where the others leave two cells with one name.
     for quiet in (RARELY_NAMED, set()):
         places = defaultdict(list)
         for place, name in enumerate(names):
@@ -62,31 +78,30 @@ def labels(cells: list[dict]) -> list[str]:
             if setting not in quiet and len({json.dumps(cells[place].get(setting)) for place in alike}) > 1:
                 for place in alike:
                     names[place] += _setting(setting, cells[place].get(setting))
+    # A setting that is off is not shown, so even now two may have one name. They get numbers.
     return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 
 def _setting(name: str, value: object) -> str:
-    """Return a setting as part of a label; empty if it is off or was not given."""
+    """A setting as part of a label; empty if it is off or was not given."""
     words = LABELS.get(name, name.replace("_", " "))
     if value in (None, False):
         return ""
-    return f", {words}" if value is True else f", {words} {value}"
+    if value is True:
+        return f", {words}"
+    return f", {words} {value}"
 
 
 def lines(runs: list[Run]) -> dict[str, list[Run]]:
-    """Return the runs of a group by line of a figure: by arm, and by ranks and kind if an arm has several."""
+    """The runs of a group by line of a figure: by arm, and by ranks and kind if an arm has several."""
     members: dict[str, list[Run]] = {}
     for (arm,), runs_of_arm in by(runs, "arm").items():
         several = len(by(runs_of_arm, "ranks")) > 1
         for run in runs_of_arm:
-            name = f"{arm}, {number_of(run.record.observed.ranks or 0, 'ranks')}" if several else arm
-            members.setdefault(name if run.kind == "real" else f"{name} ({run.kind})", []).append(run)
-    return members
-
-
-def by(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
-    """Return runs grouped by these values, in the order in which they come."""
-    members: dict[tuple, list[Run]] = {}
-    for run in runs:
-        members.setdefault(tuple(run.facts[name] for name in names), []).append(run)
+            name = arm
+            if several:
+                name += f", {number_of(run.record.observed.ranks or 0, 'ranks')}"
+            if run.kind != "real":
+                name += f" ({run.kind})"
+            members.setdefault(name, []).append(run)
     return members

@@ -3,6 +3,7 @@
 Values of ranks become their maximum. Unknown is None.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,57 +16,67 @@ STATES = ("weights", "gradients", "master", "moments", "swap")
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1}
 
 
-# --- times and rates -----------------------------------------------------------------------------------------------
+# --- arithmetic with unknown values: the result is unknown too, because that of the rest would hide it -------------
+
+
+def all_known(values: Iterable[Any]) -> list[Any]:
+    """The values; none of them if one is unknown."""
+    known = [*values]
+    if None in known:
+        return []
+    return known
+
+
+def most(values: Iterable[float | None]) -> float | None:
+    return max(all_known(values), default=None)
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    known = all_known(values)
+    if not known:
+        return None
+    return statistics.median(known)
 
 
 def over(above: float | None, below: float | None) -> float | None:
-    """Return a quotient; None if one of the two is unknown, or nothing."""
+    """A quotient; unknown also if one of the two is 0, because then nothing was measured."""
     if above and below:
         return above / below
     return None
 
 
-def timed_s(record: Record) -> float | None:
-    """Return the seconds that rates divide by: before measure version 3, the sum of the slowest rank's steps."""
-    if record.time.window_s is not None:
-        return record.time.window_s
-    return sum(record.time.step_s) or None
+def product(*factors: float | None) -> float | None:
+    if all(factors):  # a factor of 0 is as good as unknown here, too
+        return math.prod(all_known(factors))
+    return None
 
 
-def median_step_s(record: Record) -> float | None:
-    """Return the median seconds of the timed steps."""
-    if not record.time.step_s:
-        return None
-    return statistics.median(record.time.step_s)
+# --- times and rates -----------------------------------------------------------------------------------------------
 
 
 def steps_per_s(record: Record) -> float | None:
-    """Return the timed steps per second of wall time."""
-    return over(len(record.time.step_s), timed_s(record))
+    """Timed steps per second of wall time."""
+    # Records before measure version 3 have no window. In them, as then, the slowest rank's steps are added up.
+    return over(len(record.time.step_s), record.time.window_s or sum(record.time.step_s))
 
 
 def tokens_per_s(record: Record) -> float | None:
-    """Return the tokens of all ranks per second. None for a virtual run: no real group would be as fast."""
-    speed = steps_per_s(record)
-    if speed is None or record.is_virtual:
+    """Tokens of all ranks per second."""
+    if record.is_virtual:  # no real group would be as fast as a rank that waits for nobody
         return None
     per_step: float | None = record.observed.tokens_per_step
     if record.watched.timed_tokens is not None:  # a user's own loop may have steps of unequal size
-        per_step = record.watched.timed_tokens / len(record.time.step_s)
-    if per_step is None:
-        return None
-    return per_step * speed
+        per_step = over(record.watched.timed_tokens, len(record.time.step_s))
+    return product(per_step, steps_per_s(record))
 
 
 def flops_per_s(record: Record) -> float | None:
-    """Return the operations of the model that a rank did per second."""
-    speed = steps_per_s(record)
-    flops = record.time.flops_per_rank_and_step
-    return flops * speed if flops and speed else None
+    """Operations of the model that a rank did per second: recomputed activations do not count."""
+    return product(record.time.flops_per_rank_and_step, steps_per_s(record))
 
 
 def peak_flops_per_s(record: Record) -> float | None:
-    """Return the dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
+    """The dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
     devices = record.hardware.devices
     requested = record.requested
     if not devices or requested.precision is None:
@@ -74,7 +85,7 @@ def peak_flops_per_s(record: Record) -> float | None:
 
 
 def mfu(record: Record) -> float | None:
-    """Return the share of the datasheet's peak that the model's own operations reach."""
+    """The share of the datasheet's peak that the model's own operations reach."""
     return over(flops_per_s(record), peak_flops_per_s(record))
 
 
@@ -82,8 +93,9 @@ def mfu(record: Record) -> float | None:
 
 
 def final_train_loss(record: Record) -> float | None:
-    """Return the loss of the last step. None if the losses of a user's own script end before its steps."""
+    """The loss of the last step."""
     losses = record.loss.train
+    # A user's own script may stop saying its losses before it stops training.
     if not losses or (record.is_watched and len(losses) != record.observed.steps):
         return None
     return losses[-1]
@@ -92,25 +104,14 @@ def final_train_loss(record: Record) -> float | None:
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-def all_known(values: Iterable[Any]) -> list[Any]:
-    """Return the values; none of them if one is unknown."""
-    known = [*values]
-    return [] if None in known else known
-
-
-def most(values: Iterable[float | None]) -> float | None:
-    """Return the maximum; None if one of the values is unknown."""
-    return max(all_known(values), default=None)
-
-
 def _at_peak(record: Record, *roles: str) -> float | None:
-    """Return the bytes of these components at the peak."""
+    """Bytes of these components at the peak, on the rank that has most of them."""
     ranks = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]
     return most(sum(rank.get(role, 0) for role in roles) for rank in ranks)
 
 
 def fullest_rank(record: Record) -> int | None:
-    """Return the rank that held most at its peak; None without instruments."""
+    """The rank that held most at its peak; None without instruments."""
     ranks = {number: rank for number, rank in enumerate(record.memory.components.per_rank) if rank.at_peak}
     # A rank whose components sum to its peak comes before one with a gap.
     exact = [number for number, rank in ranks.items() if sum((rank.at_peak or {}).values()) == rank.tracked_peak_bytes]
@@ -118,7 +119,7 @@ def fullest_rank(record: Record) -> int | None:
 
 
 def components(record: Record) -> dict[str, int]:
-    """Return the bytes by component at the peak of the rank that held most; empty without instruments."""
+    """Bytes by component at the peak of the rank that held most; empty without instruments."""
     number = fullest_rank(record)
     if number is None:
         return {}
@@ -130,22 +131,22 @@ def components(record: Record) -> dict[str, int]:
 
 
 def tracked_peak_bytes(record: Record) -> float | None:
-    """Return the peak of the tensors, which formulas predict."""
+    """The peak of the tensors, which formulas predict."""
     return most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)
 
 
 def peak_allocated_bytes(record: Record) -> float | None:
-    """Return the peak of the device's allocator. None without a GPU."""
+    """The peak of the device's allocator. None without a GPU."""
     return most(rank.peak_allocated_bytes for rank in record.memory.per_rank)
 
 
 def peak_bytes(record: Record) -> float | None:
-    """Return the peak of the device's allocator; without a GPU, that of the tracked tensors."""
+    """The peak of the device's allocator; without a GPU, that of the tracked tensors."""
     return peak_allocated_bytes(record) or tracked_peak_bytes(record)
 
 
 def peak_of(record: Record) -> str | None:
-    """Return whose peak `peak_bytes` is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
+    """Whose peak `peak_bytes` is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
     if peak_allocated_bytes(record):
         return "allocated"
     if tracked_peak_bytes(record):
@@ -154,18 +155,16 @@ def peak_of(record: Record) -> str | None:
 
 
 def weight_bytes(record: Record) -> float | None:
-    """Return the bytes of all weights, in their observed dtype."""
-    element_bytes = ELEMENT_BYTES.get(str(record.observed.dtypes.get("weights")))
-    if element_bytes is None or record.observed.parameters is None:
-        return None
-    return record.observed.parameters * element_bytes
+    """Bytes of all weights, in their observed dtype."""
+    dtype = str(record.observed.dtypes.get("weights"))
+    return product(record.observed.parameters, ELEMENT_BYTES.get(dtype))
 
 
 # --- traffic -------------------------------------------------------------------------------------------------------
 
 
 def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
-    """Return the bytes that a rank writes to its sockets for these collectives with gloo, averaged over the ranks.
+    """Bytes that a rank writes to its sockets for these collectives with gloo, averaged over the ranks.
 
     The formulas are those of ring algorithms. Gloo runs a reduce-scatter as an all-reduce and keeps a part, so the wire
     carries twice the logical bytes. None if a collective has no formula: gloo's reduce, for example, sends between 1.5
@@ -182,13 +181,13 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
 
 
 def sent(record: Record) -> dict[str, int]:
-    """Return the bytes of a step by collective, of the first rank."""
+    """Bytes of a step by collective, of the first rank."""
     first, *_ = [*record.traffic.per_rank, {}]
     return {kind: count.bytes for kind, count in first.items()}
 
 
 def wire_bytes_per_rank(record: Record) -> list[float | None]:
-    """Return what each rank should write to its sockets in a step, by the formulas. None without gloo."""
+    """What each rank should write to its sockets in a step, by the formulas. None without gloo."""
     observed = record.observed
     if observed.backend != "gloo" or observed.ranks is None:
         return [None for _ in record.traffic.per_rank]
@@ -196,32 +195,36 @@ def wire_bytes_per_rank(record: Record) -> list[float | None]:
 
 
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
-    """Return the amount that collectives moved in a step, on the rank that moved most.
+    """The amount that collectives moved in a step, on the rank that moved most.
 
-    In "volume" an all-reduce counts twice. With `node_ranks` ranks in a node, only collectives between nodes count.
+    `unit` is "calls", "tensors" or "volume". With `node_ranks` ranks in a node, only bytes between nodes count.
     """
-
-    def amount(kind: str, entry: Collective) -> float:
+    totals: list[float] = []
+    for counts in record.traffic.per_rank:
+        chosen = {kind: count for kind, count in counts.items() if collectives is None or kind in collectives}
+        amounts: dict[str, float] = {kind: count.bytes for kind, count in chosen.items()}
         if unit == "calls":
-            return entry.calls
-        size: float = entry.bytes
-        if node_ranks:
-            groups = {ranks: float(part) for ranks, part in entry.by_ranks(record.observed.ranks or 1).items()}
-            size = gpus.by_node({kind: groups}, node_ranks)["between"].get(kind, 0)
-        if unit == "volume" and kind == "all_reduce":
-            return 2 * size
-        return size
-
-    return most(
-        sum(amount(kind, entry) for kind, entry in counts.items() if collectives is None or kind in collectives)
-        for counts in record.traffic.per_rank
-    )
+            amounts = {kind: count.calls for kind, count in chosen.items()}
+        elif node_ranks:
+            groups: dict[str, Any] = {
+                kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()
+            }
+            amounts = gpus.by_node(groups, node_ranks)["between"]
+        # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
+        if unit == "volume":
+            amounts["all_reduce"] = 2 * amounts.get("all_reduce", 0)
+        totals.append(sum(amounts.values()))
+    return max(totals, default=None)
 
 
 # --- by name -------------------------------------------------------------------------------------------------------
 
 Quantity = Callable[[Record], float | None]
-TIMES: dict[str, Quantity] = {"step_s": median_step_s, "tokens_per_s": tokens_per_s, "mfu": mfu}
+TIMES: dict[str, Quantity] = {
+    "step_s": lambda record: median(record.time.step_s),
+    "tokens_per_s": tokens_per_s,
+    "mfu": mfu,
+}
 QUANTITIES: dict[str, Quantity] = TIMES | {
     "train_loss": final_train_loss,
     "eval_loss": lambda record: dig(record, "loss.eval.-1.eval_loss"),
@@ -243,7 +246,7 @@ OF_A_TRAINING = {  # quantities of a training of the published script, as paths 
 
 
 def value(record: Record, quantity: str, training: int | None = None) -> Any:
-    """Return a quantity of a record, by its name or its dotted path."""
+    """A quantity of a record, by its name or its dotted path; with `training`, of one that the published script ran."""
     if training is not None:
         if quantity not in OF_A_TRAINING:
             raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
@@ -273,7 +276,7 @@ def refuse_unknown(quantity: str) -> None:
 
 
 def dig(content: Any, path: str) -> Any:
-    """Return the value at a dotted path with list indices, or None if this record has none."""
+    """The value at a dotted path with list indices, or None if this record has none."""
     for name in path.split("."):
         try:
             if isinstance(content, list):

@@ -18,8 +18,7 @@ from study.records.keeping import shared
 from study.records.schema import Record
 
 # Settings that say where files are or how often something is printed. They change no number.
-NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "resume", "dies_after", "config_file", "log_every"}
-NOT_IN_A_CELL |= {"trust_remote_code"}
+NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every", "trust_remote_code"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
 
@@ -34,7 +33,7 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """Return what a reader must know about its numbers: real, virtual, capped or emulated.
+        """What a reader must know about its numbers: real, virtual, capped or emulated.
 
         capped: a smaller device is emulated. emulated: the network between hosts is.
         """
@@ -48,7 +47,7 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Return what runs are chosen and grouped by: every setting, and some of what was observed."""
+        """What runs are chosen and grouped by: every setting, and some of what was observed."""
         observed = self.record.observed
         return dict(self.record.requested) | {
             "run": self.record.run_id,
@@ -70,34 +69,34 @@ class Run:
 
     @cached_property
     def cell(self) -> dict[str, Any]:
-        """Return all settings that can change a number, with the arm and the number of ranks."""
+        """All settings that can change a number, with the arm and the number of ranks."""
         record = self.record
         observed = record.observed
-        cell = {name: value for name, value in record.requested if value is not None and name not in NOT_IN_A_CELL}
+        settings = dict(record.requested)
+        if record.is_watched:  # nobody gave a script settings of ours
+            settings |= {"arm": record.arm, "script": record.watched.script, "parameters": observed.parameters}
+            settings["tokens_per_step"] = observed.tokens_per_step
+        cell = {name: value for name, value in settings.items() if value is not None and name not in NOT_IN_A_CELL}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
             del cell["optimizer"]
         if observed.data_checksum:  # it identifies the rows, so their folder does not matter
             cell |= {name: Path(cell[name]).name for name in ("data", "tokenizer") if name in cell}
-        if record.is_watched:
-            script = {"arm": record.arm, "script": record.watched.script, "parameters": observed.parameters}
-            script["tokens_per_step"] = observed.tokens_per_step
-            cell |= {name: value for name, value in script.items() if value is not None}
         return cell | {"ranks": observed.ranks}
 
     def key(self, without: Iterable[str] = ()) -> str:
-        """Return the only definition of the same cell: equal keys mean equal cells, except for what is left out."""
+        """The only definition of the same cell: equal keys mean equal cells, except for what is left out."""
         names = sorted(self.cell.keys() - set(without))
         return json.dumps({name: self.cell[name] for name in names}, default=str)
 
     @cached_property
     def resolved(self) -> dict[str, Any]:
-        """Return DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
+        """DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
         observed = self.record.observed
         return dict(_flat(observed.deepspeed or {})) | {"data_checksum": observed.data_checksum}
 
     @cached_property
     def machine(self) -> dict[str, Any]:
-        """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
+        """The only definition of the same machine: hardware, versions and commit, which may change a number."""
         record = self.record
         hardware = self.record.hardware
         fields = {
@@ -117,7 +116,7 @@ class Run:
 
 
 def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Return the keys of a nested config joined by dots, without those of file locations."""
+    """The keys of a nested config joined by dots, without those of file locations."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -147,35 +146,37 @@ class Runs:
 
     @property
     def counting(self) -> list[Run]:
-        """Return the runs that may count as evidence: those that have ended, and are not of other people's scripts."""
+        """The runs that may count as evidence: those that have ended, and are not of other people's scripts."""
         ended = [run for run in self.runs if run.record.status != "running" and not run.record.is_watched]
         return sorted(ended, key=lambda run: run.folder)
 
     def select(self, **wanted) -> "Runs":
-        """Return the runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
+        """The runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
         chosen = list(self.runs)
         for name, value in wanted.items():
             choices = value if isinstance(value, (list, tuple)) else [value]
-            if unlike := [run for run in chosen if name not in run.facts]:
-                raise Stop(f"runs have no {name!r}", nearest(name, unlike[0].facts))
+            # All runs have the same names of facts.
+            if chosen and name not in chosen[0].facts:
+                raise Stop(f"runs have no {name!r}", nearest(name, chosen[0].facts))
             chosen = [run for run in chosen if run.facts[name] in choices]
         return replace(self, runs=tuple(chosen))
 
     def rows(self) -> list[dict]:
-        """Return a row for each run, as `study runs` shows it."""
+        """A row for each run, as `study runs` shows it."""
         return [_row(run) for run in self.runs]
 
 
 def _row(run: Run) -> dict:
     record = run.record
+    ranks = record.observed.ranks
     written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
-    sizes = {
+    # A rank that sent nothing is not one of which nothing is known.
+    sizes_bytes = {
         "tracked peak MB": metrics.tracked_peak_bytes(record),
         "collectives MB": sum(metrics.sent(record).values()) if record.traffic.per_rank else None,
         "to disk MB": sum(written) if written else None,
     }
     measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
-    ranks = record.observed.ranks
     return {
         "run": run.folder.name,
         "status": record.status,
@@ -189,13 +190,13 @@ def _row(run: Run) -> dict:
         "s/step": metrics.value(record, "step_s"),
         "MFU": metrics.mfu(record),
         "of measured": metrics.over(metrics.flops_per_s(record), measured),
-    } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes.items()}
+    } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes_bytes.items()}
 
 
 def load(
     folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool = False, to_share: bool = False
 ) -> Runs:
-    """Return every run below the folders, once. Several folders are given as a list, or as one text with commas.
+    """Every run below the folders, once. Several folders are given as a list, or as one text with commas.
 
     Raise Stop for a folder without runs, with `every_folder_has_runs`. With `to_share`, the records are without private
     information, so that everything in them may be published.
@@ -204,15 +205,14 @@ def load(
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
     tops = tuple(map(Path, folders))
     set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
-    paths: dict[Path, None] = {}  # in order, each once
-    for top in tops:
-        below = store.run_folders(top)
-        paths |= dict.fromkeys(path.resolve() for path in below)
-        if every_folder_has_runs and not below:
-            raise Stop(f"there is no run below {top}", "name a folder that holds run folders")
-    members: dict[str, Run] = {}  # by what identifies them
+    # --- read: each folder once, however it was named; the first record of several copies
+    below = {top: store.run_folders(top) for top in tops}
+    empty = [top for top in tops if not below[top]]
+    if every_folder_has_runs and empty:
+        raise Stop(f"there is no run below {empty[0]}", "name a folder that holds run folders")
+    by_identity: dict[str, Run] = {}
     copies = 0
-    for folder in paths:
+    for folder in dict.fromkeys(path.resolve() for top in tops for path in below[top]):
         try:
             record = store.load(folder)
         except Stop as stop:
@@ -223,24 +223,28 @@ def load(
         if record.status == "running":
             set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
         # The same run may lie in several folders: in runs/, and kept in reports/.
-        copies += record.identity in members
-        members.setdefault(record.identity, Run(folder, _with_settings(record)))
-    environments = _environments(members.values())
-    runs = []
-    for run in members.values():  # a failed run has the letter of a finished one, or none
-        known = [letter for letter, machine in environments.items() if machine == run.machine]
-        runs.append(replace(run, environment="".join(known)))
+        copies += record.identity in by_identity
+        by_identity.setdefault(record.identity, Run(folder, _with_settings(record)))
+    runs, environments = _by_environment([*by_identity.values()])
+    # --- in the order in which tables and figures show arms; one that is no longer an arm comes last
     places = {arm: number for number, arm in enumerate(NAMES)}
     runs.sort(key=lambda run: (places.get(run.record.arm, len(places)), run.record.arm, run.record.run_id))
     return Runs(tuple(runs), tuple(set_aside), copies, tops, environments)
 
 
-def _environments(runs: Iterable[Run]) -> dict[str, dict]:
+def _by_environment(runs: list[Run]) -> tuple[list[Run], dict[str, dict]]:
+    """The runs with the letters of their machines, and the machines by letter: A to Z, then A1 to Z1."""
     machines: list[dict] = []
     for run in runs:
         if run.record.status == "done" and run.machine not in machines:
             machines.append(run.machine)
-    return {chr(65 + number % 26) + str(number // 26 or ""): machine for number, machine in enumerate(machines)}
+    letters = [chr(65 + number % 26) + str(number // 26 or "") for number in range(len(machines))]
+    lettered = []
+    for run in runs:
+        # A run that failed has the letter of one that finished on its machine, or none.
+        known = [letter for letter, machine in zip(letters, machines, strict=True) if machine == run.machine]
+        lettered.append(replace(run, environment="".join(known)))
+    return lettered, dict(zip(letters, machines, strict=True))
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
@@ -267,12 +271,13 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
 
 
 def _with_settings(record: Record) -> Record:
-    """Return a record whose settings, if it is of a user's own script, are what was observed of that."""
+    """A record whose settings, if it is of a user's own script, are what was observed of that."""
     if not record.is_watched:
         return record
     observed = record.observed
     weights = observed.dtypes.get("weights")
     precision = observed.autocast or {"float32": "fp32"}.get(str(weights), weights)
+    # DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
     if weights == "bfloat16" and observed.dtypes.get("master") == "float32" and not observed.autocast:
         precision = "bf16_cast"
     settings = {

@@ -101,10 +101,7 @@ class Requested(_Settings):
     repair: Text = None
     hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
-    log_with: Text = None  # of records that were sent to a tracker as well
-    checkpoint_every: Int = None  # this and the next two: of runs that saved checkpoints and resumed
-    dies_after: Int = None
-    resume: Text = None
+    checkpoint_every: Int = None  # of records that saved checkpoints and resumed, which takes time
 
 
 class Promised(Section):
@@ -237,12 +234,10 @@ class Observed(Section):
     tokens_per_step: Int = None
     learning_rates: list[float] = []
     weights_checksum: Text = None  # before the first step
-    final_weights_checksum: Text = None  # after the last one, of a run with checkpoints
     data_checksum: Text = None
     data_source: Text = None
     memory_cap: MemoryCap | None = None
     saved: Saved | None = None
-    trackers: list[str] = []
     patches: list[str] = []  # names of the study's patches to libraries
     instruments_failed: Text = None  # why the instruments gave no numbers
     save_failed: Text = None
