@@ -18,11 +18,15 @@ NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/util
 
 def moments(engine: Engine, profile: Profile) -> Iterator[tuple[str, dict]]:
     """Yield the moments of a step's last backward pass and of its update, each with what is held besides the states."""
-    backward = {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage]
-    yield from (("backward", now) for now in backward(engine, profile))
-    update = {0: _update_whole, 1: _update_part, 2: _update_part, 3: _update_groups}[engine.stage]
+    if engine.stage == 0:
+        backward, update = _keep(engine, profile), _update_whole(engine)
+    elif engine.stage == 3:
+        backward, update = Scattering(engine).moments(profile), _update_groups(engine)
+    else:
+        backward, update = Buckets(engine).moments(profile), _update_part(engine)
+    yield from (("backward", now) for now in backward)
     if not engine.offloads:  # else norms are taken during the backward pass, and the update uses the standing buffers
-        yield from (("update", now) for now in update(engine))
+        yield from (("update", now) for now in update)
 
 
 # --- one process and DDP ---
@@ -51,10 +55,10 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
         size = tensor.elements * engine.weight_bytes
         if piles_up:
             ready += size
-            yield {"activations": kept, "gradients": ready, "temporaries": in_use}
-        else:
+        else:  # the new gradient is there besides, until it is moved or added
             ready = max(most, ready - size)
-            yield {"activations": kept, "gradients": ready, "temporaries": in_use + size}
+            in_use += size
+        yield {"activations": kept, "gradients": ready, "temporaries": in_use}
 
 
 def _update_whole(engine: Engine) -> Iterator[dict]:
@@ -65,23 +69,6 @@ def _update_whole(engine: Engine) -> Iterator[dict]:
 
 
 # --- stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads) ---
-
-
-def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
-    state = Buckets(engine)
-    kept, in_use = profile.most
-    buckets = state.buckets if state.waiting else 0  # of earlier microbatches; else they come with the first gradient
-    yield {"activations": kept, "temporaries": in_use, "gradients": state.waiting + state.kept, "buckets": buckets}
-    for tensor, most, complete in profile.gradients:
-        size = tensor.elements * engine.weight_bytes
-        if state.bucket:  # the buckets are made with the first gradient
-            yield state.moment(most, size)
-            if state.filled + tensor.elements > engine.bucket_elements:
-                yield from state.reduce(complete, size)
-        yield state.moment(complete, size)
-        state.take(tensor)
-    for now in state.reduce(Held(0, 0), 0):  # autograd is done, and records count what is allocated then as activations
-        yield now | {"activations": now["temporaries"], "temporaries": 0}
 
 
 class Buckets:
@@ -109,6 +96,21 @@ class Buckets:
         self.filled = 0  # elements in the bucket
         self.large = 0  # bytes of gradients that are larger than a bucket
 
+    def moments(self, profile: Profile) -> Iterator[dict]:
+        kept, in_use = profile.most
+        buckets = self.buckets if self.waiting else 0  # of earlier passes; else they come with the first gradient
+        yield {"activations": kept, "temporaries": in_use, "gradients": self.waiting + self.kept, "buckets": buckets}
+        for tensor, most, complete in profile.gradients:
+            size = tensor.elements * self.engine.weight_bytes
+            if self.bucket:
+                yield self.moment(most, size)
+                if self.filled + tensor.elements > self.engine.bucket_elements:
+                    yield from self.reduce(complete, size)
+            yield self.moment(complete, size)
+            self.take(tensor)
+        for now in self.reduce(Held(0, 0), 0):  # autograd is done: records count what is allocated then as activations
+            yield now | {"activations": now["temporaries"], "temporaries": 0}
+
     def moment(self, activations: Held, extra: float) -> dict:
         gradients = max(0, self.waiting) + self.kept + self.large
         now = {"buckets": self.buckets, "gradients": gradients}
@@ -125,8 +127,8 @@ class Buckets:
 
     def reduce(self, complete: Held, next_bytes: int) -> Iterator[dict]:
         """Empty the bucket. `next_bytes` is the size of the gradient that comes next."""
-        several = len({rank for tensor in self.bucket for rank in self.ranks[tensor.name]}) > 1
-        flattened = self.filled * self.engine.weight_bytes if several else 0
+        owners = set().union(*(self.ranks[tensor.name] for tensor in self.bucket))
+        flattened = self.filled * self.engine.weight_bytes if len(owners) > 1 else 0
         yield self.moment(complete, flattened + next_bytes)
         owned = max(self.engine.owned.get(tensor.name, 0) for tensor in self.bucket)
         if owned and self.engine.offloads:
@@ -153,31 +155,6 @@ def _update_part(engine: Engine) -> Iterator[dict]:
 # --- stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py) ---
 
 
-def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
-    state = Scattering(engine)
-    if engine.ranks > 1:
-        yield from state.forward(profile)
-    state.begin_backward()
-    yield state.moment(profile.most, 0)
-    leaves = leaf_modules(engine.setup.model)
-    ends = {leaves.get(each.tensor.name): each.tensor for each in profile.gradients}
-    delayed: list[Tensor] = []  # until the backward pass of a mixture of experts ends (reduce_leaf_module_grads)
-    for tensor, most, complete in profile.gradients:
-        state.reach(tensor)
-        delayed.append(tensor)
-        whole = sum(each.elements for each in delayed)
-        yield state.moment(most, whole * engine.weight_bytes)
-        if tensor.name in leaves and tensor != ends[leaves[tensor.name]]:
-            continue
-        for each in delayed:
-            if state.bucket and state.filled + each.elements > engine.bucket_elements:
-                yield state.reduce(complete, whole)
-            state.take(each)
-            whole -= each.elements
-        delayed = []
-    yield state.reduce(Held(0, 0), 0)
-
-
 class Scattering:
     """The gathered weights of stage 3, and its gradients in the bucket that fills."""
 
@@ -188,16 +165,13 @@ class Scattering:
         self.in_graph: Counter[str] = Counter()  # bytes of weights, by the tensor whose gradient comes when they go
         if engine.gathers and not engine.setup.has_own_linear:
             self.keep_views()
-        self.all_stay = engine.fetches.turn.running.weights == engine.all_elements and engine.refetched == 0
+        self.turn = engine.fetches.turn
+        self.released = self.turn.released
+        self.all_stay = self.turn.running.weights == engine.all_elements and engine.refetched == 0
         self.gathers_again = engine.gathers and not self.all_stay
+        self.alive = self.flat = 0  # bytes of gathered weights, and of the buffers from which they were made
         self.bucket: list[Tensor] = []
         self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
-        self.begin_backward()
-
-    def begin_backward(self) -> None:
-        self.hold(self.engine.fetches.turn.running)
-        self.flat = 0
-        self.released = self.engine.fetches.turn.released
 
     def keep_views(self) -> None:
         """Count the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
@@ -206,19 +180,42 @@ class Scattering:
         """
         setup = self.engine.setup
         released = self.engine.fetches.released
+        has_views = setup.model.family != "gpt2"  # whose Conv1D keeps none
         trained = ""
-        for tensor in setup.tensors if setup.model.family != "gpt2" else ():  # whose Conv1D keeps no view
+        for tensor in setup.tensors:
             trained = tensor.name if tensor.trains else trained
             is_linear = len(tensor.shape) == 2 and tensor.block != "embeddings" and not tensor.packed
-            if is_linear and tensor.name in released and not setup.computes_again(tensor.block):
+            is_released = tensor.name in released and not setup.computes_again(tensor.block)
+            if has_views and is_linear and is_released:
                 self.in_graph[trained] += tensor.elements * self.w
         first = setup.tensors[0]
         if reads_out_by_embeddings(setup.model) and first.name in released:
             self.in_graph[self.engine.tensors[-1].name] += first.elements * self.w
 
-    def hold(self, whole: Whole) -> None:
-        self.alive = whole.weights * self.w * self.engine.gathers
-        self.flat = whole.flat * self.w * (self.engine.ranks > 1)  # bytes of the buffers from which weights were made
+    def moments(self, profile: Profile) -> Iterator[dict]:
+        if self.engine.ranks > 1:
+            yield from self.forward(profile)
+        # --- the backward pass begins: the buffers of the forward pass are gone
+        self.hold(self.turn.running)
+        self.flat = 0
+        yield self.moment(profile.most, 0)
+        leaves = leaf_modules(self.engine.setup.model)
+        ends = {leaves.get(each.tensor.name): each.tensor for each in profile.gradients}
+        delayed: list[Tensor] = []  # until the backward pass of a mixture of experts ends (reduce_leaf_module_grads)
+        for tensor, most, complete in profile.gradients:
+            self.reach(tensor)
+            delayed.append(tensor)
+            whole = sum(each.elements for each in delayed)
+            yield self.moment(most, whole * self.w)
+            if tensor.name in leaves and tensor != ends[leaves[tensor.name]]:
+                continue
+            for each in delayed:
+                if self.bucket and self.filled + each.elements > self.engine.bucket_elements:
+                    yield self.reduce(complete, whole)
+                self.take(each)
+                whole -= each.elements
+            delayed = []
+        yield self.reduce(Held(0, 0), 0)
 
     def forward(self, profile: Profile) -> Iterator[dict]:
         """The moments of the forward pass: when a module has waited for its weights, and while modules run."""
@@ -232,6 +229,12 @@ class Scattering:
                 self.hold(visit.waiting)
                 yield self.moment(Held(kept, 0), 0)
             last = visit
+
+    def hold(self, whole: Whole) -> None:
+        if self.engine.gathers:
+            self.alive = whole.weights * self.w
+        if self.engine.ranks > 1:
+            self.flat = whole.flat * self.w
 
     def reach(self, tensor: Tensor) -> None:
         """Gather what the backward pass needs for a tensor."""
@@ -280,9 +283,8 @@ class Scattering:
 def _update_groups(engine: Engine) -> Iterator[dict]:
     stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
     yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
-    group = max(engine.sub_groups)  # gradients are flattened, then copied to fp32, one group at a time
-    yield stay | {
-        "temporaries": group * (engine.weight_bytes + engine.copied_bytes)
-    }  # _prepare_fp32_grad_for_sub_group
-    created_bytes = engine.made_bytes * group // engine.part
-    yield stay | {"temporaries": engine.state_bytes * group + created_bytes}  # _release_sub_group frees them
+    # Gradients are flattened, then copied to fp32, one group at a time (_prepare_fp32_grad_for_sub_group).
+    group = max(engine.sub_groups)
+    yield stay | {"temporaries": group * (engine.weight_bytes + engine.copied_bytes)}
+    made_bytes = engine.made_bytes * group // engine.part
+    yield stay | {"temporaries": engine.state_bytes * group + made_bytes}  # _release_sub_group frees them

@@ -1,6 +1,7 @@
 """A DeepSpeed engine, or DDP: its settings, the part of each rank, what it holds all the time, and what it sends."""
 
 import functools
+from itertools import accumulate
 from math import ceil
 
 from study.core import arms
@@ -25,38 +26,47 @@ class Engine:
         self.zero = zero
         self.stage = setup.stage
         self.ranks = setup.state_ranks
-        self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
-        self.elements = sum(tensor.elements for tensor in self.tensors)
-        self.part = padded(self.elements, self.ranks) // self.ranks  # the first rank's part of the flat weights
-        if self.stage == 3:  # of each tensor
-            self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
-        # Frozen weights have no optimizer state and no gradient. Only stage 3 partitions them.
-        among = self.ranks if self.stage == 3 else 1
-        frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
-        self.frozen_part = sum(frozen.values())
-        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in frozen.items())
+        self.accumulation = setup.accumulation
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of their gradients
         self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
         self.state_bytes = setup.state_bytes
         # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
-        self.copied_bytes = 0 if setup.weight_bytes == setup.state_bytes else setup.state_bytes
-        self.accumulation = setup.accumulation
-        self.bucket_elements = int(zero["reduce_bucket_size"])
-        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
-        most = int(zero["stage3_param_persistence_threshold"])
-        self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= most]
-        self.stay_elements = sum(tensor.elements for tensor in self.persistent)
-        self.all_elements = sum(tensor.elements for tensor in setup.tensors)  # whether they train or not
-        live = int(zero["stage3_max_live_parameters"])
-        reuse = int(min(zero["stage3_max_reuse_distance"], live))
-        self.limits = Limits(most, int(zero["stage3_prefetch_bucket_size"]), live, reuse)
+        self.copied_bytes = setup.state_bytes if setup.state_bytes != setup.weight_bytes else 0
+        # --- homes
         self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
+        # --- what trains: `weights` are the elements of it that a rank holds, `part` those that it updates
+        self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
+        self.elements = self.weights = self.part = sum(tensor.elements for tensor in self.tensors)
+        if self.stage == 3:  # a part of each tensor
+            self.weights = self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
+        elif self.stage:
+            # The flat weights are padded to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py).
+            self.part = 2 * ceil(self.elements / (2 * self.ranks))
+            self.weights = self.part * self.ranks
         # The tensors as the optimizer has them: with a stage, one vector of this rank's parts.
         self.pieces = (Tensor("", (self.part,), ""),) if self.stage else self.tensors
         self.made_bytes = setup.made_bytes(self.pieces)
+        # --- what is frozen has no optimizer state and no gradient. Only stage 3 partitions it
+        among = self.ranks if self.stage == 3 else 1
+        frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
+        self.frozen_part = sum(frozen.values())
+        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in frozen.items())
+        # --- buckets, and what stage 3 keeps whole
+        self.bucket_elements = int(zero["reduce_bucket_size"])
+        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
+        live = int(zero["stage3_max_live_parameters"])
+        self.limits = Limits(
+            persistent=int(zero["stage3_param_persistence_threshold"]),
+            prefetch=int(zero["stage3_prefetch_bucket_size"]),
+            live=live,
+            reuse=int(min(zero["stage3_max_reuse_distance"], live)),
+        )
+        self.all_elements = sum(tensor.elements for tensor in setup.tensors)  # whether they train or not
+        self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.limits.persistent]
+        self.stay_elements = sum(tensor.elements for tensor in self.persistent)
 
     def _home(self, offload: dict | None) -> str:
         device = (offload or {}).get("device") or "none"
@@ -79,25 +89,15 @@ class Engine:
     @functools.cached_property
     def owned(self) -> dict[str, int]:
         """Elements of each tensor that the first rank owns in stages 1 and 2."""
-        left = self.part
-        owned = {}
-        for tensor in self.tensors:
-            if left > 0:
-                owned[tensor.name] = min(left, tensor.elements)
-                left -= tensor.elements
-        return owned
+        starts = zip(self.tensors, accumulate((tensor.elements for tensor in self.tensors), initial=0), strict=False)
+        return {each.name: min(each.elements, self.part - start) for each, start in starts if start < self.part}
 
     @functools.cached_property
     def owned_whole_bytes(self) -> int:
         """Bytes of the tensors, each counted whole, of which the first rank owns something."""
         return sum(tensor.elements for tensor in self.tensors if tensor.name in self.owned) * self.weight_bytes
 
-    @property
-    def stay_bytes(self) -> int:
-        """Bytes of the small weights that stay whole from step to step in stage 3."""
-        return self.stay_elements * self.weight_bytes * self.gathers
-
-    @property
+    @functools.cached_property
     def refetched(self) -> int:
         """Elements that stage 3 gathers again for the backward pass because the forward pass has released them."""
         return self.fetches.fetched - (self.all_elements - self.stay_elements) if self.gathers else 0
@@ -109,9 +109,11 @@ class Engine:
         (stage3.py, _post_step).
         """
         among = self.setup.second_partition
+        if among is None:
+            return {}
         if self.accumulation > 1:
             released = max(released, self.all_elements - self.stay_elements)
-        return {"weights": ceil(released / among) * self.weight_bytes} if among else {}
+        return {"weights": ceil(released / among) * self.weight_bytes}
 
     @property
     def standing(self) -> dict[str, int]:
@@ -121,27 +123,26 @@ class Engine:
         bf16_master_weights_and_grads it keeps a copy in bf16.
         """
         w, b, part = self.weight_bytes, self.state_bytes, self.part
+        weights = {"weights": self.weights * w + self.frozen_bytes}
         states = {"master": b * part, "moments": self.setup.moments_bytes(self.pieces)}
         if self.stage == 0:
-            master = b * self.elements if self.setup.keeps_master else 0
-            return {"weights": self.elements * w + self.frozen_bytes} | states | {"master": master}
-        if self.stage < 3:
-            states["weights"] = padded(self.elements, self.ranks) * w + self.frozen_bytes
-            if self.offloads:
-                largest = max(tensor.elements for tensor in self.tensors)
-                # updated weights on their way up, and a gradient on its way down
-                states |= {"host_staging": (part + largest) * w, "staging": largest * w, "host_gradients": b * part}
-                # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
-                if self.accumulation > 1 and self.stage == 2:
-                    states["host_gradients"] += self.owned_whole_bytes
-            return states
-        gradients = "host_gradients" if self.offloads else "gradients"
-        states |= {"weights": part * w + self.frozen_bytes, gradients: part * w}
-        states["buckets"] = self.bucket_elements * self.reduced_bytes
-        if self.optimizer_home == "cpu":
-            states["host_gradients"] += b * part
-        if self.swapped_bytes:
-            states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * ceil(4 * max(self.sub_groups) / 1024) * 1024}
+            return weights | states if self.setup.keeps_master else weights | {"moments": states["moments"]}
+        states |= weights
+        if self.stage == 3:
+            gradients = "host_gradients" if self.offloads else "gradients"
+            states |= {gradients: part * w, "buckets": self.bucket_elements * self.reduced_bytes}
+            if self.optimizer_home == "cpu":
+                states["host_gradients"] += b * part
+            if self.swapped_bytes:
+                swap = SWAP_BUFFERS * ceil(4 * max(self.sub_groups) / 1024) * 1024
+                states |= {"master": 0, "moments": 0, "swap": swap}
+        elif self.offloads:
+            largest = max(tensor.elements for tensor in self.tensors)
+            # updated weights on their way up, and a gradient on its way down
+            states |= {"host_staging": (part + largest) * w, "staging": largest * w, "host_gradients": b * part}
+            # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+            if self.accumulation > 1 and self.stage == 2:
+                states["host_gradients"] += self.owned_whole_bytes
         return states
 
     @property
@@ -149,13 +150,20 @@ class Engine:
         """Bytes that stay from step to step, besides the states."""
         if self.stage == 3:
             return {"gathered_weights": self.stay_bytes}
-        return {"gradients": self.elements * self.weight_bytes} if self.stage == 0 and self.ranks > 1 else {}
+        if self.stage or self.ranks == 1:
+            return {}
+        return {"gradients": self.elements * self.weight_bytes}  # DDP's buckets
+
+    @property
+    def stay_bytes(self) -> int:
+        """Bytes of the small weights that stay whole from step to step in stage 3."""
+        return self.stay_elements * self.weight_bytes if self.gathers else 0
 
     @property
     def on_host(self) -> list[str]:
         """What is on the host, if there is a GPU."""
-        optimizer = [*OPTIMIZER_ROLES] if self.offloads else []
-        return optimizer if self.weights_home == "none" else [*optimizer, "weights"]
+        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
+        return [role for role, home in homes.items() if home != "none"]
 
     @property
     def beside_on_host_bytes(self) -> int:
@@ -166,15 +174,17 @@ class Engine:
         _create_param_groups_fp16_flat_cpu_memory). By default it pins each parameter's part by itself before.
         """
         w, part = self.weight_bytes, self.part
-        if self.stage < 3:  # master, gradients, updated weights, a gradient on its way
-            return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in self.tensors) * w]))
-        pieces = [part * w] if self.weights_home == "none" else [part * w, part * w]
-        if self.optimizer_home == "cpu":
+        pieces = [part * w]
+        parts: list[int] = []
+        if self.stage < 3:  # updated weights, master, gradients, a gradient on its way
+            pieces += [4 * part, 4 * part, max(tensor.elements for tensor in self.tensors) * w]
+        elif self.optimizer_home == "cpu":
             pieces += [4 * size for size in self.sub_groups]
-        parts = []
+        if self.weights_home != "none":
+            pieces.append(part * w)
         if self.weights_home == "cpu" and self.zero["offload_param"].get("pin_memory", True):
             parts = [ceil(tensor.elements / self.ranks) * w for tensor in self.tensors]
-        return sum(parts) + sum(map(_rounding, [*pieces, *parts]))
+        return sum(parts) + sum((1 << (size - 1).bit_length()) - size for size in [*pieces, *parts])
 
     @property
     def swapped_bytes(self) -> int:
@@ -189,29 +199,15 @@ class Engine:
         if self.stage == 0:
             return {"all_reduce": self.elements * w} if self.ranks > 1 else {}
         if self.stage < 3:
-            reductions = passes if self.stage == 2 else 1
+            reductions = {1: 1, 2: passes}[self.stage]
             reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
             if self.setup.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
                 return reduced
-            return reduced | {"all_gather": padded(self.elements, self.ranks) * w}
+            return reduced | {"all_gather": self.weights * w}
         whole = self.part * self.ranks
         reduced = {"reduce_scatter": whole * self.reduced_bytes * passes}
         if self.ranks == 1:
             return reduced
-        # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
-        if self.zero["zero_quantized_gradients"]:
-            reduced = {"all_to_all": whole * passes // 2}
-        if self.zero["zero_quantized_weights"]:
-            w = 1
-        stay = sum(ceil(t.elements / self.ranks) * self.ranks for t in self.persistent)
+        stay = sum(ceil(tensor.elements / self.ranks) * self.ranks for tensor in self.persistent)
         gathered = (whole + self.frozen_part * self.ranks - stay + self.refetched) * passes + stay
         return reduced | {"all_gather": gathered * w}
-
-
-def padded(elements: int, ranks: int) -> int:
-    """Stages 1 and 2 pad the flat weights to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py)."""
-    return ceil(elements / (2 * ranks)) * 2 * ranks
-
-
-def _rounding(size: int) -> int:
-    return (1 << (size - 1).bit_length()) - size if size else 0

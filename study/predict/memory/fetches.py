@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from study.predict.trace.tape import Tensor
@@ -66,15 +67,12 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
     visits = [coordinator.visit(step) for step in range(len(forward))]
     released = frozenset(coordinator.released_once)
-    visits += [coordinator.visit(step) for step in range(len(forward), len(coordinator.order))]
-    steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
-    return Fetches(
-        forward={name: visit for visit, names in zip(visits, forward, strict=False) for name in names},
-        turn=visits[len(forward) - 1],
-        backward={name: visits[step] for name, step in steps.items()},
-        fetched=coordinator.fetched,
-        released=released,
-    )
+    back = [coordinator.visit(len(forward) + step) for step in range(len(backward))]
+    return Fetches(_by_name(forward, visits), visits[-1], _by_name(backward, back), coordinator.fetched, released)
+
+
+def _by_name(modules: list[list[str]], visits: list[Visit]) -> dict[str, Visit]:
+    return {name: visit for names, visit in zip(modules, visits, strict=True) for name in names}
 
 
 @dataclass(eq=False)
@@ -83,7 +81,6 @@ class Flight:
 
     flat: int  # elements
     names: set[str]  # of those that no module has waited for
-    arrived: bool = False
 
 
 class Coordinator:
@@ -113,12 +110,9 @@ class Coordinator:
         self.always = self.alive = self._elements(self.stay)
         self.fetched = 0
         self.running = Whole(self.always, 0)
-        self.flat = 0  # elements of the flat buffers beside the weights made from them
         self.flights: dict[str, Flight] = {}  # of tensors that no module has waited for
+        self.arrived: list[Flight] = []  # those whose buffers are there, beside the weights made from them
         self.released_once: set[str] = set()
-
-    def _elements(self, names: Iterable[str]) -> int:
-        return sum(self.size[name] for name in names)
 
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
@@ -137,42 +131,47 @@ class Coordinator:
                 ahead.append(name)
                 room -= self.size[name]
         self._gather(ahead)
-        before, self.running = self.running, Whole(self.alive, self.flat)
+        before, self.running = self.running, Whole(self.alive, self._flat())
         released = self._elements(self.released_once)
         self._release(step)
         return Visit(before, waiting, self.running, released)
 
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(self.size[name] for name in names)
+
+    def _flat(self) -> int:
+        return sum(flight.flat for flight in self.arrived)
+
     def _gather(self, names: list[str]) -> None:
         elements = self._elements(names)
-        self.flights |= dict.fromkeys(names, Flight(elements if len(names) > 1 else 0, {*names}))
+        flight = Flight(elements, {*names})
+        if len(names) == 1:
+            flight.flat = 0
+        self.flights |= dict.fromkeys(names, flight)
         self.whole |= {*names}
         self.alive += elements
         self.fetched += elements
 
     def _wait(self, names: list[str]) -> int:
         """Wait for a module's tensors, in any order. Return the elements of flat buffers, before any is freed."""
-        flights = [self.flights.pop(name, None) for name in names]
-        for flight in flights:
-            if flight and not flight.arrived:
-                flight.arrived = True
-                self.flat += flight.flat
-        most = self.flat
-        for name, flight in zip(names, flights, strict=True):
-            if flight:
-                flight.names.discard(name)
-                self.flat -= 0 if flight.names else flight.flat
+        for name in names:
+            flight = self.flights.pop(name, None)
+            if flight and flight not in self.arrived:
+                self.arrived.append(flight)
+        most = self._flat()
+        for flight in self.arrived:
+            flight.names.difference_update(names)
+        self.arrived = [flight for flight in self.arrived if flight.names]
         return most
 
     def _release(self, step: int) -> None:
-        released = set()
-        for name in self.order[step]:
-            again = next((use for use in self.uses[name] if use > step), None)
-            soon = again is not None and self.before[again] - self.before[step + 1] < self.limits.reuse
-            if name not in self.stay and self.last_fetched[name] <= step + 1 and not soon:
-                released.add(name)
-        self.whole -= released
-        self.released_once |= released
-        self.alive -= self._elements(released)
+        names = {name for name in self.order[step] if self.last_fetched[name] <= step + 1} - self.stay
+        for name in names:
+            later = (self.before[use] for use in self.uses[name] if use > step)
+            if next(later, inf) - self.before[step + 1] >= self.limits.reuse:
+                self.whole.discard(name)
+                self.released_once.add(name)
+                self.alive -= self.size[name]
 
 
 def _modules(model: Transformer) -> list[list[str]]:

@@ -9,7 +9,7 @@ driver shows reserved memory and what is outside PyTorch.
 import functools
 from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, Gpu
@@ -18,7 +18,9 @@ from study.predict.estimate import moments as moments_of
 from study.predict.memory.engine import Engine
 from study.predict.memory.fsdp_memory import Sharding
 from study.predict.setup import Setup
+from study.predict.trace.tape import Tape
 
+# Sizes of PyTorch's caching allocator (CUDACachingAllocator.h): kSmallSize and kMinLargeAlloc.
 MIB = 2**20
 SMALL = MIB
 MIDDLE = 10 * MIB
@@ -36,43 +38,39 @@ def segment_bytes(size: int) -> int:
     return 20 * MIB if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
 
 
-@dataclass(eq=False)
-class Block:
-    """A piece of a segment, with its neighbours."""
+class Block(NamedTuple):
+    """A piece of a segment. Free ones are searched in this order: the smallest first, then the one requested first."""
 
+    small: bool  # small blocks and large ones never share a segment
     size: int
-    small: bool
     segment: int
-    place: int = 0
-    before: "Block | None" = None
-    after: "Block | None" = None
-    free: bool = False
+    place: int
 
 
 class Allocator:
     """Counts bytes held for tensors, and in total. At `capacity_bytes` it gives back free segments, then it fails."""
 
-    def __init__(self, capacity_bytes: float = float("inf")):
+    def __init__(self, capacity_bytes: float = inf):
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self._segments = 0
-        self._free: dict[bool, list[tuple[int, int, int, Block]]] = {True: [], False: []}  # by size, segment, place
+        self._segments: list[int] = []  # bytes of each
+        self._free: list[Block] = []  # sorted
+        # By segment and place of each end. Free neighbours are joined at once, so no two of them share an end.
+        self._ending: dict[tuple[int, int], Block] = {}
 
     def take(self, size: int) -> Block:
         """A block for a tensor of `size` bytes."""
         size = rounded(size)
         small = size <= SMALL
-        free = self._free[small]
-        place = bisect_left(free, (size,))
-        block = self._out(free[place][-1]) if place < len(free) else self._segment(size, small)
+        place = bisect_left(self._free, (small, size))
+        if place < len(self._free) and self._free[place].small == small:
+            block = self._out(self._free[place])
+        else:
+            block = self._new_segment(small, size)
         left = block.size - size
-        if left >= 512 if small else left > SMALL:
-            rest = Block(left, small, block.segment, block.place + size, block, block.after)
-            if block.after:
-                block.after.before = rest
-            block.size = size
-            block.after = rest
-            self._in(rest)
+        if left >= 512 if small else left > SMALL:  # what is left of a large block is not split off to be a small one
+            self._in(Block(small, left, block.segment, block.place + size))
+            block = block._replace(size=size)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
@@ -80,41 +78,42 @@ class Allocator:
     def give(self, block: Block) -> None:
         """Free a block and join it with free neighbours."""
         self.allocated -= block.size
-        if block.before and block.before.free:
-            block = self._join(self._out(block.before), block)
-        if block.after and block.after.free:
-            self._join(block, self._out(block.after))
+        for end in (block.place, block.place + block.size):
+            if neighbour := self._ending.get((block.segment, end)):
+                self._out(neighbour)
+                place = min(block.place, neighbour.place)
+                block = block._replace(size=block.size + neighbour.size, place=place)
         self._in(block)
 
-    def _join(self, block: Block, after: Block) -> Block:
-        block.size += after.size
-        block.after = after.after
-        if after.after:
-            after.after.before = block
-        return block
+    def take_all(self, sizes: list[int]) -> list[Block]:
+        return [self.take(size) for size in sizes if size]
 
-    def _segment(self, size: int, small: bool) -> Block:
-        segment = segment_bytes(size)
-        if self.reserved + segment > self.capacity_bytes:  # what is free is given back
-            every = [each for free in self._free.values() for *_, each in free]
-            for block in (each for each in every if not (each.before or each.after)):
+    def give_all(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self.give(block)
+
+    def _new_segment(self, small: bool, size: int) -> Block:
+        size = segment_bytes(size)
+        if self.reserved + size > self.capacity_bytes:  # what is free is given back
+            for block in [each for each in self._free if each.size == self._segments[each.segment]]:
                 self._out(block)
                 self.reserved -= block.size
-        if self.reserved + segment > self.capacity_bytes:
+        if self.reserved + size > self.capacity_bytes:
             raise MemoryError
-        self.reserved += segment
+        self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        self._segments += 1
-        return Block(segment, small, self._segments)
+        self._segments.append(size)
+        return Block(small, size, len(self._segments) - 1, 0)
 
     def _in(self, block: Block) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.segment, block.place, block))
+        insort(self._free, block)
+        for end in (block.place, block.place + block.size):
+            self._ending[block.segment, end] = block
 
     def _out(self, block: Block) -> Block:
-        block.free = False
-        free = self._free[block.small]
-        del free[bisect_left(free, (block.size, block.segment, block.place))]
+        del self._free[bisect_left(self._free, block)]
+        for end in (block.place, block.place + block.size):
+            del self._ending[block.segment, end]
         return block
 
 
@@ -134,11 +133,11 @@ STEPS = 3  # from the second on, the optimizer's states lie between activations;
 
 @dataclass(frozen=True)
 class MemoryKinds:
-    """Bytes of a GPU at the peak. None if ranks divide the model: only a pass over all of it was traced."""
+    """Bytes of a GPU at the peak."""
 
     allocated: int
-    reserved: int | None
-    driver: int | None
+    reserved: int
+    driver: int
 
 
 def outside_bytes(ranks: int, torch_major: int = 2) -> float:
@@ -154,149 +153,136 @@ def reserve_bytes(gpu: Gpu) -> float:
 
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
-    allocated = estimate(setup).peak_bytes
     outside = int(outside_bytes(setup.ranks, setup.library.torch_major))
-    capacity = GPUS[gpu].memory_bytes - outside if gpu else None
-    reserved = reserved_bytes(setup, capacity)
-    return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
+    reserved = reserved_bytes(setup, GPUS[gpu].memory_bytes - outside if gpu else inf)
+    return MemoryKinds(estimate(setup).peak_bytes, reserved, reserved + outside)
 
 
 @functools.cache
-def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | None:
-    """The most that the caching allocator holds in the first steps. None for a model that was not traced.
+def reserved_bytes(setup: Setup, capacity_bytes: float = inf) -> int:
+    """The most that the caching allocator holds in the first steps.
 
     The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes. Reserved
     memory is never less than those.
     """
-    if not setup.on_gpu:
-        return None
-    streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
+    sizes = sizes_of(setup)
+    streams = sum(segment_bytes(rounded(size)) for size in sizes.in_other_streams)
+    # The tape is that of transformers' own kernels, so what fused ones spare is taken off the result.
     unfused = replace(setup, library=replace(setup.library, fused_layers=False))
-    spared = profile(unfused).kept - profile(setup).kept
-    replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams + spared))
+    beside = streams - int(profile(unfused).kept - profile(setup).kept)
+    allocator = Allocator(capacity_bytes - beside)
     try:
-        replay.run()
+        replay(setup, sizes, allocator)
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
-        return capacity_bytes
-    most_bytes = max(replay.allocator.peak_reserved + streams - spared, estimate(setup).peak_bytes)
-    return min(most_bytes, capacity_bytes or most_bytes)
+        return int(capacity_bytes)
+    return int(min(max(allocator.peak_reserved + beside, estimate(setup).peak_bytes), capacity_bytes))
 
 
-class _Replay:
-    """The first steps of a training on an allocator."""
-
-    def __init__(self, setup: Setup, allocator: Allocator):
-        self.setup = setup
-        self.allocator = allocator
-        self.tape = setup.model.tape(setup.trace_options, setup.micro_batch)
-        # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
-        in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.library.bucket_view
-        self.keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
-        self.sizes = _of_deepspeed(setup) if setup.deepspeed else _of_tensors(setup)
-
-    def run(self) -> None:
-        self._take(self.sizes.standing)
-        gradients: list[Block] = []
-        for step in range(STEPS):
-            for _ in range(min(self.setup.accumulation, 2)):
-                self._pass(gradients, keeps=self.keeps_gradients and not gradients)
-            if step == 0:
-                self._take(self.sizes.moments)
-            self._give(self._take(self.sizes.update))
-            if self.setup.library.torch_major > 1:
-                self._give(gradients)
-                gradients = []
-
-    def _pass(self, gradients: list[Block], keeps: bool) -> None:
-        """A forward and a backward pass. Without an engine, gradients stay until the update."""
-        engine_blocks = self._take(self.sizes.in_pass)
-        live: dict[int, Block] = {}  # by the number of the tensor
-        tensor_count = 0
-        kept = set()
-        for kind, what, *_ in self.tape:
-            if kind == "made":
-                live[tensor_count] = self.allocator.take(what)
-                tensor_count += 1
-            elif kind == "gradient" and keeps:
-                kept.add(what)
-            elif kind == "freed" and what not in kept:
-                self.allocator.give(live.pop(what))
-        gradients += [live.pop(number) for number in kept]
-        self._give([*live.values()])  # such as the loss
-        self._give(engine_blocks)
-
-    def _take(self, sizes: list[int]) -> list[Block]:
-        return [self.allocator.take(size) for size in sizes]
-
-    def _give(self, blocks: list[Block]) -> None:
-        for block in blocks:
-            self.allocator.give(block)
-
-
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """Sizes of the blocks that a training takes beside the tensors of a pass."""
 
     standing: list[int]  # the states before the first step
     moments: list[int]  # they come with the first update
     in_pass: list[int]  # what an engine holds during a pass besides its states, as at the peak of the backward
     update: list[int]  # the copies that an update makes at once
+    in_other_streams: list[int]  # they share no memory with the stream of the passes
 
 
-def _of_deepspeed(setup: Setup) -> _Sizes:
-    """Return the flat vectors of DeepSpeed. The host's part is not included."""
-    states = dict(estimate(setup).after_step)
-    moment = states.pop("moments", 0) // 2
-    times = [*moments_of(Engine(setup), profile(setup))]
-    most = max((now for when, now in times if when == "backward"), key=lambda now: sum(now.values()))
-    in_pass = [int(most[name]) for name in ("gradients", "buckets", "gathered_weights") if most.get(name)]
-    made = [int(size) for when, now in times if when == "update" for size in now.values()]
-    return _Sizes([*states.values()], [moment, moment] if moment else [], in_pass, [max(made, default=0)])
-
-
-def _of_tensors(setup: Setup) -> _Sizes:
-    """Return two moments of each tensor of one process or DDP, or of a rank's part of it under FSDP.
+def sizes_of(setup: Setup) -> Sizes:
+    """Two moments of each tensor of one process or DDP, or of a rank's part of it under FSDP.
 
     Other states come before the first step and stay, so one block for each kind will do.
     """
     states = dict(estimate(setup).after_step)
-    states.pop("moments", 0)
+    moments_bytes = states.pop("moments", 0)
+    if setup.deepspeed:  # its states are flat vectors. The host's part is not included
+        return _of_deepspeed(setup, [*states.values()], moments_bytes)
     in_pass: list[int] = []
+    in_other_streams: list[int] = []
+    pieces = [tensor for tensor in setup.tensors if tensor.trains]
     if setup.fsdp:
         states.pop("gradients", 0)  # they are in another stream
-        in_pass = _of_units(Sharding(setup))
+        in_pass, in_other_streams = _of_units(setup)
+        pieces = [replace(each, shape=(ceil(each.elements / setup.state_ranks),)) for each in pieces]
+    if setup.fsdp_offload:
+        pieces = []  # the host has the moments, and updates
     if setup.library.keeps_cache and setup.library.keeps_logits:
-        in_pass += outputs(setup)
-    share = setup.state_ranks if setup.fsdp else 1
-    trained = [] if setup.fsdp_offload else [tensor for tensor in setup.tensors if tensor.trains]
-    pieces = trained if share == 1 else [replace(each, shape=(ceil(each.elements / share),)) for each in trained]
-    update: list[int] = []
-    if setup.precision == "bf16_cast":  # gradients in fp32 for the master copy
-        update += [4 * piece.elements for piece in pieces]
-    if setup.optimizer == "foreach":
-        update += [setup.state_bytes * piece.elements for piece in pieces]
-    held = [setup.moments_bytes([piece]) for piece in pieces]
-    return _Sizes([*states.values()], [each // 2 for each in held for _ in range(2)], in_pass, update)
+        in_pass = [*in_pass, *outputs(setup)]
+    # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
+    copied_bytes = {"bf16_cast": [4]}.get(setup.precision, [])
+    copied_bytes += {"foreach": [setup.state_bytes]}.get(setup.optimizer, [])
+    update = [element_bytes * piece.elements for element_bytes in copied_bytes for piece in pieces]
+    moments = [setup.moments_bytes([piece]) // 2 for piece in pieces for _ in range(2)]
+    return Sizes([*states.values()], moments, in_pass, update, in_other_streams)
 
 
-def _of_units(sharding: Sharding) -> list[int]:
-    """Return FSDP's whole gradients: of the root, of the layer that runs, and of the one that is reduced."""
-    if sharding.keeps_whole_gradients:
-        return [*sharding.gradient.values()]
-    layers = max(size for unit, size in sharding.gradient.items() if unit not in sharding.late)
-    return [*(sharding.gradient[unit] for unit in sorted(sharding.late)), layers, layers]
+def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Sizes:
+    in_pass: dict[str, float] = {}  # at the moment of a pass that holds the most
+    made = 0.0  # the largest of all that an update makes
+    for when, now in moments_of(Engine(setup), profile(setup)):
+        if when == "update":
+            made = max(made, *now.values())
+        else:
+            in_pass = max(in_pass, now, key=lambda held: sum(held.values()))
+    held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]
+    return Sizes(standing, [moments_bytes // 2] * 2, held, [int(made)], [])
 
 
-def _other_streams(setup: Setup) -> list[int]:
-    """Sizes of what FSDP holds in its own streams, which share no memory with the stream of the passes.
-
-    Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read. Parts
-    of gradients stay until the next forward pass (FSDP1, Accelerate's default).
-    """
-    if not setup.fsdp:
-        return []
+def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
+    """FSDP's blocks in a pass: in the stream of the passes, and in its own streams."""
     sharding = Sharding(setup)
-    layers = [unit for unit in sharding.units if unit not in sharding.stay | sharding.late]
-    gathered = [max(sharding.whole[unit] for unit in layers)] * 3 if sharding.releases else []
-    gathered += [sharding.whole[unit] for unit in sharding.late - sharding.stay for _ in range(2)]
-    parts = [] if setup.fsdp_offload else [size * setup.stored_bytes for size in sharding.trained_part.values()]
-    return [*(sharding.whole[unit] for unit in sharding.stay), *gathered, *parts]
+    gradient, whole, stay, late = sharding.gradient, sharding.whole, sharding.stay, sharding.late
+    # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
+    in_pass = [*gradient.values()]
+    if not sharding.keeps_whole_gradients:
+        layer = max(size for unit, size in gradient.items() if unit not in late)
+        in_pass = [*(gradient[unit] for unit in sorted(late)), layer, layer]
+    # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
+    in_other_streams = [whole[unit] for unit in stay]
+    if sharding.releases:
+        in_other_streams += [max(size for unit, size in whole.items() if unit not in stay | late)] * 3
+    in_other_streams += [whole[unit] for unit in late - stay] * 2
+    # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
+    if not setup.fsdp_offload:
+        in_other_streams += [elements * setup.stored_bytes for elements in sharding.trained_part.values()]
+    return in_pass, in_other_streams
+
+
+def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
+    """Run the first steps of a training on an allocator."""
+    tape = setup.model.tape(setup.trace_options, setup.micro_batch)
+    # Without an engine, gradients stay until the update. DDP's buckets take them only in the last pass of a step, so
+    # those of earlier passes stay outside as well.
+    in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.library.bucket_view
+    keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
+    gradients: list[Block] = []
+    allocator.take_all(sizes.standing)
+    for step in range(STEPS):
+        for _ in range(min(setup.accumulation, 2)):  # a third pass does what the second did
+            engine_blocks = allocator.take_all(sizes.in_pass)
+            gradients += _pass(tape, allocator, keeps_gradients and not gradients)
+            allocator.give_all(engine_blocks)
+        if step == 0:
+            allocator.take_all(sizes.moments)
+        allocator.give_all(allocator.take_all(sizes.update))
+        if setup.library.torch_major > 1:  # PyTorch 1 sets them to zero
+            allocator.give_all(gradients)
+            gradients = []
+
+
+def _pass(tape: Tape, allocator: Allocator, keeps_gradients: bool) -> list[Block]:
+    """A forward and a backward pass. Return the blocks of the gradients that stay."""
+    live: dict[int, Block] = {}  # by the number of the tensor
+    tensor_count = 0
+    kept = set()
+    for kind, what, *_ in tape:
+        if kind == "made":
+            live[tensor_count] = allocator.take(what)
+            tensor_count += 1
+        elif kind == "gradient" and keeps_gradients:
+            kept.add(what)
+        elif kind == "freed" and what not in kept:
+            allocator.give(live.pop(what))
+    gradients = [live.pop(number) for number in kept]
+    allocator.give_all([*live.values()])  # such as the loss
+    return gradients
