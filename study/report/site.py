@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jinja2
 import nbformat
+import pandas as pd
 import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
@@ -30,7 +31,6 @@ from study.records.keeping import redact
 from study.records.runs import Runs
 from study.report import answers, calculator, notebook, style
 from study.report.tables import as_html, write_csv
-from study.report.topics import documents
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
@@ -72,7 +72,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
-            central=as_html(documents.claims(central=True)),
+            central=as_html(_central()),
             headline=texts.in_words(texts.claims()),
             problems=redact(notebook.set_aside(runs)),
             built_utc=store.now_utc(),
@@ -81,6 +81,11 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             shutil.copyfile(TEMPLATES / name, site / name)
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return failed
+
+
+def _central() -> pd.DataFrame:
+    columns = ["id", "question", "verdict", "certainty"]
+    return pd.DataFrame([vars(each) for each in texts.claims() if each.central])[columns].fillna("")
 
 
 def check(runs: Runs, out: Path) -> None:
