@@ -8,7 +8,7 @@ import tyro
 from study.core.errors import Stop
 from study.core.options import AsJson
 from study.core.text import number_of, say, say_wrapped, short, show
-from study.ledger import agreement, texts
+from study.ledger import texts
 from study.ledger.texts import Claim, Fault
 from study.records.runs import load
 
@@ -80,9 +80,9 @@ def of_fault(fault: Fault) -> list[str]:
 def _compare(chosen: list[Claim], folders: tuple[Path, ...], in_full: bool) -> None:
     """Show whether some runs give the numbers that claims name. Otherwise only those that differ."""
     loaded = load(folders, every_folder_has_runs=True)
-    rows = agreement.compared(chosen, loaded.counting)
-    counts = {word: sum(row.answer == word for row in rows) for word in agreement.ANSWERS}
-    agree, differ, lack = (counts[word] for word in agreement.ANSWERS)
+    rows = texts.compared(chosen, loaded.counting)
+    counts = {word: sum(row.answer == word for row in rows) for word in texts.ANSWERS}
+    agree, differ, lack = (counts[word] for word in texts.ANSWERS)
     yours = number_of(len(loaded), "runs")
     answer = f"Your {yours} agree with {agree} numbers of published claims, and differ from {differ};"
     say_wrapped(f"{answer} {lack} need experiments that you have not run.", "")
@@ -96,7 +96,7 @@ def _compare(chosen: list[Claim], folders: tuple[Path, ...], in_full: bool) -> N
             }
             | {"answer": row.answer}
             for row in rows
-            if in_full or row.answer == agreement.DIFFERS
+            if in_full or row.answer == texts.DIFFERS
         ]
     )
 

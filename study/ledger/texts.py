@@ -1,20 +1,22 @@
 """The form of the ledger's files, and how they are read: texts with their claims, and faults of libraries.
 
 A verdict is written by a person. Its evidence is computed by `study.ledger.evidence`, and a test compares the two.
+Other runs may be compared with the same evidence: they agree, they differ, or there are no such runs.
 """
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from study.core.errors import Stop
 from study.core.files import load
-from study.ledger.evidence import MAX_BYTES, STRICT, Evidence
+from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
+from study.records.runs import Run
 
 FOLDER = Path(__file__).with_name("texts")
 FAULTS = Path(__file__).with_name("faults.toml")
@@ -22,17 +24,7 @@ VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be deci
 VERDICTS = get_args(VerdictWord)
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 LEVELS = get_args(CertaintyWord)
-LONGEST_QUOTE = 60  # words
-
-
-def _short(quote: str) -> str:
-    count = len(quote.split())
-    if not 0 < count <= LONGEST_QUOTE:
-        raise ValueError(f"must have 1 to {LONGEST_QUOTE} words (got {count})")
-    return quote
-
-
-Quote = Annotated[str, AfterValidator(_short)]
+AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
 
 class Claim(BaseModel):
@@ -43,13 +35,13 @@ class Claim(BaseModel):
     id: str
     question: str  # claims of one question stand together
     central: bool = False  # one of the three to five that its text stands for
-    quote: Quote
+    quote: str  # at most 60 words
     where: str
     verdict: VerdictWord
     condition: str = ""  # under which it holds; or what would decide it
     found: str
     changes: str  # what would change the verdict
-    certainty: CertaintyWord | None = None
+    certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
     idle: bool = False  # its evidence could not have come out otherwise: counted nowhere
     evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=3)]
@@ -61,19 +53,10 @@ class Claim(BaseModel):
 
     @property
     def outcome(self) -> str:
-        """Return the verdict with its condition, or with what would decide it."""
+        """The verdict with its condition, or with what would decide it."""
         if self.verdict == "cannot be decided here":
             return f"{self.verdict}; it would take: {self.condition}"
         return f"{self.verdict} {self.condition}".rstrip()
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        is_open = self.verdict == "cannot be decided here"
-        if bool(self.condition) != (is_open or self.verdict == "holds only if"):
-            raise ValueError("condition is for “holds only if” and “cannot be decided here”, which need it")
-        if not is_open and not (self.certainty and self.because and self.evidence):
-            raise ValueError("a verdict needs certainty, because and evidence")
-        return self
 
 
 class Text(BaseModel):
@@ -121,27 +104,21 @@ class Fault(BaseModel):
         return f"is a fault of {self.library} {self.releases}"
 
 
-class Faults(BaseModel):
-    model_config = STRICT
-
-    fault: tuple[Fault, ...] = Field(strict=False)
+def _load(path: Path, form):
+    return load(path, form, what="as the ledger needs it", remedy="correct the file", most_bytes=MAX_BYTES)
 
 
 def read(path: Path) -> Text:
-    """Return a text, whose claims know their document."""
-    text = _form(path, Text)
+    text = _load(path, Text)
+    # A claim is shown alone, so it knows its document. Its file says that once.
     claims = tuple(each.model_copy(update={"document": text.document}) for each in text.claim)
     return text.model_copy(update={"claim": claims})
 
 
 @functools.cache
 def texts() -> tuple[Text, ...]:
-    """Return all texts: documents, then papers."""
-    known = [read(path) for path in FOLDER.glob("*.toml")]
-    for name, times in Counter(claim.id for text in known for claim in text.claim).items():
-        if times > 1:
-            raise Stop(f"two claims have the id {name}", "give one of them another")
-    return tuple(sorted(known, key=lambda text: text.document))
+    """All texts: documents, then papers."""
+    return tuple(sorted(map(read, FOLDER.glob("*.toml")), key=lambda text: text.document))
 
 
 def claims() -> list[Claim]:
@@ -150,43 +127,15 @@ def claims() -> list[Claim]:
 
 @functools.cache
 def faults() -> tuple[Fault, ...]:
-    return _form(FAULTS, Faults).fault
-
-
-def _form(path: Path, form):
-    return load(path, form, what="as the ledger needs it", remedy="correct the file", most_bytes=MAX_BYTES)
-
-
-def counts(claims: Iterable[Claim]) -> dict[str, int]:
-    """Return how many claims have which verdict. A claim whose evidence is idle counts nowhere."""
-    number = Counter(claim.verdict for claim in claims if not claim.idle)
-    return {name: number[name] for name in VERDICTS}
-
-
-def by_document() -> list[dict]:
-    """Return how many sentences of each document are judged, and how many claims have which verdict."""
-    return [
-        {"document": each.document, "sentences": each.sentences, "judged": each.judged} | counts(each.claim)
-        for each in texts()
-    ]
-
-
-def in_words(claims: Iterable[Claim]) -> str:
-    """Return the count of verdicts as one sentence."""
-    number = counts(claims)
-    texts = (
-        f"Of {sum(number.values())} published claims {number['holds']} hold, {number['does not hold']} do not",
-        f"{number['holds only if']} hold under a condition",
-        f"and {number['cannot be decided here']} cannot be decided here.",
-    )
-    return ", ".join(texts)
+    return tuple(_load(FAULTS, dict[str, list[Fault]])["fault"])
 
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
-    """Return the claims and faults with these ids, those of a document, or those that contain these words."""
+    """The claims and faults with these ids, those of a document, or those that contain these words."""
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, list] = {each.id.lower(): [each] for each in known} | {"faults": [*faults()]}
     by_name |= {text.document.lower(): [*text.claim] for text in texts()}
+    # Several names, such as two ids, or one phrase: "60 GB" is no name, though a document might be called "60".
     if all(word.lower() in by_name for word in words):
         return [each for word in words for each in by_name[word.lower()]]
     wanted = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
@@ -194,3 +143,61 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     if not matching:
         raise Stop(f"no claim is named {' '.join(words)}, and none contains it", "study claims lists the documents")
     return matching
+
+
+# --- how many hold -------------------------------------------------------------------------------------------------
+
+
+def counts(claims: Iterable[Claim]) -> dict[str, int]:
+    """How many claims have which verdict. A claim whose evidence is idle counts nowhere."""
+    number = Counter(claim.verdict for claim in claims if not claim.idle)
+    return {name: number[name] for name in VERDICTS}
+
+
+def by_document() -> list[dict]:
+    """How many sentences of each document are judged, and how many claims have which verdict."""
+    return [
+        {"document": each.document, "sentences": each.sentences, "judged": each.judged} | counts(each.claim)
+        for each in texts()
+    ]
+
+
+def in_words(claims: Iterable[Claim]) -> str:
+    """The count of verdicts as one sentence."""
+    number = counts(claims)
+    return (
+        f"Of {sum(number.values())} published claims {number['holds']} hold, {number['does not hold']} do not, "
+        f"{number['holds only if']} hold under a condition, "
+        f"and {number['cannot be decided here']} cannot be decided here."
+    )
+
+
+# --- what other runs say -------------------------------------------------------------------------------------------
+
+
+class Compared(NamedTuple):
+    """A number of a claim, and the same of other runs."""
+
+    claim: str
+    evidence: OfRuns
+    value: Value
+    answer: str
+
+
+def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
+    """Each number that claims take from runs, beside what these runs give for it."""
+    rows = []
+    for claim in claims:
+        for piece in claim.evidence:
+            if not isinstance(piece, OfRuns):
+                continue
+            try:
+                value = piece.computed(runs)
+            except ValueError:  # they disagree among themselves
+                value = "several"
+            answer = AGREES if piece.agrees(value) else DIFFERS
+            # None is no number of a claim, so no runs never agree with it.
+            if value is None:
+                answer = NO_RUNS
+            rows.append(Compared(claim.id, piece, value, answer))
+    return rows
