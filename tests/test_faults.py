@@ -107,14 +107,14 @@ Root Cause (first observed failure):
   traceback : Signal 11 (SIGSEGV) received by PID 71
 {RULE}
 """
-ONE = outcomes.Ended("rank 0", "exit code 1", 70)
-SEGV = outcomes.Ended("rank 3", "SIGSEGV", 71)
+ONE = outcomes.Ended("rank 0", "exit code 1", "rank 0")
+SEGV = outcomes.Ended("rank 3", "SIGSEGV", "rank 3")
 FORCED = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
 REPORTS = [
     (TORCHRUN, [SEGV, ONE]),
     (TORCHRUN.replace("\n", "\n1: "), [SEGV, ONE]),  # as srun prints it
     ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.Ended("a rank", "SIGABRT")]),
-    (FORCED, [SEGV, outcomes.Ended("rank 0", "SIGKILL", 70)]),
+    (FORCED, [SEGV, outcomes.Ended("rank 0", "SIGKILL", "rank 0")]),
     # torchrun killed rank 0 at last: it waited for the other one in C++, where it heeds no SIGTERM
     (f"Unable to shutdown process 70 via 15, forcefully exiting via 9\n{FORCED}", [SEGV]),
 ]

@@ -114,8 +114,8 @@ def test_repeats_go_there_and_back(tmp_path):
     cells = [turn.cell for turn in turns(tmp_path)]
     planned = [(turn.repeat, turn.cell.settings["seed"]) for turn in sweep.plan(cells, 3)]
     assert planned == [(1, 1), (1, 2), (1, 3), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (3, 3)]
-    with pytest.raises(Stop, match=r"--repeat must be from 1 to 3333 for 3 cells \(got 9999\)"):
-        sweep.plan(cells, 9999)
+    with pytest.raises(Stop, match="--repeat must be at least 1"):
+        sweep.plan(cells, 0)
 
 
 def test_filters_choose():
@@ -131,7 +131,7 @@ def test_filters_choose():
 
 
 REFUSED = {
-    "--repeat 0": "--repeat must be from 1",
+    "--repeat 0": "--repeat must be at least 1",
     "--only arm=zzz": "the values of arm here are single",
     "--timeout-s nan": "--timeout-s must be above 0 (got nan)",
     "--minutes -1": "--minutes must be 0 or more (got -1)",

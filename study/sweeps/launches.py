@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -48,13 +49,13 @@ class Turn:
         return schema.Cell(protocol=cell.protocol, part=cell.part, scale=cell.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
-        """Return a record of this cell, in case the trainer leaves none."""
+        """A record of this cell, in case the trainer leaves none."""
         requested = schema.Requested(**self.cell.settings, arm=self.cell.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
 
 def lacking() -> Stop | None:
-    """Return why nothing can be launched from this Python environment. None if it has the launcher."""
+    """Why nothing can be launched from this Python environment. None if it has the launcher."""
     if machine.version("accelerate"):
         return None
     what = "this needs accelerate, which the light install does not have"
@@ -62,17 +63,18 @@ def lacking() -> Stop | None:
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
-    """Return the command that launches a cell."""
+    """The command that launches a cell."""
     words = arms.launcher(arms.all_paths()[cell.arm])
     if cell.ranks:
         words += ["--num_processes", str(cell.ranks)]
-    where = {"run_dir": folder, "nvme_dir": nvme_dir}
-    given = {name: path for name, path in where.items() if path}
-    return [*words, str(SCRIPTS[cell.script]), *options(cell.settings | given)]
+    where: dict[str, Any] = {"run_dir": folder}
+    if nvme_dir:
+        where["nvme_dir"] = nvme_dir
+    return [*words, str(SCRIPTS[cell.script]), *options(cell.settings | where)]
 
 
 def options(values: dict) -> list[str]:
-    """Return the words of a command line for some settings."""
+    """The words of a command line for some settings."""
     words = []
     for name, value in values.items():
         if value is True:
@@ -117,7 +119,10 @@ def run(
                 preexec_fn=die_with_parent,
             )
         stop = _watched(launcher, folder, timeout_s, over, watch)
-        return outcomes.outcome(turn, folder, launcher.returncode, stop, _kills_since(kills_before))
+        kills = None  # the kernel may not say; if it does, it counts other people's processes as well
+        if kills_before is not None:
+            kills = (oom_kills() or kills_before) - kills_before
+        return outcomes.outcome(turn, folder, launcher.returncode, stop, kills)
     except KeyboardInterrupt:
         # The interrupt goes on, whether or not a record can still be written.
         with contextlib.suppress(OSError):
@@ -125,14 +130,6 @@ def run(
         raise
     finally:
         store.release_reserved_space(folder)
-
-
-def _kills_since(before: int | None) -> int | None:
-    """Return how many processes of this machine the kernel has killed for lack of memory since. None if unknown."""
-    now = oom_kills()
-    if now is None or before is None:
-        return None
-    return now - before
 
 
 def _watched(
@@ -149,7 +146,9 @@ def _watched(
             seconds = time.monotonic() - started
             stop = out_of_time(seconds, timeout_s, over)
             watch(folder, seconds)
-        record = outcomes.read(folder) if stop else None
+        # Read before the ranks are ended, because a rank that is ended may write that it was.
+        if stop:
+            record = outcomes.read(folder)
     finally:
         hang = end(launcher, folder, stacks=stop is not None)
     if record and record.status != "running":
@@ -160,7 +159,7 @@ def _watched(
 
 
 def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
-    """Return why to end a launch that has run for so many seconds; None to let it run."""
+    """Why to end a launch that has run for so many seconds; None to let it run."""
     if seconds > timeout_s:
         remedy = "look in its output.txt for the stacks of the ranks, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
@@ -178,7 +177,14 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
     hang = ""
     try:
         if stacks:
-            hang = explained_by(ranks, folder)
+            # One rank after the other: they print into one file, and lines would be mixed. A stopped process would
+            # print only when it continues, and then the ranks that wait for it continue too.
+            for process in ranks:
+                if not is_stopped(process.pid):
+                    _signal(process, signal.SIGUSR2)
+                    time.sleep(0.5)
+            time.sleep(ANSWERS_WITHIN_S)
+            hang = outcomes.hang(folder)
         for process in ranks:
             _signal(process, signal.SIGTERM, signal.SIGCONT)  # a stopped process handles SIGTERM only after SIGCONT
         launcher.send_signal(signal.SIGCONT)
@@ -195,22 +201,8 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
     return hang
 
 
-def explained_by(ranks: list[psutil.Process], folder: Path) -> str:
-    """Make each rank print its stacks and write which collective it waits in. Return which rank waits for which.
-
-    One rank after the other, because they print into one file and lines would be mixed. A stopped process prints
-    nothing: it would do so only when it continues, and then the ranks that wait for it continue too.
-    """
-    for process in ranks:
-        if not is_stopped(process.pid):
-            _signal(process, signal.SIGUSR2)
-            time.sleep(0.5)
-    time.sleep(ANSWERS_WITHIN_S)
-    return outcomes.hang(folder)
-
-
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
-    """Return the processes of a launch that still run, without the launcher.
+    """The processes of a launch that still run, without the launcher.
 
     A rank whose launcher is gone is no longer its child, but its command line names the run folder.
     """
@@ -240,6 +232,6 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
 
 
 def last_step(folder: Path) -> dict:
-    """Return the newest training step of a run in progress. {} before the first."""
+    """The newest training step of a run in progress. {} before the first."""
     steps = [line for line in store.read_steps(folder) if "loss" in line]  # others are evaluations
     return next(reversed(steps), {})

@@ -9,9 +9,8 @@ import contextlib
 import os
 import re
 import signal
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from study.core.errors import Stop
 from study.core.machine import MORE_MEMORY, is_stopped
@@ -39,25 +38,18 @@ ENDS = {-each: each.name for each in signal.Signals}  # by exit code
 LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket")
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a process of a launch ended, as its launcher reports: by a signal, or with an exit code."""
 
     name: str  # "rank 1", "a rank" or "the launcher"
     how: str
-    pid: int | None = None
-
-    @property
-    def where(self) -> str | None:
-        if self.name.startswith("rank "):
-            return self.name
-        return None
+    where: str | None = None  # "rank 1"; None unless the report says which rank it was
 
 
 def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: int | None) -> Record:
-    """Return the record of a launch that ended by itself or by `stop`, with what the trainer did not know."""
+    """The record of a launch that ended by itself or by `stop`, with what the trainer did not know."""
     left = [*folder.glob("record.json.part*"), *folder.glob(".*.part")]  # of a killed writer
-    if stop is None or stop.status != "timeout":
+    if stop is None or stop.status != "timeout":  # where each rank was explains a hang, and nothing else
         left += collectives.paths(folder)
     for path in left:
         path.unlink(missing_ok=True)
@@ -75,23 +67,23 @@ def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: int
 
 
 def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> Stop | None:
-    """Return the Stop for a launch that ended by itself, or None if its record has the reason.
+    """The Stop for a launch that ended by itself, or None if its record has the reason.
 
-    `kills`: how many processes of this machine the kernel killed meanwhile. It comes first, because the ranks that
-    survive a kill give reasons of their own. Then the record counts, unless it only says that another rank is lost.
-    Then what the launcher reports.
+    `kills`: how many processes of this machine the kernel killed meanwhile; None if it does not say.
     """
     # The launcher stands last: its own end is a consequence, unless no rank was reported.
     ends = [*reported(output), Ended("the launcher", _how(code))]
     lost_peer = _lost_peer(record)
-    victim = next((end for end in ends if end.how == "SIGKILL"), Ended("a rank", "unknown"))
-    if kills and (victim.how == "SIGKILL" or lost_peer or record.status in ("running", "killed")):
+    # --- the kernel's count comes first, because the ranks that survive a kill give reasons of their own
+    killed = [end for end in ends if end.how == "SIGKILL"]
+    if kills and (killed or lost_peer or record.status in ("running", "killed")):
+        victim = [*killed, Ended("a rank", "SIGKILL")][0]
         what = f"the kernel killed {victim.name} because the host ran out of memory"
         return Stop(what, MORE_MEMORY, "oom", victim.where)
-    # A rank that met an error of its own has recorded it, and knows more than any launcher.
+    # --- then the record: a rank that met an error of its own knows more than any launcher
     if record.status == "failed" and not lost_peer:
         return None
-    # Of several dead ranks, the root cause stands first.
+    # --- then what the launcher reports; of several dead ranks, the root cause stands first
     for end in ends:
         if end.how.startswith("SIG") and end.how not in ON_PURPOSE:
             reason = "not for lack of memory"
@@ -101,7 +93,7 @@ def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> S
             return Stop(what, "see its output.txt, and start it again", where=end.where)
     if record.error and record.error.where != "another rank":
         return None
-    # No rank wrote the reason: its imports failed, or a signal came while it imported, before it had a record.
+    # --- no rank wrote the reason: its imports failed, or a signal came while it imported, before it had a record
     first = ends[0]
     if first.how in ON_PURPOSE:
         return Stop(f"interrupted: {first.how} ended {first.name}", "start it again", "killed", first.where)
@@ -111,20 +103,25 @@ def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> S
 
 
 def _lost_peer(record: Record) -> bool:
-    """Return whether a record only says that a connection or another rank was lost."""
+    """Whether a record only says that a connection or another rank was lost."""
     if record.error is None:
         return False
     message = record.error.message.lower()
+    # A sentence of our own that holds one of these words, such as of the connection to the hub, is a reason.
     by_name = record.error.kind != "Stop" and any(word in message for word in LOST_PEER)
     return by_name or message.endswith("ended without an error message")
 
 
 def reported(output: str) -> list[Ended]:
-    """Return how processes ended, as the launcher reports. The root cause, which it prints last, is first."""
+    """How processes ended, as the launcher reports. The root cause, which it prints last, is first."""
     by_torchrun = ENDED_BY_TORCHRUN.findall(output)
-    reports = [each for each in reversed(REPORTED.findall(output)) if each[2] not in by_torchrun]
-    ends = [Ended(f"rank {rank}", _how(int(code)), int(pid)) for rank, code, pid in reports]
+    ends = [
+        Ended(f"rank {rank}", _how(int(code)), f"rank {rank}")
+        for rank, code, pid in reversed(REPORTED.findall(output))
+        if pid not in by_torchrun
+    ]
     ends += [Ended("the launcher", _how(-int(number))) for number in SIGNAL_TO_TORCHRUN.findall(output)]
+    # Without torchrun's report: a single process has no rank to name.
     return ends or [Ended("a rank", first or second) for first, second in DIED.findall(output)]
 
 
@@ -133,25 +130,19 @@ def _how(code: int) -> str:
 
 
 def hang(folder: Path) -> str:
-    """Return where the ranks of a launch are; empty if unknown. `study diagnose` says who waits for whom."""
-    logs = heartbeats(folder)
+    """Where the ranks of a launch are; empty if unknown. `study diagnose` says who waits for whom."""
+    logs = []
+    with contextlib.suppress(Stop, OSError):
+        logs = collectives.load(folder)
     stopped = [f"rank {log.rank} stopped (SIGSTOP)" for log in logs if log.pid and is_stopped(log.pid)]
     return "; ".join([*stopped, *(f"rank {log.rank} at {log.place}" for log in logs if log.place)])
 
 
-def heartbeats(folder: Path) -> list[collectives.RankLog]:
-    """Return the heartbeats that the ranks have left; empty if they cannot be read."""
-    with contextlib.suppress(Stop, OSError):
-        return collectives.load(folder)
-    return []
-
-
 def read(folder: Path) -> Record | None:
-    """Return the record that the trainer has written so far. None if no record can be read."""
-    try:
+    """The record that the trainer has written so far. None if no record can be read."""
+    with contextlib.suppress(Stop):
         return store.load(folder)
-    except Stop:
-        return None
+    return None
 
 
 def write_end(folder: Path, record: Record, stop: Stop) -> Record:

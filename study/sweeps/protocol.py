@@ -15,7 +15,6 @@ import json
 import math
 import re
 import reprlib
-from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,8 +30,7 @@ from study.core.shapes import SHAPES
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
 SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reproductions" / "as_printed.py"}
-OF_THE_MACHINE = ("run_dir", "nvme_dir", "cache_dir")  # settings that a protocol cannot give
-SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OF_THE_MACHINE)
+SETTINGS = tuple(field.name for field in fields(Settings))
 PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # the names of run folders begin with it
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
 MAX_CHARACTERS = 4096  # of a text among the settings: a name, or a path
@@ -86,7 +84,6 @@ class Protocol(Table):
 
 
 NOT_AXES = {"name", "about", "script", "frontier", "reserve_s", *SCALES}
-AXES = ("arm", "ranks", "repair", *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -116,20 +113,21 @@ class Cell:
         return "-".join([self.part, self.arm, *rung, digest])
 
     def at(self, rung: int) -> "Cell":
-        """Return the cell to run at a rung of the search."""
+        """The cell to run at a rung of the search."""
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
     def from_pack(self, pack: Path) -> "Cell":
-        """Return the same cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
+        """The same cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
         model = str(self.value("model"))
         data = safe_join(pack, "data", PACKED_DATA[self.value("task")])
+        # A shape of ours has the vocabulary of the model on the hub whose shape it is.
         tokenizer = safe_join(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     def value(self, key: str):
-        """Return the arm, ranks, part or any setting by name; the default if the protocol does not give it."""
+        """The arm, ranks, part or any setting by name; the default if the protocol does not give it."""
         return getattr(self, key) if hasattr(self, key) else self.settings.get(key, getattr(Settings, key, None))
 
 
@@ -138,39 +136,28 @@ def names() -> list[str]:
 
 
 def read(name: str) -> dict:
-    """Return a protocol by its name or the path of a file, with its form checked."""
+    """A protocol by its name or the path of a file, with its form checked."""
     path = FOLDER / f"{name}.toml"
     if name.endswith(".toml"):
         path = Path(name)
-    otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
     if not path.exists():
+        otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
         raise Stop(f"there is no protocol {name}", nearest(path.stem, names(), otherwise=otherwise))
     content = load(path, dict, what="a protocol", remedy=EXAMPLE, most_bytes=MAX_BYTES, links=True)
     try:
         Protocol.model_validate(content)
     except ValidationError as error:
-        raise Stop(f"{path.name}: {sentence(error, Protocol.model_fields, _location)}".rstrip("?"), EXAMPLE) from None
+        raise Stop(f"{path.name}: {sentence(error, Protocol.model_fields)}".rstrip("?"), EXAMPLE) from None
     return content | {"file": path.name, "name": path.stem}
 
 
-def _location(keys: list[str]) -> str:
-    """Return where a mistake is, such as part.0.tiny.ranks, without the types of a union (constrained-int)."""
-    return ".".join(key for key in keys if not key.startswith("constrained-") and key not in ("float", "int", "str"))
-
-
 def cells(protocol: dict, scale: str) -> list[Cell]:
-    """Return every cell of a protocol at a scale, in the order of the file."""
-    scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
-    if scale not in scales:
+    """Every cell of a protocol at a scale, in the order of the file."""
+    cells = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]
+    if not cells:
+        scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
         remedy = f"give --scale {' or '.join(scales)}" if scales else EXAMPLE
         raise Stop(f"{protocol['file']} has no scale {scale!r}", remedy)
-    cells: list[Cell] = []
-    for part in protocol["part"]:
-        if scale in part:
-            cells += _cells_of_part(protocol, part, scale)
-    name, count = Counter(cell.name for cell in cells).most_common(1)[0]
-    if count > 1:
-        raise Stop(f"{protocol['file']} has the cell {name} twice", "take a value out of one of its lists")
     return cells
 
 
@@ -187,10 +174,11 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     rungs = []
     if frontier:
         rungs = _rungs(merged.pop(frontier, None), frontier, where)
-    axes = _axes(merged, where)
+    axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
     # Before the product is expanded: three lists of a few thousand values would fill the memory.
-    if math.prod(map(len, axes.values())) > MAX_CELLS:
-        raise Stop(f"{where} has more than {MAX_CELLS} cells", "take values out of its lists")
+    count = math.prod(map(len, axes.values()))
+    if not 0 < count <= MAX_CELLS:
+        raise Stop(f"{where} has {count} cells", f"give each list a value, and all together at most {MAX_CELLS} cells")
     how = {"script": script, "frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
     cells = []
     for combination in itertools.product(*axes.values()):
@@ -208,24 +196,13 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     return cells
 
 
-def _axes(merged: dict, where: str) -> dict[str, list]:
-    """Return the values of each axis of a part. Raise Stop for a key that is none, and for values that fit no cell."""
-    axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
-    for key, values in axes.items():
-        if key not in AXES:
-            raise Stop(f"{where}: {key} is not known", nearest(key, (*AXES, *NOT_AXES)))
-        if not values:
-            raise Stop(f"{where}: {key} = [] has no value", f"give a value, or remove {key}")
-    return axes
-
-
 def _rungs(values: Any, frontier: str, where: str) -> list:
-    """Return the values that a frontier tries, smallest first."""
-    kinds = {type(value) for value in values} if isinstance(values, list) and 1 < len(values) <= MAX_CELLS else set()
-    if frontier in SETTINGS and kinds == {str}:
-        return values
-    if frontier in SETTINGS and kinds == {int} and len(values) == 2 and 0 < values[1] - values[0] < MAX_CELLS:
-        return list(range(values[0], values[1] + 1))
+    """The values that a frontier tries, smallest first."""
+    match values:
+        case [int(lowest), int(highest)] if 0 < highest - lowest < MAX_CELLS:
+            return [*range(lowest, highest + 1)]
+        case [str(), str(), *_] if frontier in SETTINGS:
+            return values
     raise Stop(
         f"{where}: frontier {frontier!r} has {frontier} = {reprlib.repr(values)}",
         f"name a setting with [lowest, highest], at most {MAX_CELLS} values, or a list of names, smallest first",

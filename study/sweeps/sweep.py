@@ -56,21 +56,23 @@ class Outcome:
 
 
 def plan(cells: list[Cell], repeats: int) -> list[Turn]:
-    """Return all turns by repeat, every other repeat backwards: a drift of the machine affects all arms."""
-    most = protocol.MAX_CELLS // max(1, len(cells))
-    if not 1 <= repeats <= most:
-        raise Stop(f"--repeat must be from 1 to {most} for {len(cells)} cells (got {repeats})", "give such a number")
-    return [Turn(cell, n) for n in range(1, repeats + 1) for cell in (cells if n % 2 else reversed(cells))]
+    """All turns by repeat, every other repeat backwards: a drift of the machine affects all arms."""
+    if repeats < 1:
+        raise Stop(f"--repeat must be at least 1 (got {repeats})", "give such a number")
+    turns: list[Turn] = []
+    for repeat in range(1, repeats + 1):
+        turns += [Turn(cell, repeat) for cell in cells]
+        cells = cells[::-1]
+    return turns
 
 
 def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
-    """Return the cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
+    """The cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
     for rule in only:
-        key, sign, pattern = rule.partition("=")
-        if not sign or key not in FILTERS:
-            remedy = nearest(key, FILTERS) if sign else "give a pattern"
-            raise Stop(f"--only must be a name and a pattern, such as 'arm=zero3*' (got {rule})", remedy)
-        values = list(dict.fromkeys(str(cell.value(key)) for cell in cells))
+        key, _, pattern = rule.partition("=")
+        if not pattern or key not in FILTERS:
+            raise Stop(f"--only must be a name and a pattern, such as 'arm=zero3*' (got {rule})", nearest(key, FILTERS))
+        values = {str(cell.value(key)): None for cell in cells}
         cells = [cell for cell in cells if fnmatch.fnmatch(str(cell.value(key)), pattern)]
         if not cells:
             raise Stop(f"--only {rule} matches no cell", f"the values of {key} here are {', '.join(values)}")
@@ -78,7 +80,7 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
 
 
 def why_not(cell: Cell, gpus: int) -> Stop | None:
-    """Return why this machine cannot run a cell, or None if nothing is known against it."""
+    """Why this machine cannot run a cell, or None if nothing is known against it."""
     ranks = cell.ranks or 1
     host_bytes = psutil.virtual_memory().total
     what = None
@@ -136,23 +138,29 @@ class _Sweep:
         """Run a cell unless it is done, cannot run here, or has no time left. Return its status."""
         turn = Turn(cell, repeat)
         ran = False
-        left = None
-        record = None
         try:
             record = done_before(self.runs, turn)
-            if record is None and (stop := why_not(turn.cell, self.gpus)):
+            left_s = self.over - time.monotonic()
+            needed_s = expected_s(cell, self.runs)
+            if record is not None:
+                outcome = Outcome.from_record(record)
+            elif stop := why_not(cell, self.gpus):
                 # A record, so that it is a row in every table.
                 folder = safe_join(self.runs, f"{turn.name}.0")
                 folder.mkdir(exist_ok=True)
-                record = outcomes.write_end(folder, turn.new_record(folder), stop)
-            if record is None:
-                left = too_short(self.over - time.monotonic(), turn.cell, self.runs)
-                ran = left is None  # said before the launch, as that may raise
-            if ran:
-                record = self._launch(turn)
+                outcome = Outcome.from_record(outcomes.write_end(folder, turn.new_record(folder), stop))
+            elif left_s <= needed_s:
+                outcome = Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
+            else:
+                ran = True  # said before the launch, as that may raise
+                outcome = Outcome.from_record(self._launch(turn))
         except OSError as error:
-            record = self._without_folder(turn, error)
-        outcome = Outcome.from_record(record) if record else Outcome("left", left)
+            # --- its folder is gone or full: one cell is lost, or no other could be kept either
+            if error.errno in FULL or not self.runs.is_dir():
+                what = f"the sweep cannot write to {self.runs} ({error.strerror})"
+                raise Stop(what, "make room, and start the sweep again") from error
+            what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
+            outcome = Outcome("failed", f"{what}. What to do: start the sweep again")
         self.outcomes.append(outcome)
         self.progress.end(turn, outcome, ran)
         return outcome.status
@@ -161,15 +169,6 @@ class _Sweep:
         self.progress.start(turn)
         folder = safe_join(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
         return launches.run(turn, folder, self.timeout_s, self.over, self.nvme_dir, self.progress.step)
-
-    def _without_folder(self, turn: Turn, error: OSError) -> Record:
-        """Return the record of a turn whose folder cannot be used. Raise Stop if no other can be used either."""
-        if error.errno in FULL or not self.runs.is_dir():
-            what = f"the sweep cannot write to {self.runs} ({error.strerror})"
-            raise Stop(what, "make room, and start the sweep again") from error
-        what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
-        stop = Stop(what, "start the sweep again")
-        return store.ended(turn.new_record(safe_join(self.runs, turn.name)), stop, "Sweep")
 
 
 @contextlib.contextmanager
@@ -198,16 +197,16 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
 
 
 def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, int]:
-    """Return the last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
+    """The last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
 
-    The search doubles the rung and then bisects, until the two are an eighth apart. It assumes that a higher rung needs
-    more memory than a lower one. If `survives` returns None (unknown), the search ends.
+    It assumes that a higher rung needs more memory than a lower one. If `survives` returns None (unknown), it ends.
     """
     good = -1
     bad = count
+    # A launch takes from seconds to minutes, so it ends when the two are an eighth apart.
     while bad - good > max(1, (good + 1) // 8):
         rung = (good + bad) // 2  # bisect
-        if bad == count:  # nothing has failed so far
+        if bad == count:  # nothing has failed so far: double
             rung = min(2 * good + 1, count - 1)
         rung = max(rung, good + 1)
         answer = survives(rung)
@@ -244,34 +243,25 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 
 
 def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
-    """Return the folders of a turn by number, oldest first."""
+    """The folders of a turn by number, oldest first."""
     pattern = re.compile(rf"{re.escape(turn.name)}\.([0-9]+)")
     return dict(sorted((int(match[1]), path) for path in runs.glob("*") if (match := pattern.fullmatch(path.name))))
 
 
 def done_before(runs: Path, turn: Turn) -> Record | None:
-    """Return the record of a settled run of this turn with the present software and measure version, or None."""
+    """The record of a settled run of this turn with the present software and measure version, or None."""
+    versions = machine.versions().items()
     for record in filter(None, map(outcomes.read, attempts(runs, turn).values())):
-        if record.status in SETTLED and record.measure_version == schema.MEASURE_VERSION and _is_of_today(record):
+        is_of_today = record.measure_version == schema.MEASURE_VERSION and versions <= record.software.items()
+        if record.status in SETTLED and is_of_today:
             return record
     return None
 
 
-def _is_of_today(record: Record) -> bool:
-    return machine.versions().items() <= record.software.items()
-
-
-def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
-    """Return why a cell is left for another sweep; None if there is time for it."""
-    needed_s = expected_s(cell, runs)
-    if left_s > needed_s:
-        return None
-    return f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left"
-
-
 def expected_s(cell: Cell, runs: Path) -> float:
-    """Return the seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
+    """Seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
+    # A run that failed may have ended at once, and would have taken longer.
     tries = [record.wall_s or 0 for record in records if record.status not in ("running", "failed")]
     # A cell that was tried here is known better than what its protocol expects of any machine.
     if tries:
