@@ -127,7 +127,7 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
 
 def differing(several: list[dict]) -> list[str]:
     """The names whose values are not the same in all of them, in the order in which they come."""
-    names = dict.fromkeys(name for each in several for name in each)
+    names = dict.fromkeys(itertools.chain.from_iterable(several))
     return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]
 
 

@@ -36,16 +36,16 @@ def by(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
     return grouped(runs, lambda run: tuple(run.facts[name] for name in names))
 
 
-def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str] | None = None) -> dict[str, list[Run]]:
+def groups(runs: Iterable[Run], only: Iterable[str] | None = None) -> dict[str, list[Run]]:
     """Runs of equal cells in one environment by label; arm, seed and ranks may differ within a group.
 
-    `without` names more settings that may differ. `only` names the few settings that must be equal, for quantities such
-    as bytes that depend on nothing else. Then the device and the measure version must be equal too.
+    `only` names the few settings that must be equal, for quantities such as bytes that depend on nothing else. Then the
+    device and the measure version must be equal too.
     """
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         record = run.record
-        left_out = {*VARIES, *without}
+        left_out = {*VARIES}
         if record.requested.steps:
             left_out.add("epochs")  # --steps overrides it
         conditions = [f"environment {run.environment}"]

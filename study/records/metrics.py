@@ -84,11 +84,6 @@ def peak_flops_per_s(record: Record) -> float | None:
     return gpus.peak_flops(devices[0].name, requested.precision, requested.tf32 is not False)
 
 
-def mfu(record: Record) -> float | None:
-    """The share of the datasheet's peak that the model's own operations reach."""
-    return over(flops_per_s(record), peak_flops_per_s(record))
-
-
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
@@ -106,8 +101,11 @@ def final_train_loss(record: Record) -> float | None:
 
 def _at_peak(record: Record, *roles: str) -> float | None:
     """Bytes of these components at the peak, on the rank that has most of them."""
-    ranks = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]
-    return most(sum(rank.get(role, 0) for role in roles) for rank in ranks)
+    sizes_bytes = []
+    for rank in record.memory.components.per_rank:
+        if rank.at_peak:  # None of a rank whose peak was not told apart
+            sizes_bytes.append(sum(rank.at_peak.get(role, 0) for role in roles))
+    return max(sizes_bytes, default=None)
 
 
 def fullest_rank(record: Record) -> int | None:
@@ -130,27 +128,11 @@ def components(record: Record) -> dict[str, int]:
     return held
 
 
-def tracked_peak_bytes(record: Record) -> float | None:
-    """The peak of the tensors, which formulas predict."""
-    return most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)
-
-
-def peak_allocated_bytes(record: Record) -> float | None:
-    """The peak of the device's allocator. None without a GPU."""
-    return most(rank.peak_allocated_bytes for rank in record.memory.per_rank)
-
-
-def peak_bytes(record: Record) -> float | None:
-    """The peak of the device's allocator; without a GPU, that of the tracked tensors."""
-    return peak_allocated_bytes(record) or tracked_peak_bytes(record)
-
-
 def peak_of(record: Record) -> str | None:
     """Whose peak `peak_bytes` is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
-    if peak_allocated_bytes(record):
-        return "allocated"
-    if tracked_peak_bytes(record):
-        return "tracked"
+    for kind, quantity in (("allocated", "peak_allocated_bytes"), ("tracked", "tracked_peak_bytes")):
+        if QUANTITIES[quantity](record):
+            return kind
     return None
 
 
@@ -181,7 +163,7 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
 
 
 def sent(record: Record) -> dict[str, int]:
-    """Bytes of a step by collective, of the first rank."""
+    """Bytes of a step by collective, of the first rank; empty without instruments."""
     first, *_ = [*record.traffic.per_rank, {}]
     return {kind: count.bytes for kind, count in first.items()}
 
@@ -223,16 +205,19 @@ Quantity = Callable[[Record], float | None]
 TIMES: dict[str, Quantity] = {
     "step_s": lambda record: median(record.time.step_s),
     "tokens_per_s": tokens_per_s,
-    "mfu": mfu,
+    # The share of the datasheet's peak that the model's own operations reach.
+    "mfu": lambda record: over(flops_per_s(record), peak_flops_per_s(record)),
 }
 QUANTITIES: dict[str, Quantity] = TIMES | {
     "train_loss": final_train_loss,
     "eval_loss": lambda record: dig(record, "loss.eval.-1.eval_loss"),
     "accuracy": lambda record: dig(record, "loss.eval.-1.accuracy"),
     "perplexity": lambda record: dig(record, "loss.eval.-1.perplexity"),
-    "peak_bytes": peak_bytes,
-    "tracked_peak_bytes": tracked_peak_bytes,
-    "peak_allocated_bytes": peak_allocated_bytes,
+    # The peak of the device's allocator; without a GPU, that of the tracked tensors.
+    "peak_bytes": lambda record: value(record, "peak_allocated_bytes") or value(record, "tracked_peak_bytes"),
+    # The peak of the tensors, which formulas predict.
+    "tracked_peak_bytes": lambda record: most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank),
+    "peak_allocated_bytes": lambda record: most(rank.peak_allocated_bytes for rank in record.memory.per_rank),
     "host_peak_bytes": lambda record: most(rank.host_peak_bytes for rank in record.memory.per_rank),
     "states_bytes": lambda record: _at_peak(record, *STATES),
     "parameters": lambda record: record.observed.parameters,

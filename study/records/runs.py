@@ -172,7 +172,7 @@ def _row(run: Run) -> dict:
     written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
     # A rank that sent nothing is not one of which nothing is known.
     sizes_bytes = {
-        "tracked peak MB": metrics.tracked_peak_bytes(record),
+        "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
         "collectives MB": sum(metrics.sent(record).values()) if record.traffic.per_rank else None,
         "to disk MB": sum(written) if written else None,
     }
@@ -188,7 +188,7 @@ def _row(run: Run) -> dict:
         "loss": metrics.final_train_loss(record),
         "eval loss": metrics.value(record, "eval_loss"),
         "s/step": metrics.value(record, "step_s"),
-        "MFU": metrics.mfu(record),
+        "MFU": metrics.value(record, "mfu"),
         "of measured": metrics.over(metrics.flops_per_s(record), measured),
     } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes_bytes.items()}
 

@@ -40,14 +40,6 @@ Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diver
 OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
 MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
 KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
-# What tells a run from a copy of another: everything that was measured, as a record with another number is no copy.
-# Not `run_id`, because a copy under another name is still a copy; and nothing that may contain paths, because a kept
-# copy has none. Start and end are known to the millisecond.
-IDENTITY: dict[str, Any] = dict.fromkeys(
-    ("started_utc", "finished_utc", "loss", "time", "memory", "traffic", "energy"), True
-)
-IDENTITY |= {"requested": {"arm", "seed"}, "observed": {"runs"}}
-
 # Unknown is None.
 Int = int | None
 Float = float | None
@@ -459,8 +451,9 @@ class Record(Section):
 
     @property
     def identity(self) -> str:
-        """Return what identifies a run, so that a copied record is not counted twice."""
-        return self.model_dump_json(include=IDENTITY)
+        """What tells a run from a copy of another, so that a copied record is not counted twice."""
+        # Not `run_id`, because a copy under another name is still a copy. Times are known to the millisecond.
+        return f"{self.started_utc} {self.finished_utc} {self.requested.arm} {self.requested.seed}"
 
 
 def _without_nulls(value):

@@ -100,9 +100,11 @@ def load(folder: Path) -> Record:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return every run folder below a folder. Folders inside a run folder are not runs."""
-    holders = {path.parent for name in (RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
-    return sorted(path for path in holders if not any(above in holders for above in path.parents))
+    """Every run folder below a folder. Folders inside a run folder are not runs."""
+    holders: set[Path] = set()
+    for name in (RECORD, *LEFTOVERS):
+        holders |= {path.parent for path in folder.glob(f"**/{name}")}
+    return sorted(path for path in holders if holders.isdisjoint(path.parents))
 
 
 def newest_try(path: Path) -> Path:

@@ -43,7 +43,7 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
         "last loss": next(reversed(run.record.loss.train), None),
         "from": against,
         "furthest nats": max(distances, default=None),
-        "peak bytes": metrics.peak_bytes(run.record),
+        "peak bytes": metrics.value(run.record, "peak_bytes"),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
         "why not": run.record.error.message if run.record.error else None,

@@ -21,7 +21,7 @@ def frontier(runs: Runs) -> pd.DataFrame:
         run
         for run in runs.done
         if metrics.value(run.record, "step_s")
-        and metrics.peak_bytes(run.record)
+        and metrics.value(run.record, "peak_bytes")
         and not run.record.is_virtual
         and (run.record.observed.device == "cuda" or run.record.requested.hosts)
     ]
@@ -29,7 +29,7 @@ def frontier(runs: Runs) -> pd.DataFrame:
     for group, members in split_by_ranks(groups(timed)).items():
         for line, mine in lines(members).items():
             row = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind", "rows_per_step")
-            row |= {"peak_bytes": max(metrics.peak_bytes(run.record) or 0 for run in mine)}
+            row |= {"peak_bytes": max(metrics.value(run.record, "peak_bytes") or 0 for run in mine)}
             rows.append(row | middle([metrics.value(run.record, "step_s") for run in mine]))
     return pd.DataFrame(rows)
 
