@@ -13,15 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import load
-from study.core.text import is_number, parsed_unit, short
-from study.predict.front import Machine, Setup, estimate, generic, named, papers, step_time
-from study.records import metrics
-from study.records.compare import paired
-from study.records.runs import Run, Runs
+from study.core.text import is_number, short
+from study.ledger import selection
+from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
+from study.ledger.selection import MOVED, Quantity
+from study.predict.front import Estimate, Machine, Setup, Transformer, estimate, generic, named, step_time
+from study.records.runs import Run
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 REPORTS = ROOT / "reports"
 MAX_BYTES = 4 * 2**20
+UNITS = {"GB": 1e9, "%": 0.01}
+STATES = ("weights", "gradients", "master", "moments")
 Value = float | int | str | bool | None
 # Besides quantities of a record, what its collectives moved.
 MOVED = ("volume", "tensors", "calls")
@@ -40,7 +43,7 @@ class Piece(BaseModel):
 
     kind: str
     value: Value
-    unit: str = ""
+    unit: Literal["", "GB", "%"] = ""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.005  # a share: the rounding of the sentence
     note: str = ""
 
@@ -70,6 +73,15 @@ class Piece(BaseModel):
     def __str__(self) -> str:
         value = "" if self.value is None else f" = {short(self.value)} {self.unit}".rstrip()
         return f"{self.kind}: {self.what}{value}" + (f" ({self.note})" if self.note else "")
+
+    def in_unit(self, value: Value) -> Value:
+        return value / UNITS[self.unit] if self.unit and is_number(value) else value
+
+    def agrees(self, value: Value) -> bool:
+        """Return whether a computed value is the one that the sentence names."""
+        if is_number(value) and is_number(self.value):
+            return abs(value - self.value) <= self.tolerance * abs(self.value) + 1e-12
+        return type(value) is type(self.value) and value == self.value
 
 
 def _words(value: object) -> str:

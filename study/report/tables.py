@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from study.core.text import quantity, short
+from study.core import arms
+from study.core.text import is_number, short, size
 from study.records.groups import by
 from study.records.runs import Run
 
@@ -40,7 +41,7 @@ def cell(value: Any, name: str) -> str:
     """Return a value as a table shows it: four significant digits, sizes with a unit, a dash for what is not known."""
     if value == "" or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return short(None)
-    return quantity(value, "bytes") if name.endswith("bytes") else short(value)
+    return size(value) if name.endswith("bytes") and is_number(value) else short(value)
 
 
 def as_html(rows: pd.DataFrame, columns: Iterable[str] = ()) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
-from study.core.text import short, signed
+from study.core.text import percent, short
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.memory.memory_kinds import memory_kinds
@@ -201,4 +201,4 @@ def _beside(one: Measurement, quantity: str, measured: float) -> dict:
             predicted, interval = memory_bytes(setup, one.memory_kind, machine.gpu) / 1e9, None
     except Stop as reason:
         return {"predicted": None, "off": str(reason)}
-    return {"predicted": predicted, "off": signed(predicted / measured - 1), "interval": interval}
+    return {"predicted": predicted, "off": percent(predicted / measured - 1, "+"), "interval": interval}
