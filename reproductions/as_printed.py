@@ -29,7 +29,8 @@ from study.core.settings import Flags, Repair, Settings, check, resolve
 from study.measure import memory
 from study.measure.hardware import CUDA
 from study.records import store
-from study.records.schema import Evaluation, Loss, Memory, Observed, Record, ScriptTraining, Time
+from study.records.schema import Record
+from study.records.sections import Evaluation, Loss, Memory, Observed, ScriptTraining, Time
 from study.training import ending, models, setup
 from study.training.data import Data, load_data
 from study.training.display import quiet, say

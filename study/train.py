@@ -25,7 +25,7 @@ from study.core.settings import learning_rate
 from study.measure.clock import Clock
 from study.measure.memory import disk_bytes, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
-from study.records.schema import Evaluation, Memory
+from study.records.sections import Evaluation, Memory
 from study.training import finish, tasks
 from study.training.data import Rows
 from study.training.display import report

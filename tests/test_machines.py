@@ -12,7 +12,8 @@ from conftest import ROOT
 from study.core.arms import all_paths, launcher
 from study.core.errors import Stop
 from study.records import store
-from study.records.schema import Hardware, Machine, Record
+from study.records.schema import Record
+from study.records.sections import Hardware, Machine
 from study.training import launch as machines
 
 SMALL = ["--steps", "3", "--warmup-steps", "1", "--train-rows", "64", "--eval-rows", "16", "--sequence", "32"]

@@ -10,7 +10,8 @@ from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.setup import Setup
 from study.records import metrics
-from study.records.schema import Collective, Record
+from study.records.schema import Record
+from study.records.sections import Collective
 from study.report.of_record import predicted
 
 EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)

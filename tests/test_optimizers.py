@@ -14,7 +14,8 @@ from study.measure import readback, roles
 from study.predict.setup import held_bytes
 from study.predict.trace.tape import Tensor
 from study.records import runs
-from study.records.schema import Observed, Record
+from study.records.schema import Record
+from study.records.sections import Observed
 from study.report.notebook import protocol_of
 from study.report.of_record import predicted
 from study.training.preparation import build_optimizer

@@ -9,7 +9,7 @@ from conftest import ranks_of
 
 from study.core.settings import Flags
 from study.records import store
-from study.records.schema import Loss
+from study.records.sections import Loss
 from study.training.run import History, Run, show, windows
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
@@ -18,7 +18,8 @@ RANK = """
     from pathlib import Path
     from accelerate import Accelerator
     from study.records import store
-    from study.records.schema import Loss, Record
+    from study.records.schema import Record
+    from study.records.sections import Loss
     from study.core.errors import Stop
     from study.training.run import Run
 

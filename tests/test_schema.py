@@ -12,7 +12,8 @@ from shaped import changed, failed, finished, script
 from study.core.files import sentence
 from study.core.settings import Flags, as_dict
 from study.records import runs
-from study.records.schema import OLD_ENDINGS, SCHEMA, Cell, Record, Requested
+from study.records.schema import OLD_ENDINGS, SCHEMA, Record
+from study.records.sections import Cell, Requested
 
 # What older records hold and no reader reads: it can be computed, or nobody asked.
 IGNORED = re.compile(

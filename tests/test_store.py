@@ -12,7 +12,8 @@ from conftest import ROOT
 
 from study.core.errors import Stop
 from study.records import store
-from study.records.schema import Cell, Record
+from study.records.schema import Record
+from study.records.sections import Cell
 
 FULL = Stop("no room left", "give a larger disk", "oom", "rank 1")
 

@@ -20,7 +20,7 @@ from study.cli import commands
 from study.cli.progress import Progress
 from study.core.errors import Stop
 from study.records import store
-from study.records.schema import Requested
+from study.records.sections import Requested
 from study.sweeps import launches, outcomes, protocol, sweep
 
 MINI = """about = "three quick cells"

@@ -8,7 +8,7 @@ from conftest import ranks_of
 
 from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted
 from study.records.metrics import gloo_wire_bytes
-from study.records.schema import Collective
+from study.records.sections import Collective
 
 MIB = 2**20
 

@@ -8,7 +8,8 @@ from study.core.arms import NAMES, all_paths, read
 from study.core.settings import Flags
 from study.measure import readback
 from study.records.metrics import wire_bytes_per_rank
-from study.records.schema import Observed, Record
+from study.records.schema import Record
+from study.records.sections import Observed
 from study.report.of_record import predicted
 
 CPU_ADAM = "DeepSpeedCPUAdam"

@@ -4,7 +4,7 @@ import contextlib
 
 from study.measure import memory
 from study.measure.roles import before_each_update, claimed_storages
-from study.records.schema import RankComponents
+from study.records.sections import RankComponents
 
 LOOKS = 2  # the first look misses the components at the peak if its step peaks lower than the step before
 

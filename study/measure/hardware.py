@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from study.core import machine
-from study.records.schema import Device, Hardware
+from study.records.sections import Device, Hardware
 
 CUDA = torch.cuda.is_available()
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from study.core.machine import fields, text
 from study.measure.hardware import CUDA
-from study.records.schema import RankMemory
+from study.records.sections import RankMemory
 
 
 def reset_peaks() -> None:

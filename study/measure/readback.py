@@ -17,7 +17,7 @@ from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings
 from study.measure import roles
 from study.measure.hardware import CUDA
 from study.measure.roles import inner_optimizer, plain_model, zero_optimizer
-from study.records.schema import Observed
+from study.records.sections import Observed
 
 if TYPE_CHECKING:  # a bare loop needs no Accelerate, and should not wait for its import
     from accelerate import Accelerator

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.records.schema import Collective
+from study.records.sections import Collective
 
 ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: the calls inside it are not dispatched again
 NAMES = {  # the dispatcher's names of each kind; names without a final _ are those of functional collectives

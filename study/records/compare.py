@@ -15,7 +15,7 @@ from study.core.text import number_of, short, times
 from study.records import metrics
 from study.records.groups import grouped
 from study.records.runs import Run, Runs
-from study.records.schema import RankMemory
+from study.records.sections import RankMemory
 
 # --- intervals ------------------------------------------------------------------------------------------------------
 # Step times have a long tail on one side, so medians are compared by a percentile bootstrap, without assuming a normal

@@ -10,7 +10,8 @@ from typing import Any
 
 from study.core import gpus
 from study.core.errors import Stop, nearest
-from study.records.schema import Collective, Record
+from study.records.schema import Record
+from study.records.sections import Collective
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1}

@@ -1,34 +1,35 @@
-"""Defines the record of a run: every section and field that `record.json` may have.
+"""The record of a run, as in `record.json`: its sections, when it is complete, and how older records are read.
 
-A record holds what was measured. `study.records.metrics` computes what follows from it. An unknown value is None, or an
-empty list or section; it is never 0, -1 or infinity. Fields of older records that are not declared here are ignored.
+A record holds what was measured. `study.records.metrics` computes what follows from it.
 """
 
 import datetime
 import re
-from collections import Counter
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from study.core.errors import Stop
 from study.core.files import safe_name
-from study.core.settings import Flags
+from study.records.sections import (
+    Cell,
+    Energy,
+    Error,
+    Flag,
+    Hardware,
+    Loss,
+    Machine,
+    Memory,
+    Observed,
+    Promised,
+    Requested,
+    Section,
+    Text,
+    Time,
+    Traffic,
+    Watched,
+)
 
-MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null
 # Raise this number when the way of measuring changes: records of two versions are not pooled.
 # 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
@@ -40,21 +41,6 @@ Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diver
 OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
 MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
 KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
-# Unknown is None.
-Int = int | None
-Float = float | None
-Text = str | None
-Flag = bool | None
-# Values that no run can have make a record invalid, so that it is set aside by its name. A tensor may have no bytes,
-# but no process runs without memory, and no step takes no time.
-Bytes = NonNegativeInt | None
-Peak = PositiveInt | None
-
-
-class Section(BaseModel):
-    """A section of a record. It is empty if nothing in it is known."""
-
-    model_config = ConfigDict(protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS)
 
 
 def _safe_name(name: str) -> str:
@@ -73,299 +59,10 @@ def _moment(text: str) -> str:
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
-def _recorded(hint: Any) -> tuple[Any, None]:
-    """The type of a setting in a record: a path is a text, and any setting may be unknown in an older record."""
-    if Path in (hint, *get_args(hint)):
-        return Text, None
-    return hint | None, None
-
-
-# The types of the flags without their bounds: a refused value is recorded as it was given.
-SETTINGS: dict[str, Any] = {name: _recorded(hint) for name, hint in get_type_hints(Flags).items()}
-_Settings: Any = create_model("_Settings", __base__=Section, **SETTINGS)
-
-
-class Requested(_Settings):
-    """What was asked for: every setting of the trainer, the arm, and the published script's repair."""
-
-    arm: Text = None
-    config_file: Text = None
-    repair: Text = None
-    hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
-    bandwidth_mbit: float | Literal["unlimited"] | None = None
-    checkpoint_every: Int = None  # of records that saved checkpoints and resumed, which takes time
-
-
-class Promised(Section):
-    """What a user's own script, its config files and its launcher ask for, before anything is prepared.
-
-    Empty in a run of this study's trainer, where the arm and the settings say it. None: not specified.
-    """
-
-    source: Text = None  # where it was read: "Accelerate's environment", a file's name, "TrainingArguments"
-    ranks: Int = None  # WORLD_SIZE
-    deepspeed: Flag = None
-    fsdp: Flag = None
-    stage: Int = None
-    offload_optimizer: Text = None
-    offload_param: Text = None
-    clipping: Float = None  # 0: off
-    accumulation: Int = None
-    precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
-    weights: Text = None  # the dtype of the model before it was prepared: "bfloat16"
-    optimizer: Text = None  # its class before it was prepared
-    checkpointing: Flag = None
-
-
-class Watched(Section):
-    """A user's own script under `study.watch`. Empty in a run of this study's own scripts."""
-
-    script: Text = None
-    loop: Text = None  # the kind of loop: accelerate, deepspeed, torch, or the class of a Trainer
-    model: Text = None  # its class
-    looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
-    not_timed: list[int] = []  # other steps without a time: the first ones, and those with an evaluation
-    rows_per_pass: Int = None  # of one rank; None if they differ
-    timed_rows: Int = None  # of all ranks, in the timed steps
-    timed_tokens: Int = None
-    clip_grad_norm: Float = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
-    host_freed_bytes: list[int] = []  # of each rank: its highest resident memory before the loop, less that then
-    loss_parts: Int = None  # the library divides the loss of each pass by it
-    loss_divisor: Float = None  # the script's own last division of a loss, before the library's
-    passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
-    rows_per_rank: list[int] = []  # of a step
-    inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
-
-
-class Cell(Section):
-    """The place of a run in a protocol. All None for a run that was started by hand."""
-
-    protocol: Text = None
-    part: Text = None
-    scale: Text = None
-    repeat: Int = None
-
-
-class ScriptTraining(Section):
-    """One training of document 002's published script, which runs several in one process."""
-
-    name: str
-    batch: int
-    weights_from: Text = None
-    trained_by: Text = None
-    optimizer: Text = None
-    arguments_say_deepspeed: Flag = None
-    steps: PositiveInt
-    training_s: PositiveFloat
-    checkpoint_bytes: Int = None
-    peak_bytes: Peak = None
-    printed_peak_bytes: Int = None
-    losses: Annotated[list[float], Field(min_length=1)]
-    evals: list[dict[str, float]] = []
-    deepspeed_initialize_calls: Int = None
-
-
-class MemoryCap(Section):
-    """A smaller device, emulated."""
-
-    bytes: int
-    emulated_by: str
-
-
-class Saved(Section):
-    """The files that `--save` wrote."""
-
-    bytes: int
-    parameters: int
-    dtypes: list[str]
-
-
-class Observed(Section):
-    """What really ran, read back from the prepared objects. No value is copied from the settings."""
-
-    arm: Text = None
-    distributed_type: Text = None
-    device: Text = None
-    ranks: PositiveInt | None = None
-    ranks_counted: Int = None  # the number of ranks in a real collective
-    virtual_ranks: Int = None
-    backend: Text = None
-    wrapper: Text = None
-    optimizer: Text = None
-    optimizer_settings: dict = {}
-    stage: Int = None
-    offload_optimizer: Text = None
-    offload_param: Text = None
-    clipping: Float = None
-    accumulation: Int = None
-    bucket_elements: Int = None
-    bucket_bytes: Int = None
-    overlap: Flag = None
-    deepspeed: dict | None = None  # the config that the engine resolved
-    fsdp: dict | None = None  # units, mesh, policies; None without FSDP2
-    attention: Text = None
-    checkpointing: Flag = None
-    compiled: Flag = None
-    threads: Int = None
-    autocast: Text = None
-    loss_scale: Float = None
-    tf32: Flag = None
-    parameters: PositiveInt | None = None
-    held_parameters: Int = None
-    trained_parameters: Int = None  # None in records before weights could be frozen
-    held_parameters_per_rank: list[int] = []
-    second_partition_ranks: Int = None  # ranks that share a second copy of the weights; None without hpZ
-    second_partition_parameters: Int = None  # elements of that copy on this rank at the update
-    sequence_ranks: Int = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
-    tensor_ranks: Int = None  # ranks that divide each layer among themselves; None without AutoTP
-    built_in_parts: Flag = None  # stage 3: no rank ever held the whole model
-    linear_parameters_kept: Int = None  # stage 3: gathered, and kept for the backward pass
-    dtypes: dict[str, str | None] = {}
-    steps: Int = None
-    rows_per_step: PositiveInt | None = None
-    tokens_per_step: Int = None
-    learning_rates: list[float] = []
-    weights_checksum: Text = None  # before the first step
-    data_checksum: Text = None
-    data_source: Text = None
-    memory_cap: MemoryCap | None = None
-    saved: Saved | None = None
-    patches: list[str] = []  # names of the study's patches to libraries
-    instruments_failed: Text = None  # why the instruments gave no numbers
-    save_failed: Text = None
-    runs: list[ScriptTraining] = []
-    logging_steps: Int = None
-
-
-class Device(Section):
-    name: str
-    memory_bytes: int
-
-
-class Hardware(Section):
-    """The machine, without its name or address."""
-
-    devices: list[Device] = []
-    driver: Text = None
-    cpu: Text = None
-    cores: Int = None
-    host_memory_bytes: Int = None
-    disk_total_bytes: Int = None
-    disk_free_bytes: Int = None
-    system: Text = None
-
-    @property
-    def gpus_line(self) -> str:
-        """Return the GPUs in words: "2 x NVIDIA H200", or "no GPU"."""
-        counts = Counter(device.name for device in self.devices)
-        return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPU"
-
-
-class Machine(Section):
-    """One machine of a run on several."""
-
-    ranks: list[int] = []
-    hardware: Hardware = Hardware()
-    interface: Text = None  # the network interface for its collectives
-
-
-class Evaluation(Section):
-    """Loss and metric of an evaluation, after `step` optimizer steps."""
-
-    step: int
-    eval_loss: float
-    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-    perplexity: Float = None
-
-
-class Loss(Section):
-    """Losses averaged over ranks. A virtual run has none."""
-
-    train: list[float] = []
-    eval: list[Evaluation] = []
-
-
-class Time(Section):
-    """Seconds of the timed steps."""
-
-    setup_s: NonNegativeFloat | None = None
-    step_s: list[PositiveFloat] = []  # of each step, on its slowest rank
-    window_s: PositiveFloat | None = None  # wall time of all timed windows
-    flops_per_rank_and_step: Float = None
-
-
-class RankMemory(Section):
-    """Peaks of one rank. The device's are None without a GPU."""
-
-    peak_allocated_bytes: Peak = None
-    peak_reserved_bytes: Peak = None
-    device_used_bytes: Peak = None
-    host_peak_bytes: Peak = None
-    host_pinned_peak_bytes: Bytes = None
-    host_resident_bytes: Bytes = None
-    nvme_read_bytes: Bytes = None
-    nvme_written_bytes: Bytes = None
-
-
-class RankComponents(Section):
-    """One rank's memory at the peak of a step and after it, by component, in bytes."""
-
-    at_peak: dict[str, NonNegativeInt] | None = None
-    after_step: dict[str, NonNegativeInt] = {}
-    tracked_peak_bytes: PositiveInt
-    tracked_peak_step_before_bytes: Bytes = None
-    allocator_peak_bytes: Bytes = None  # of the same step; includes what libraries allocate
-    tracked_mean_bytes: Float = None
-
-
-class Components(Section):
-    per_rank: list[RankComponents] = []
-
-
-class Memory(Section):
-    setup_per_rank: list[RankMemory | None] = []  # None: a virtual rank without values
-    per_rank: list[RankMemory] = []
-    components: Components = Components()
-
-
-class Collective(Section):
-    """Calls and bytes of one kind of collective in one step. Bytes are those of the full tensor."""
-
-    calls: NonNegativeInt
-    bytes: NonNegativeInt
-    bytes_by_dtype: dict[str, NonNegativeInt]
-    bytes_by_group: dict[str, NonNegativeInt] = {}  # by the ranks that take part, such as "0 2", if not all do
-
-    def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
-        """Return the bytes by the ranks that take part, with so many ranks in all."""
-        groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
-        rest = self.bytes - sum(groups.values())
-        if rest or not groups:
-            groups[tuple(range(ranks))] = rest
-        return groups
-
-
-class Traffic(Section):
-    per_rank: list[dict[str, Collective]] = []
-    kernel_bytes_written: list[NonNegativeInt | None] = []
-
-
-class Energy(Section):
-    joules_per_rank: list[NonNegativeFloat | None] = []
-    steps: Int = None
-
-
-class Error(Section):
-    """Why a run is not done."""
-
-    kind: str
-    message: str
-    where: Text = None
-    what_to_do: str
-
-
-class Record(Section):
+class Record(BaseModel):
     """Everything about one run."""
+
+    model_config = Section.model_config
 
     # Whatever it was read from, it is of the newest schema now.
     schema_version: Annotated[Literal[1, 2, 3], AfterValidator(lambda _: SCHEMA), Field(alias="schema")] = 3

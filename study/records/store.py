@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from study.core import files
 from study.core.errors import Stop
 from study.core.files import load as load_file
-from study.records.schema import OLD_ENDINGS, Cell, Error, Record
+from study.records.schema import OLD_ENDINGS, Record
+from study.records.sections import Cell, Error
 
 RECORD = "record.json"
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run

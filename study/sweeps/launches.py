@@ -17,7 +17,7 @@ from study.core import arms, machine
 from study.core.errors import Stop
 from study.core.machine import die_with_parent, is_stopped, oom_kills
 from study.core.settings import flag
-from study.records import schema, store
+from study.records import sections, store
 from study.records.schema import Record
 from study.sweeps import outcomes
 from study.sweeps.protocol import SCRIPTS, Cell
@@ -43,14 +43,14 @@ class Turn:
         return f"{self.cell.name}-r{self.repeat}"
 
     @property
-    def declared(self) -> schema.Cell:
+    def declared(self) -> sections.Cell:
         """The place of this run in its experiment, for the record."""
         cell = self.cell
-        return schema.Cell(protocol=cell.protocol, part=cell.part, scale=cell.scale, repeat=self.repeat)
+        return sections.Cell(protocol=cell.protocol, part=cell.part, scale=cell.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
         """A record of this cell, in case the trainer leaves none."""
-        requested = schema.Requested(**self.cell.settings, arm=self.cell.arm)
+        requested = sections.Requested(**self.cell.settings, arm=self.cell.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
 

@@ -16,7 +16,8 @@ from study.core.arms import Arm
 from study.core.settings import Settings
 from study.measure import hardware
 from study.records import metrics, store
-from study.records.schema import Evaluation, Record
+from study.records.schema import Record
+from study.records.sections import Evaluation
 
 if TYPE_CHECKING:
     from study.training.run import History, Run

@@ -13,7 +13,7 @@ from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import difference, disk_bytes, written_bytes
 from study.records import store
-from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time
+from study.records.sections import Components, Energy, Loss, RankMemory, Saved, Time
 from study.training import ending
 from study.training.preparation import flops_per_row
 from study.training.run import History, Run

@@ -18,7 +18,7 @@ from study.core.machine import cap_private_memory, is_alive, oom_kills, usable_c
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
-from study.records.schema import Machine, MemoryCap
+from study.records.sections import Machine, MemoryCap
 
 if TYPE_CHECKING:
     from study.training.run import Run

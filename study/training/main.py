@@ -20,7 +20,8 @@ from study.core.options import parsed
 from study.core.settings import Flags, Settings, check, check_steps, resolve
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
-from study.records.schema import Record, Time
+from study.records.schema import Record
+from study.records.sections import Time
 from study.training import ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from study.core.arms import Arm
 from study.core.models.build import WithoutValues
 from study.measure.hardware import CUDA
-from study.records.schema import MemoryCap
+from study.records.sections import MemoryCap
 
 applied: set[str] = set()  # the names of the patches that were applied
 

@@ -16,7 +16,7 @@ from study.core.errors import Stop
 from study.core.models.build import GROUPED, WithoutValues, freeze
 from study.core.settings import Settings
 from study.measure import readback
-from study.records.schema import Observed
+from study.records.sections import Observed
 from study.training import models, patches, tasks
 from study.training.display import quiet
 from study.training.run import Run

@@ -18,7 +18,8 @@ from study.measure.clock import Clock
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records import store
-from study.records.schema import Evaluation, RankMemory, Record
+from study.records.schema import Record
+from study.records.sections import Evaluation, RankMemory
 from study.training.data import Data, Rows, part_of_rows
 from study.training.display import print_window, write_step
 

@@ -26,7 +26,8 @@ from study.core.text import joined
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives, store
-from study.records.schema import Record, Requested
+from study.records.schema import Record
+from study.records.sections import Requested
 from study.training import models, patches
 from study.training.display import log_to, quiet, say
 from study.training.launch import Launch, on_several_machines

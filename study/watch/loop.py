@@ -26,7 +26,7 @@ from study.core.settings import AUTOCAST
 from study.measure import roles, traffic
 from study.measure.components import ComponentLook
 from study.measure.readback import device_of
-from study.records.schema import Collective, RankComponents
+from study.records.sections import Collective, RankComponents
 from study.watch.steps import Step
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from study.core.text import size, wrapped
 from study.measure import roles
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store
-from study.records.schema import (
+from study.records.schema import Record
+from study.records.sections import (
     Collective,
     Components,
     Loss,
@@ -21,7 +22,6 @@ from study.records.schema import (
     Observed,
     RankComponents,
     RankMemory,
-    Record,
     Section,
     Time,
     Traffic,

@@ -15,7 +15,8 @@ from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop
 from study.core.settings import AUTOCAST
 from study.records import store
-from study.records.schema import Promised, Record
+from study.records.schema import Record
+from study.records.sections import Promised
 
 MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
 RECORD = "record"

@@ -24,7 +24,8 @@ from study.measure import hardware, readback, roles
 from study.measure.collectives import CollectiveLog
 from study.measure.memory import freed_bytes, peaks
 from study.records import store
-from study.records.schema import Record, Watched
+from study.records.schema import Record
+from study.records.sections import Watched
 from study.watch import monitor, results, trends
 from study.watch.loop import Instruments, Loop
 from study.watch.results import RankMeasurements
