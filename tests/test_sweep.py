@@ -60,7 +60,7 @@ class Listener:
     def start(self, turn):
         self.started.append(turn)
 
-    def end(self, turn, outcome, ran=None):
+    def end(self, turn, outcome):
         self.ends.append(outcome)
 
     def __getattr__(self, name):

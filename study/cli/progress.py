@@ -56,9 +56,9 @@ class Progress:
                 position = f"step {newest['step']}" + ("" if loss is None else f"  loss {loss:.4f}")
             self._draw(self.live, f"  {position}  {seconds:.0f} s")
 
-    def end(self, turn: Turn, outcome: Outcome, ran: bool) -> None:
-        self.ran_now |= ran
-        status = outcome.status if ran or outcome.status != "done" else "done before"
+    def end(self, turn: Turn, outcome: Outcome) -> None:
+        self.ran_now |= outcome.ran
+        status = outcome.status if outcome.ran or outcome.status != "done" else "done before"
         reason = f": {outcome.reason}" if outcome.reason else ""
         self.say(f"{self._position(turn)}  {status}{reason}")
 

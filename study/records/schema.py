@@ -39,8 +39,7 @@ MEASURE_VERSION = 3
 # How a run ended. oom: of the device, or of its host. killed: by a signal. An error says why a run is not done.
 Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diverged"]
 OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
-MOST_LOSS = 1e6  # a diverged training may pass it, but that is not done
-KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
+MOST_LOSS = 1e6
 
 
 def _safe_name(name: str) -> str:
@@ -100,50 +99,59 @@ class Record(BaseModel):
         return record
 
     @model_validator(mode="after")
-    def _is_complete(self):
-        """Refuse a finished run without all its sections or with a loss that no training has."""
-        needed = {"running": [], "done": [*KNOWN_OF_ANY_SCRIPT]}.get(self.status, ["error"])
-        if self.status == "done" and not self.is_watched:  # a user's own script may have any loss, and none
-            needed += ["requested", "time"]
-            losses = [*self.loss.train, *(each.eval_loss for each in self.loss.eval)]
-            losses += [loss for each in self.observed.runs for loss in each.losses]
-            if not self.is_virtual:
+    def _has_its_sections(self):
+        """Refuse a run that has ended, but does not say how it went."""
+        needed = ["error"]  # why it is not done
+        if self.status == "running":
+            needed = []
+        elif self.status == "done":
+            needed = ["finished_utc", "observed", "hardware", "software"]
+            if not self.is_watched:  # of a user's own script settings, times and losses may stay unknown
+                needed += ["requested", "time"]
+            if not self.is_watched and not self.is_virtual:
                 needed.append("loss")
-            if not all(0 < loss < MOST_LOSS for loss in losses):
-                raise ValueError(f"losses are from {min(losses):g} to {max(losses):g}, but should be above 0")
         for name in needed:
             if getattr(self, name) == Record.model_fields[name].default:
                 raise ValueError(f"status is {self.status}, but {name!r} is empty")
         return self
 
+    @model_validator(mode="after")
+    def _has_possible_losses(self):
+        """Refuse a training of ours that is done with a loss that no training has."""
+        losses = [*self.loss.train, *(each.eval_loss for each in self.loss.eval)]
+        losses += [loss for each in self.observed.runs for loss in each.losses]
+        is_ours = self.status == "done" and not self.is_watched  # other people's losses may have any value
+        # Cross entropies are above 0. A diverged training may pass the bound, but that is not done.
+        if is_ours and losses and not 0 < min(losses) <= max(losses) < MOST_LOSS:
+            raise ValueError(f"losses are from {min(losses):g} to {max(losses):g}, but should be above 0")
+        return self
+
     @property
     def is_virtual(self) -> bool:
-        """Return whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
+        """Whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
         return bool(self.observed.virtual_ranks or self.requested.virtual_ranks)
 
     @property
     def is_script(self) -> bool:
-        """Return whether this is a run of document 002's published script, not of this study's trainer."""
+        """Whether this is a run of document 002's published script, not of this study's trainer."""
         return self.requested.repair is not None or bool(self.observed.runs)
 
     @property
     def is_watched(self) -> bool:
-        """Return whether this is a run of a user's own script."""
+        """Whether this is a run of a user's own script."""
         return self.watched != Watched()
 
     @property
     def arm(self) -> str:
-        """Return the arm of the settings; for a user's own script, the arm that its prepared objects are."""
+        """The arm of the settings; for a user's own script, the arm that its prepared objects are."""
         return self.requested.arm or self.observed.arm or "unknown"
 
     @property
     def wall_s(self) -> float | None:
-        """Return the seconds from start to end."""
+        """Seconds from start to end."""
         if self.finished_utc is None:
             return None
-        start, end = (
-            datetime.datetime.fromisoformat(text).astimezone() for text in (self.started_utc, self.finished_utc)
-        )
+        start, end = map(datetime.datetime.fromisoformat, (self.started_utc, self.finished_utc))
         return (end - start).total_seconds()
 
     @property
@@ -161,10 +169,11 @@ def _without_nulls(value):
 
 
 def _cell_of_folder(record: dict) -> dict:
-    """Return the part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
+    """The part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
     name = str(record.get("run_id"))
     arm = (record.get("requested") or {}).get("arm")
+    # A run that was started by hand has any name, and no place in a protocol.
     if not arm or f"-{arm}" not in name:
         return {}
     repeat = re.search(r"-r(\d+)\.\d+$", name)
-    return {"part": name.split(f"-{arm}")[0], "repeat": int(repeat[1]) if repeat else None}
+    return {"part": name.split(f"-{arm}")[0], "repeat": repeat and int(repeat[1])}

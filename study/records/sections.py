@@ -222,7 +222,7 @@ class Hardware(Section):
 
     @property
     def gpus_line(self) -> str:
-        """Return the GPUs in words: "2 x NVIDIA H200", or "no GPU"."""
+        """The GPUs in words: "2 x NVIDIA H200", or "no GPU"."""
         counts = Counter(device.name for device in self.devices)
         return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPU"
 
@@ -303,8 +303,9 @@ class Collective(Section):
     bytes_by_group: dict[str, NonNegativeInt] = {}  # by the ranks that take part, such as "0 2", if not all do
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
-        """Return the bytes by the ranks that take part, with so many ranks in all."""
+        """Bytes by the ranks that take part, of `ranks` in all."""
         groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
+        # Bytes of no named group went among all ranks. Nothing at all did, too.
         rest = self.bytes - sum(groups.values())
         if rest or not groups:
             groups[tuple(range(ranks))] = rest

@@ -8,16 +8,14 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
-import functools
 import glob
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -42,17 +40,12 @@ BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the re
 GROWTH = 1.25  # a try that was cut off needs more time than it had, and another may take a little longer
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a turn ended: the status and reason in its record, or "left" if it was not started."""
 
     status: str
     reason: str | None = None
-
-    @classmethod
-    def from_record(cls, record: Record) -> "Outcome":
-        error = record.error
-        return cls(record.status, f"{error.message}. What to do: {error.what_to_do}" if error else None)
+    ran: bool = False  # now, and not in an earlier sweep
 
 
 def plan(cells: list[Cell], repeats: int) -> list[Turn]:
@@ -110,65 +103,61 @@ def sweep(
 
     With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
-    run = _Sweep(runs, timeout_s, nvme_dir, progress, num_gpus())
+    over = math.inf  # when the sweep's time ends
+    ended: list[Outcome] = []
+
+    def launch(turn: Turn) -> Record:
+        progress.start(turn)
+        folder = safe_join(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
+        return launches.run(turn, folder, timeout_s, over, nvme_dir, progress.step)
+
+    def attempt(cell: Cell) -> str:
+        this = Turn(cell, turn.repeat)
+        outcome = outcome_of(this, runs, over, launch)
+        ended.append(outcome)
+        progress.end(this, outcome)
+        return outcome.status
+
     with lock_runs_folder(runs):
         if minutes is not None:
-            run.over = time.monotonic() + 60 * minutes
+            over = time.monotonic() + 60 * minutes
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
         for turn in turns:
             if turn.cell.rungs:
-                progress.say(search(turn.cell, functools.partial(run.attempt, repeat=turn.repeat)))
+                progress.say(search(turn.cell, attempt))
             else:
-                run.attempt(turn.cell, turn.repeat)
+                attempt(turn.cell)
             progress.next()
-    return run.outcomes
+    return ended
 
 
-@dataclass
-class _Sweep:
-    runs: Path
-    timeout_s: float
-    nvme_dir: Path | None
-    progress: Any
-    gpus: int
-    over: float = math.inf  # when the sweep's time ends
-    outcomes: list[Outcome] = field(default_factory=list)
-
-    def attempt(self, cell: Cell, repeat: int) -> str:
-        """Run a cell unless it is done, cannot run here, or has no time left. Return its status."""
-        turn = Turn(cell, repeat)
-        ran = False
-        try:
-            record = done_before(self.runs, turn)
-            left_s = self.over - time.monotonic()
-            needed_s = expected_s(cell, self.runs)
-            if record is not None:
-                outcome = Outcome.from_record(record)
-            elif stop := why_not(cell, self.gpus):
-                # A record, so that it is a row in every table.
-                folder = safe_join(self.runs, f"{turn.name}.0")
-                folder.mkdir(exist_ok=True)
-                outcome = Outcome.from_record(outcomes.write_end(folder, turn.new_record(folder), stop))
-            elif left_s <= needed_s:
-                outcome = Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
-            else:
-                ran = True  # said before the launch, as that may raise
-                outcome = Outcome.from_record(self._launch(turn))
-        except OSError as error:
-            # --- its folder is gone or full: one cell is lost, or no other could be kept either
-            if error.errno in FULL or not self.runs.is_dir():
-                what = f"the sweep cannot write to {self.runs} ({error.strerror})"
-                raise Stop(what, "make room, and start the sweep again") from error
-            what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
-            outcome = Outcome("failed", f"{what}. What to do: start the sweep again")
-        self.outcomes.append(outcome)
-        self.progress.end(turn, outcome, ran)
-        return outcome.status
-
-    def _launch(self, turn: Turn) -> Record:
-        self.progress.start(turn)
-        folder = safe_join(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
-        return launches.run(turn, folder, self.timeout_s, self.over, self.nvme_dir, self.progress.step)
+def outcome_of(turn: Turn, runs: Path, over: float, launch: Callable[[Turn], Record]) -> Outcome:
+    """Launch a turn unless it is done, cannot run here, or has no time left."""
+    ran = False
+    try:
+        record = done_before(runs, turn)
+        left_s = over - time.monotonic()
+        needed_s = expected_s(turn.cell, runs)
+        if record is None and (stop := why_not(turn.cell, num_gpus())):
+            # A record, so that it is a row in every table.
+            folder = safe_join(runs, f"{turn.name}.0")
+            folder.mkdir(exist_ok=True)
+            record = outcomes.write_end(folder, turn.new_record(folder), stop)
+        elif record is None and left_s <= needed_s:
+            return Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
+        elif record is None:
+            record = launch(turn)
+            ran = True
+    except OSError as error:
+        # --- its folder is gone or full: this cell is lost, or no other could be kept either
+        if error.errno in FULL or not runs.is_dir():
+            what = f"the sweep cannot write to {runs} ({error.strerror})"
+            raise Stop(what, "make room, and start the sweep again") from error
+        what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
+        return Outcome("failed", f"{what}. What to do: start the sweep again")
+    if record.error is None:
+        return Outcome(record.status, None, ran)
+    return Outcome(record.status, f"{record.error.message}. What to do: {record.error.what_to_do}", ran)
 
 
 @contextlib.contextmanager
