@@ -22,12 +22,6 @@ def own(path: Path, text: str) -> Adapter:
     return Adapter(path.stem, str(path), "mine")
 
 
-def ddp(folder: Path, fault: bool) -> Adapter:
-    """Return the adapter of DDP in a file of its own. A fault makes its gradients a little too large."""
-    text = ADAPTERS["ddp"].path.read_text()
-    return own(folder / "mine.py", text.replace("loss / trainer", "loss * 1.001 / trainer") if fault else text)
-
-
 # --- the suite finds faults ----------------------------------------------------------------------------------------
 
 PLANTED = {  # what an adapter says, what it then says, and a property that finds it
@@ -39,7 +33,7 @@ PLANTED = {  # what an adapter says, what it then says, and a property that find
     "the schedule counts ranks": ("ddp", "scheduler.step()", "scheduler.step(), trainer.scheduler.step()", "schedule"),
     "the optimizer is not saved": ("ddp", '"optimizer", "scheduler")', '"scheduler")', "checkpoint"),
     "master weights are rounded": (
-        "fsdp",
+        "fsdp2",
         "MixedPrecisionPolicy(BF16, ",
         "model.bfloat16() and (",
         "bf16-master-weights",
@@ -50,7 +44,7 @@ PLANTED = {  # what an adapter says, what it then says, and a property that find
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_planted_into_an_adapter_is_found(fault, ranks, tmp_path):
     name, before, after, wanted = PLANTED[fault]
-    text = ADAPTERS[name if name == "ddp" else "fsdp2"].path.read_text()
+    text = ADAPTERS[name].path.read_text()
     assert text.count(before) == 1
     answer = ranks.ask(own(tmp_path / f"{wanted}.py", text.replace(before, after)), PROPERTIES[wanted])
     assert (answer.answer, answer.kind) == ("fails", "differs")
@@ -62,17 +56,23 @@ def script_of(adapter: Adapter, name: str, folder: Path) -> Path:
     return folder / f"{adapter.name}-{name}.py"
 
 
-@pytest.mark.parametrize(("fault", "code"), [(True, 1), (False, 0)])
-def test_a_failure_is_a_script_of_its_own(fault, code, tmp_path):
+def script_of_ddp(folder: Path, factor: str, name: str = "momentum") -> Path:
+    """The script of DDP and a property. Gradients that are a factor too large are a fault."""
+    text = ADAPTERS["ddp"].path.read_text().replace("loss / trainer", f"loss * {factor} / trainer")
+    return script_of(own(folder / "mine.py", text), name, folder)
+
+
+@pytest.mark.parametrize(("factor", "code"), [("1.001", 1), ("1", 0)])
+def test_a_failure_is_a_script_of_its_own(factor, code, tmp_path):
     """The ranks are forked here; the script starts them itself in the slow test."""
-    done = ranks_of(script_of(ddp(tmp_path, fault), "momentum", tmp_path).read_text(), tmp_path)
+    done = ranks_of(script_of_ddp(tmp_path, factor).read_text(), tmp_path)
     assert (done.code, "is allowed" in done.output) == (code, bool(code)), done.output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "name", "code"), [(True, "momentum", 1), (False, "checkpoint", 0)])
-def test_the_script_starts_its_ranks(fault, name, code, tmp_path):
-    alone = [sys.executable, "-I", script_of(ddp(tmp_path, fault), name, tmp_path)]
+@pytest.mark.parametrize(("factor", "name", "code"), [("1.001", "momentum", 1), ("1", "checkpoint", 0)])
+def test_the_script_starts_its_ranks(factor, name, code, tmp_path):
+    alone = [sys.executable, "-I", script_of_ddp(tmp_path, factor, name)]
     done = subprocess.run(alone, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == code, done.stderr[-2000:]
 
@@ -98,7 +98,7 @@ ENDINGS = {  # of a library that fails while it builds the training; "adapter": 
     "import os; os.kill(os.getpid(), 11)": ("fails", "a rank ended with exit code -11"),
     "import torch.distributed as d; d.get_rank() or d.barrier(); import time; time.sleep(60)": ("fails", "hangs"),
 }
-REST = "".join(f"def {name}(*_): pass\n" for name in ("forward_backward", "step", "whole_weights", "gradient_norm"))
+REST = "".join(f"def {name}(*_): pass\n" for name in ("forward_backward", "step", "whole_weights"))
 
 
 @pytest.mark.parametrize(("line", "expected"), ENDINGS.items())
@@ -143,8 +143,6 @@ def test_the_tables_are_whole():
         assert callable(getattr(checks, each.check))
         assert issubclass(getattr(models, each.case.get("model", "Plain")), models.Plain)
         assert set(each.case) <= settings
-        assert len(each.sentence) >= 20, each.name
-        assert each.source
     for each in suite.EXPLAINED:
         assert set(each["adapters"]) <= set(ADAPTERS)
         assert set(each["properties"]) <= {*PROPERTIES, "*"}
@@ -191,13 +189,8 @@ def test_a_release_that_loses_gradients_is_seen():
     (lost,) = [names for history, names in changed.items() if "accumulation-4" in names]
     assert {"accumulation-2", "bf16-accumulation", "clip-accumulation"} <= {*lost}
     assert "holds since 0.17.4, fails since 0.17.6, holds since 0.18.3" in changed
-    assert {each.deepspeed for each in bad if each.property == "accumulation-4"} == {
-        "0.17.6",
-        "0.18.0",
-        "0.18.1",
-        "0.18.2",
-    }
-    assert {each.kind for each in bad if each.property == "accumulation-4"} == {"differs"}
+    wrong = {(each.deepspeed, each.kind) for each in bad if each.property == "accumulation-4"}
+    assert wrong == {(release, "differs") for release in ("0.17.6", "0.18.0", "0.18.1", "0.18.2")}
 
 
 def test_a_default_that_changed_is_seen(capsys):
@@ -241,7 +234,6 @@ def test_a_release_is_installed_once(monkeypatch, tmp_path):
     [
         (["zero4"], "'zero4' is neither an adapter nor a file"),
         (["ddp", "--only", "xyz"], "no property has 'xyz' in its name"),
-        (["zero2", "--release", "0.0.1..0.19.8"], r"no answers from deepspeed 0\.0\.1 to 0\.19\.8 are kept"),
         (["zero2", "--release", "0.19.8..0.16.4"], r"no answers from deepspeed 0\.19\.8 to 0\.16\.4 are kept"),
         (["zero4", "--release", "0.16.4..0.19.8"], "no answers of 'zero4' are kept"),
         (["examples/zero_by_hand/adapter.py", "--release", "1.0"], "releases of which library"),

@@ -26,7 +26,7 @@ PRECISIONS = {
     "bf16": (BF16, FP32, 2.0**-8),
     "bf16_pure": (BF16, BF16, 2.0**-8),
 }
-RATE = 0.02
+RATE = 0.02  # small enough for what `bound` says of the Hessian
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": RATE}),
     "momentum": (torch.optim.SGD, {"lr": RATE, "momentum": 0.5}),
@@ -111,6 +111,7 @@ def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
 
 def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor, Tensor]:
     """Return the rows of one rank in one pass. Those of even ranks begin with a positive value, the others' not."""
+    # Each of up to ten ranks and a hundred passes has rows of its own, whatever was drawn before.
     random = torch.Generator().manual_seed(1 + 1000 * update + 10 * passed + rank)
     shape = (2, case.lengths[update % len(case.lengths)], FEATURES)
     inputs, targets = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
@@ -166,6 +167,7 @@ class Reference(Training):
     def gradients(self, update: int) -> float:
         """Sum the gradients of an update into the master weights, and return its loss."""
         losses = []
+        # The order of the sums is that of a group that reduces gradients once an update: passes, then ranks.
         sums: dict[nn.Parameter, Any] = collections.defaultdict(float)  # in fp32; without those that get no gradient
         for rank in range(self.ranks):
             self.model.zero_grad()
@@ -183,12 +185,13 @@ class Reference(Training):
 
     def update(self, update: int) -> None:
         self.losses.append(self.gradients(update))
+        # With an infinite limit nothing is clipped, and the norm is computed all the same.
         norm = nn.utils.clip_grad_norm_(self.master.parameters(), self.case.clip or math.inf)
         self.norms.append(norm.item())
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
-        self.use(dict(self.master.named_parameters()))
+        self.use(dict(self.master.named_parameters()))  # rounded to the dtype of the weights
 
     def use(self, weights: Weights) -> None:
         with torch.no_grad():
@@ -216,9 +219,8 @@ class ShardedTraining(Training):
         for passed in range(self.case.passes):
             batch = microbatch(self.case, update, passed, dist.get_rank())
             losses.append(self.one_pass(batch, last=passed == self.case.passes - 1))
-        self.adapter.step(self.trainer)
+        norm = self.adapter.step(self.trainer)  # None if the library does not know it
         self.losses.append(mean_over_ranks(sum(losses) / len(losses)))
-        norm = self.adapter.gradient_norm(self.trainer)
         if norm is not None:
             self.norms.append(float(norm))
 
@@ -302,12 +304,14 @@ def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights 
     """
     ranks = dist.get_world_size()
     weights, end = seen.weights(), expected.weights()
+    # --- losses and norms: a wrong one says more than the weights that follow from it
     hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
     if len(seen.norms) == len(expected.norms):  # some libraries do not know them
         squares = sum(weight.numel() for weight in end.values()) * PRECISIONS["fp32"][-1]
         hold_numbers(
             seen.norms, expected.norms, lambda update: bound(case, ranks, update) + squares, "the gradient norm"
         )
+    # --- weights: in absolute numbers, for a weight near zero may be off by more than a share of itself
     start = start or first_weights(case)
     moved = largest(end[name] - start[name] for name in start)
     stored = largest(end.values()) * torch.finfo(PRECISIONS[case.precision][1]).eps / 2

@@ -50,7 +50,7 @@ def ranks_agree(build: Build, case: Case) -> None:
 def repeats(build: Build, case: Case) -> None:
     """A second run gives the same bits."""
     first = build(case).run()
-    weights = first.weights()
+    weights = first.weights()  # before the second training: libraries may hold state for the whole process
     second = build(case).run()
     hold_numbers(second.losses, first.losses, lambda update: 0.0, "the loss in the second run")
     hold_weights(second.weights(), weights, 0.0, "the weights of the second run")
@@ -80,16 +80,18 @@ def unmoved(build: Build, case: Case) -> None:
 
 def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:
     """The gradients of two backward passes before a step add up. The adapter is told which is the last."""
+    # --- one update of two passes, of which the adapter believes that each is a whole one
     training = build(case)
     for passed in range(2):
         training.one_pass(microbatch(case, 0, passed, dist.get_rank()), last=passed == 1 or not marked)
     training.adapter.step(training.trainer)
+    # --- the same in the reference
     twice = dataclasses.replace(case, passes=2)
     reference = Reference(twice)
     for group in reference.optimizer.param_groups:
         group["lr"] *= 2  # the reference takes the mean of its two passes
     reference.update(0)
-    reference.losses = []
+    reference.losses = []  # nor has the training any: its passes were called from here
     hold(training, reference, twice)
 
 
@@ -102,8 +104,8 @@ def second_model(build: Build, case: Case) -> None:
     other = build(case, seed=1)
     for update in range(case.updates):
         one.update(update)
-        other.update(update + 10)
-    one.norms = []
+        other.update(update + 10)  # with other rows
+    one.norms = []  # only weights and losses are compared
     hold(one, Reference(case).run(), case)
 
 
@@ -113,12 +115,13 @@ def passes_between(build: Build, case: Case, mode: str) -> None:
     between: list[float] = []
     expected: list[float] = []
     for update in range(case.updates):
-        batch = microbatch(case, update + 20, 0, dist.get_rank())
+        batch = microbatch(case, update + 20, 0, dist.get_rank())  # rows that no update has
         between.append(mean_over_ranks(training.one_pass(batch, mode=mode)))
         with torch.no_grad():
             expected.append(mean_over_ranks(reference.loss(*batch).item()))
         training.update(update)
         reference.update(update)
+    # The losses of the passes between are held to the same bounds as those of updates.
     training.losses, training.norms = between + training.losses, []
     reference.losses = expected + reference.losses
     hold(training, reference, case)
@@ -132,12 +135,12 @@ def weights_in_use(build: Build, case: Case) -> None:
     """An evaluation uses the weights that the training says it has, and not older ones."""
     training = build(case).run()
     weights = training.weights()
-    reference = Reference(case, 1)
+    reference = Reference(case, 1)  # one process with these weights: each rank holds its own loss to it
     batch = microbatch(case, case.updates, 0, dist.get_rank())
     reference.use(weights)
     with torch.no_grad():
         expected = reference.loss(*batch).item()
-    share = 2 * chain(case) * PRECISIONS[case.precision][-1]
+    share = 2 * chain(case) * PRECISIONS[case.precision][-1]  # of a forward pass, no update: `bound` has the reasons
     loss = training.one_pass(batch, mode="evaluate")
     hold_numbers([loss], [expected], lambda update: share, "the loss with these weights")
 
@@ -154,6 +157,7 @@ def checkpoint_whole(build: Build, case: Case, weights_only: bool = False) -> No
     Both run in the same folder. If only the weights are loaded, the optimizer starts anew.
     """
     facts_file = Path("facts.pt")
+    # --- the first launch
     if not facts_file.exists():
         training = build(case)
         facts = {"weights": training.run().weights(), "ranks": dist.get_world_size()}
@@ -161,16 +165,19 @@ def checkpoint_whole(build: Build, case: Case, weights_only: bool = False) -> No
         if dist.get_rank() == 0:
             torch.save(facts, facts_file)
         return
+    # --- the second launch, perhaps with another number of ranks
     facts = torch.load(facts_file, weights_only=True)
-    training = build(case, seed=1)
+    training = build(case, seed=1)  # with other weights: those of the checkpoint must replace them
     training.adapter.load(training.trainer, "saved", weights_only=weights_only)
     hold_weights(training.weights(), facts["weights"], 0.0, "the weights after loading")
+    # --- the reference trains through, and changes its number of ranks where the checkpoint was
     reference = Reference(case, facts["ranks"]).run()
     middle = reference.weights()
     if weights_only:
-        reference.optimizer.state.clear()
+        reference.optimizer.state.clear()  # as a new optimizer begins
     reference.ranks, reference.losses, reference.norms = dist.get_world_size(), [], []
     seen, expected = training.run(start=case.updates), reference.run(start=case.updates)
+    # Rounding has grown over the updates of both launches, and weights moved since the checkpoint.
     hold(seen, expected, dataclasses.replace(case, updates=2 * case.updates), start=middle)
 
 

@@ -28,8 +28,9 @@ def conform(
 
     Args:
         names: The adapters of this study to run, or all; or a file with an adapter of yours. It is Python code, and
-            runs with your rights: run only code that you trust. It defines build, forward_backward, step,
-            whole_weights, gradient_norm, and if it can save and load. examples/zero_by_hand/adapter.py is one.
+            runs with your rights: run only code that you trust. It defines build, forward_backward, step (which
+            returns the norm of the gradients, if it is known), whole_weights, and if it can save and load.
+            examples/zero_by_hand/adapter.py is one.
         only: Run only properties whose name contains this text.
         release: A release of the adapter's library, such as 0.18.1: it is installed from the package index into
             runs/overlays, and its code is run. Two releases, such as 0.16.4..0.19.8: nothing is run, and the kept
@@ -43,6 +44,7 @@ def conform(
         show([{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()])
         show([{"property": each.name, "says": each.sentence, "from": each.source} for each in properties])
         return
+    # --- what releases answered, or answers of today
     if names == ("all",):
         names = tuple(ADAPTERS)
     if ".." in release:
@@ -65,11 +67,13 @@ def _adapter(name: str) -> Adapter:
 def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path | None) -> bool:
     """Hold an adapter to properties, show what came of it, and return whether one failed."""
     found = _answers(adapter, properties, release)
+    # --- kept, for those who asked for that
     if out:
         releases.keep(out / "answers.csv", found)
         for each, answer in zip(properties, found, strict=True):
             if answer.answer == "fails":
                 script.write(out / "scripts" / f"{adapter.name}-{each.name}.py", adapter, each, answer)
+    # --- shown: the answer, a table of axes, and each property that does not hold
     answers = [each.answer for each in found]
     asked = len(found) - answers.count("not applicable")
     say(f"{adapter.name}: {answers.count('holds')} of {asked} properties hold with {libraries(found[0])}.", "")

@@ -68,6 +68,7 @@ class Lora(Plain):
 
     def change(self, width: int) -> None:
         self.requires_grad_(False)
+        # PEFT begins with zeros in `up`. Here both parts of the product have gradients from the first update on.
         self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
         self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])
 
@@ -116,8 +117,10 @@ class OneRank(Plain):
 
     def enter(self, inputs: Tensor) -> Tensor:
         hidden = super().enter(inputs)
-        inputs = inputs.to(self.sometimes.weight.dtype)
-        return hidden + self.sometimes(inputs) if inputs.flatten()[0] > 0 else hidden
+        # `microbatch` makes it positive on even ranks only: on the others the layer gets no gradient.
+        if inputs.flatten()[0] > 0:
+            hidden = hidden + self.sometimes(inputs.to(self.sometimes.weight.dtype))
+        return hidden
 
 
 class Twice(Plain):
@@ -155,8 +158,11 @@ class Reordered(Plain):
     """The order of the blocks depends on the length of the sequence."""
 
     def body(self, hidden: Tensor) -> Tensor:
+        # A way that fetches weights ahead, in the order of the last pass, meets others than it expects.
         blocks = list(self.blocks)
-        for block in blocks if hidden.shape[1] % 2 else reversed(blocks):
+        if hidden.shape[1] % 2 == 0:
+            blocks.reverse()
+        for block in blocks:
             hidden = hidden + torch.tanh(block(hidden))
         return hidden
 
@@ -168,6 +174,7 @@ class Experts(Plain):
 
     def body(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, -2)
+        # The last part is empty: that expert is called, and its gradient is zero or none.
         parts = [*tokens.tensor_split(len(self.blocks) - 1), tokens[:0]]
         mixed = torch.cat([torch.tanh(expert(part)) for expert, part in zip(self.blocks, parts, strict=True)])
         return hidden + mixed.view_as(hidden)
@@ -177,6 +184,7 @@ class Transposed(Plain):
     """A weight whose elements do not lie in the order of its shape."""
 
     def change(self, width: int) -> None:
+        # Transposed, copied and transposed back: the same values, with the strides of the transposed ones.
         weight = self.get_parameter("blocks.0.weight").detach()
         self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
 
@@ -201,6 +209,7 @@ class Delegating(Plain):
             self.inner = inner
 
         def __getattr__(self, name: str) -> Tensor | nn.Module:
+            # nn.Module's own way finds what is registered here: parameters, and the wrapped module.
             try:
                 return super().__getattr__(name)
             except AttributeError:

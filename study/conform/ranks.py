@@ -59,6 +59,7 @@ HOLDS = Outcome(math.inf, "holds")
 def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
     """Hold an adapter to a property."""
     module = _imported(adapter.path)  # here, and not in each rank
+    # Of all that an adapter may lack, only these two functions are left out by choice.
     if each.check.startswith("checkpoint") and not hasattr(module, "save"):
         outcome = Outcome(0, "not applicable", "the adapter has no save")
     elif not adapter.ranks_for(each):
@@ -109,7 +110,7 @@ def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     envs = [env | dict.fromkeys(("RANK", "LOCAL_RANK"), str(number)) for number in range(size)]
     ranks = [FORK.Process(target=_rank, args=(adapter, each, failures, limit_s, env)) for env in envs]
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder):  # checkpoints are relative to it, and so is a rank's log
         for rank in ranks:
             rank.start()
     _wait(ranks, limit_s)
@@ -135,6 +136,7 @@ def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s
 def _wait(ranks: list[ForkProcess], limit_s: float) -> None:
     """Wait until all ranks have ended, but no longer than the limit; less long once one has failed."""
     until = time.monotonic() + limit_s
+    # It wakes when a rank ends, so a property takes no longer than its ranks do.
     while (running := [rank for rank in ranks if rank.is_alive()]) and time.monotonic() < until:
         if any(rank.exitcode for rank in ranks):
             until = min(until, time.monotonic() + GRACE_S)
@@ -170,14 +172,14 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
     library: refused, in its words. So is an `assert` with a message in build, save or load; later it guards the
     library's own state. Anything else is a crash, and the property fails. So is a checkpoint that cannot be loaded.
     """
-    now_s = time.time()
+    now_s = time.time()  # of all ranks: the earliest failure is the cause
     if isinstance(error, Difference):
         return Outcome(now_s, "fails", str(error), "differs")
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     kind = f"{type(error).__name__} in {Path(last.filename).name}, {last.lineno}"
     crashed = isinstance(error, CRASHES)
-    if isinstance(error, CheckpointException):
+    if isinstance(error, CheckpointException):  # it holds the exceptions of ranks; the first one says enough
         error = next(each for each, _ in error.failures.values())
     words = _one_line(str(error))
     if isinstance(error, NotImplementedError) and last.filename == adapter_file:

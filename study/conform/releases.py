@@ -53,6 +53,7 @@ def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict, li
     inside = tried[tried.index(since) : tried.index(until) + 1]
     rows = rows[rows[package].isin(inside)]
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
+    # --- what changed, and of that what is bad
     wide = wide[wide.nunique(axis=1) > 1]  # a question that was not asked of a release has no answer there
     wrong = rows[rows["property"].isin(wide.index) & rows["answer"].isin(["fails", "refused"])]
     bad = [Answer(*row) for row in wrong.itertuples(index=False)]
@@ -71,12 +72,13 @@ def installed(package: str, version: str) -> Path:
     if overlay.exists():
         return overlay
     new = overlay.with_suffix(".new")
+    # Without dependencies: the other libraries must be those of this environment, or two things would change at once.
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    env = os.environ | {"DS_BUILD_OPS": "0"}
+    env = os.environ | {"DS_BUILD_OPS": "0"}  # operators are compiled when a rank asks for one
     done = subprocess.run(
         [*pip, "--target", str(new), f"{package}=={version}"], env=env, stderr=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
         reason = next((line for line in done.stderr.splitlines() if "ERROR" in line), "pip failed")
         raise Stop(f"{package} {version} cannot be installed: {reason}", "name another release")
-    return new.rename(overlay)
+    return new.rename(overlay)  # only a whole one has this name

@@ -52,6 +52,7 @@ os._exit(0)  # gloo's threads may abort an ordinary exit
 def write(path: Path, adapter: Adapter, each: Property, seen: Answer) -> None:
     """Write the script of a failure. It exits with 0 if the property holds, and with 1 if it fails."""
     theirs, case = _source(adapter.path), {"settings": adapter.settings} | each.case
+    # The files stand one after the other, and the adapter is the module itself: its functions are global names.
     if SHARED.stem in adapter.path.read_text():
         theirs = _source(SHARED) + theirs
     about = {"sentence": each.sentence, "source": each.source, "words": seen.words, "libraries": libraries(seen)}

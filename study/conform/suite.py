@@ -59,6 +59,7 @@ class Adapter:
         """Return the ranks of each launch of a property; empty if the adapter cannot have so many."""
         if self.ranks == 2:
             return each.ranks
+        # A property of two ranks is as good on the only number that there is. One that changes it cannot be asked.
         if set(each.ranks) in ({2}, {self.ranks}):
             return (self.ranks,) * len(each.ranks)
         return ()
@@ -85,6 +86,7 @@ def libraries(answer: Answer) -> str:
 
 def _property(row: dict[str, str]) -> Property:
     """Return a row of properties.csv. Its cells are JSON, and texts stand there without quotes."""
+    # Empty cells are defaults. Words are no JSON, and stay as they are.
     case: dict[str, Any] = {name: text for name, text in row.items() if text}
     for name, text in case.items():
         with contextlib.suppress(ValueError):
@@ -144,6 +146,7 @@ class Ranks(ProcessPoolExecutor):
 
 def redirect_output(log: Path) -> None:
     """Write what this process and its libraries print to a file."""
+    # By file descriptor: compilers and C++ code write there, past sys.stdout.
     output = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)

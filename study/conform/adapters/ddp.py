@@ -37,18 +37,15 @@ def forward_backward(trainer, batch, last=True, mode="train"):
 
 
 def step(trainer):
-    trainer.norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
+    norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
     trainer.optimizer.step()
     trainer.scheduler.step()
     trainer.model.zero_grad()
+    return norm
 
 
 def whole_weights(trainer):
     return dict(trainer.model.named_parameters())
-
-
-def gradient_norm(trainer):
-    return trainer.norm
 
 
 def save(trainer, folder):

@@ -51,6 +51,7 @@ def full_weights(module):
     for name, parameter in parameters.items():  # of several, releases until 0.19.6 wait only for the last one on gloo
         with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
             plain[name] = parameter.detach().float().clone()
+    # 16-bit weights are copies: the optimizer has the masters, of those that it trains.
     if next(iter(parameters.values())).dtype == torch.float32:
         return plain
     masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}

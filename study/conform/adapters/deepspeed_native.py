@@ -10,7 +10,7 @@ import torch
 
 def build(model, optimizer, options):
     config = configuration(options)
-    config["zero_force_ds_cpu_optimizer"] = False
+    config["zero_force_ds_cpu_optimizer"] = False  # offloading would demand DeepSpeed's own Adam
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
@@ -22,25 +22,23 @@ def forward_backward(engine, batch, last=True, mode="train"):
     with torch.set_grad_enabled(mode != "evaluate"):
         loss = engine(*batch)
     if mode == "train":
+        # Told of several passes, DeepSpeed counts them, and updates after the last. Otherwise it is told which is last.
         counts = engine.gradient_accumulation_steps() > 1
         if not counts:
             engine.set_gradient_accumulation_boundary(last)
         engine.backward(loss)
         if counts and not last:
-            engine.step()  # DeepSpeed counts the passes, and updates after the last of them
+            engine.step()
     return loss
 
 
 def step(engine):
     engine.step()
+    return engine.get_global_grad_norm()
 
 
 def whole_weights(engine):
     return full_weights(engine.module)
-
-
-def gradient_norm(engine):
-    return engine.get_global_grad_norm()
 
 
 def save(engine, folder):

@@ -14,7 +14,6 @@ BF16 = torch.bfloat16
 def build(model, optimizer, options):
     # fully_shard makes new parameters, so those of the optimizer are found again by their names.
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     if options.precision == "bf16_pure":
         model.bfloat16()
     shape, places = (dist.get_world_size(),), None
@@ -27,16 +26,16 @@ def build(model, optimizer, options):
     if len(names) == len(list(model.named_parameters(remove_duplicate=False))):
         for block in model.blocks:
             fully_shard(block, **common)
-    fully_shard(model, **common)
+    fully_shard(model, **common)  # all that no block has
     sharded = dict(model.named_parameters())
-    for group, members in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [sharded[name] for name in members]
+    for group in optimizer.param_groups:
+        group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
     scheduler = options.schedule(optimizer)
     return SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler, options=options)
 
 
 def forward_backward(trainer, batch, last=True, mode="train"):
-    trainer.model.set_requires_gradient_sync(last)
+    trainer.model.set_requires_gradient_sync(last)  # until then each rank keeps whole gradients
     autocast = torch.autocast("cpu", BF16, enabled=trainer.options.precision == "autocast")
     with torch.set_grad_enabled(mode != "evaluate"), autocast:
         loss = trainer.model(*batch)
@@ -47,18 +46,14 @@ def forward_backward(trainer, batch, last=True, mode="train"):
 
 def step(trainer):
     norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
-    trainer.norm = norm.full_tensor()  # until then each rank has its part
     trainer.optimizer.step()
     trainer.scheduler.step()
     trainer.optimizer.zero_grad()
+    return norm.full_tensor()  # until then each rank has its part
 
 
 def whole_weights(trainer):
     return {name: weight.full_tensor() for name, weight in trainer.model.named_parameters()}
-
-
-def gradient_norm(trainer):
-    return trainer.norm
 
 
 def _state(trainer):

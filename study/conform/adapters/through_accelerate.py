@@ -32,11 +32,12 @@ def build(model, optimizer, options):
         **plugin(model, options),
     )
     assert way in (accelerator.distributed_type, "DDP"), "it would be DDP"
+    # Not prepared: Accelerate would step it once for each rank (accelerate/scheduler.py).
     scheduler = options.schedule(optimizer)
     accelerator.register_for_checkpointing(scheduler)
     model, optimizer = accelerator.prepare(model, optimizer)
     return SimpleNamespace(
-        accelerator=accelerator, model=model, optimizer=optimizer, scheduler=scheduler, clip=options.clip, norm=None
+        accelerator=accelerator, model=model, optimizer=optimizer, scheduler=scheduler, clip=options.clip
     )
 
 
@@ -86,10 +87,10 @@ def forward_backward(trainer, batch, last=True, mode="train"):
 def step(trainer):
     # Under DeepSpeed, Accelerate's backward has done the step already, and this call returns the norm.
     norm = trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.clip or float("inf"))
-    trainer.norm = getattr(norm, "full_tensor", lambda: norm)()  # under FSDP2 each rank has its part
     trainer.optimizer.step()
     trainer.scheduler.step()
     trainer.optimizer.zero_grad()
+    return getattr(norm, "full_tensor", lambda: norm)()  # under FSDP2 each rank has its part
 
 
 def whole_weights(trainer):
@@ -97,10 +98,6 @@ def whole_weights(trainer):
     if trainer.accelerator.distributed_type != "FSDP":
         return full_weights(model)
     return {name: weight.full_tensor() for name, weight in model.named_parameters()}
-
-
-def gradient_norm(trainer):
-    return trainer.norm
 
 
 def save(trainer, folder):
