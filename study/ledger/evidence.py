@@ -14,17 +14,15 @@ from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import load
 from study.core.text import is_number, short
-from study.ledger import selection
-from study.ledger.expressions import FORMULAS, FUNCTIONS, computed
-from study.ledger.selection import MOVED, Quantity
-from study.predict.front import Estimate, Machine, Setup, Transformer, estimate, generic, named, step_time
-from study.records.runs import Run
+from study.predict.front import Machine, Setup, estimate, generic, named, papers, step_time
+from study.records import metrics
+from study.records.compare import paired
+from study.records.runs import Run, Runs
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 REPORTS = ROOT / "reports"
 MAX_BYTES = 4 * 2**20
 UNITS = {"GB": 1e9, "%": 0.01}
-STATES = ("weights", "gradients", "master", "moments")
 Value = float | int | str | bool | None
 # Besides quantities of a record, what its collectives moved.
 MOVED = ("volume", "tensors", "calls")
@@ -55,7 +53,7 @@ class Piece(BaseModel):
         """The value that the evidence gives now, as the sentence names it."""
         value = self.raw(runs)
         if self.unit and is_number(value):
-            return value / parsed_unit(self.unit)[1]
+            return value / UNITS[self.unit]
         return value
 
     def agrees(self, value: Value) -> bool:
@@ -73,15 +71,6 @@ class Piece(BaseModel):
     def __str__(self) -> str:
         value = "" if self.value is None else f" = {short(self.value)} {self.unit}".rstrip()
         return f"{self.kind}: {self.what}{value}" + (f" ({self.note})" if self.note else "")
-
-    def in_unit(self, value: Value) -> Value:
-        return value / UNITS[self.unit] if self.unit and is_number(value) else value
-
-    def agrees(self, value: Value) -> bool:
-        """Return whether a computed value is the one that the sentence names."""
-        if is_number(value) and is_number(self.value):
-            return abs(value - self.value) <= self.tolerance * abs(self.value) + 1e-12
-        return type(value) is type(self.value) and value == self.value
 
 
 def _words(value: object) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from study.core import arms
 from study.core.text import is_number, short, size
 from study.records.groups import by
 from study.records.runs import Run
