@@ -9,7 +9,7 @@ import yaml
 from study.cli.diagnosis import diff
 from study.core.errors import Stop
 from study.watch import sources
-from study.watch.differences import compare, mistakes, same
+from study.watch.differences import compare, mistakes
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = ROOT / "accelerate_configs"
@@ -52,19 +52,17 @@ def known(a: Path, b: Path) -> dict[str, tuple]:
          ZERO | {"deepspeed_config": {"gradient_clipping": -1.0, "zero_stage": 3}}, {"clipping": (1.0, -1.0)}),
         (PLAIN, PLAIN | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
          {"offload_optimizer": ("none", "cpu")}),  # that is what stage 2 does
-        (PLAIN, PLAIN | {"bf16": {"enabled": True}}, {"precision": ("fp32", "cast to bfloat16")}),
         (PLAIN | {"bf16": {"enabled": True}}, PLAIN | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
          {"precision": ("cast to bfloat16", "autocast to bfloat16")}),
         (PLAIN, PLAIN | {"zero_optimization": {"stage": 2, "cpu_offload": True}},
          {"offload_optimizer": ("none", "cpu")}),
         (DDP, DDP | {"fsdp_config": {"fsdp_offload_params": True}}, {}),  # of another distributed_type: not read
-        (PLAIN | {"fp16": {"enabled": True}}, PLAIN | {"fp16": {"enabled": True, "loss_scale": 128}},
-         {"loss scale": (0, 128)}),
         (PLAIN, PLAIN | {"zero_optimization": {"stage": 3}}, {"stage": (2, 3), "overlap_comm": (False, True)}),
         (TRAINER, TRAINER | {"deepspeed": PLAIN},
          {"clipping": (0.5, 1.0), "engine": ("DDP, or one process", "DeepSpeed")}),
         (TRAINER, TRAINER | {"deepspeed": PLAIN | {"gradient_clipping": "auto"}},
          {"engine": ("DDP, or one process", "DeepSpeed")}),
+        (TRAINER | {"learning_rate": "1e-5"}, TRAINER | {"learning_rate": 1e-05}, {}),
         (TRAINER | {"bf16": True}, TRAINER, {"precision": ("autocast to bfloat16", "fp32")}),
         ({"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}, DDP,
          {"engine": ("FSDP", "DDP")}),
@@ -112,7 +110,6 @@ YAML_ALONE = ZERO | {"mixed_precision": None}
 MISTAKES = [  # a config, the DeepSpeed json that it names, and what is wrong
     (PLAIN | {"zero_optimization": ON_PARAM}, None, "offload_param_needs_stage_3"),
     (PLAIN | {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, None, "no_nvme_path_written"),
-    (BATCH | {"gradient_cliping": 1.0}, None, "key_mistyped"),
     (YAML_ALONE, BATCH, None),
     (DDP | {"deepspeed_config": {"zero_stage": 3}}, None, "section_unused"),
     (ZERO | {"deepspeed_config": {"offload_param_device": "cpu"}}, None, "offload_param_needs_stage_3"),
@@ -122,8 +119,6 @@ MISTAKES = [  # a config, the DeepSpeed json that it names, and what is wrong
     ({"distributed_type": "MULTI_GPU", "num_proceses": 2}, None, "key_mistyped"),
     (TRAINER | {"learning_rte": 1e-05}, None, "key_mistyped"),
     (TRAINER, PLAIN | AUTO, None),
-    (BATCH, None, None),
-    (DDP | {"deepspeed_config": {}}, None, None),
 ]  # fmt: skip
 
 
@@ -154,15 +149,6 @@ def test_our_configs_have_no_mistakes():
     paths = [path for path in ARMS.rglob("*") if path.suffix in (".yaml", ".json")]
     assert len(paths) > 40
     assert [each for path in paths for each in mistakes(sources.read(path))] == []
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "equal"),
-    [(1e-5, "1e-5", True), (2, 2.0, True), ([0.9, 0.999], ["0.9", 0.999], True), (True, 1, False), ("a", "b", False),
-     (1, None, False), ([1], [1, 2], False)],
-)  # fmt: skip
-def test_numbers_count_and_not_how_they_are_written(a, b, equal):
-    assert same(a, b) is equal
 
 
 @pytest.mark.parametrize("content", [b"", b"!!python/object/apply:os.system ['echo no']", b"a: 1\n" * 1_000_000])

@@ -140,7 +140,5 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     with pytest.raises(Stop, match="more than 20,971,520 bytes") as stop:
         reading.content(str(log))
     assert "tail -c" in stop.value.remedy
-    hostile = "CUDA out of memory. Tried to allocate 999999999999999 TiB. GPU total capacity of 1 OOM " * 2000
-    assert reading.find(hostile).total is None
     with pytest.raises(Stop, match="at least 1"):
         Described(ranks=0)

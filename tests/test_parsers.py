@@ -17,7 +17,7 @@ from study.predict.outside import published
 from study.records import collectives, store
 from study.records.keeping import redact
 from study.sweeps import protocol
-from study.watch import evidence, trends
+from study.watch import hangs, trends
 from study.watch import sources as configs
 from study.watch.oom import reading
 
@@ -149,8 +149,8 @@ CALL |= {
 }
 DUMP = {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 PARSERS = {
-    "dumps/rank_1.json": Parser(evidence.dumps, DUMP),
-    "dumps/rank_1.pickle": Parser(evidence.dumps, DUMP, pickle.dumps),
+    "dumps/rank_1.json": Parser(hangs.dumps, DUMP),
+    "dumps/rank_1.pickle": Parser(hangs.dumps, DUMP, pickle.dumps),
     "oom.log": Parser(
         lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
     ),

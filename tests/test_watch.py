@@ -94,7 +94,7 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
     seen = record.observed
     assert (seen.accumulation, seen.clipping, seen.rows_per_step) == (2, 0.5, 8)
     assert record.watched.looked_at == active == LOOKED_AT
-    assert (len(record.time.step_s), record.watched.timed_rows, record.watched.timed_tokens) == (5, 40, 5 * 64)
+    assert (len(record.time.step_s), record.watched.timed_tokens) == (5, 5 * 64)
     (rank,) = record.memory.components.per_rank
     assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
     assert rank.at_peak["moments"] == 8 * seen.parameters
@@ -178,8 +178,7 @@ def _ended(folder: Path):
 def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
     _, record = start("tests/bare_loop.py", "single", "--evaluate_in", "7", "13", "--steps", "16")
     assert record.watched.looked_at == [6, 7, 8, 9, 10]
-    assert record.watched.not_timed == [1, 2, 3, 4, 5, 11, 13]
-    assert len(record.time.step_s) == 4
+    assert len(record.time.step_s) == 4, "of 12, 14, 15 and 16: not the step after a look, nor that with an evaluation"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from study.core.text import number_of, say, say_wrapped, wrapped
 from study.predict.front import Wanted
 from study.records import collectives, store
 from study.records.schema import Record
-from study.watch import evidence, hangs, sources, trends
-from study.watch.diagnosis import diagnose as rules
-from study.watch.diagnosis import unknown_rules
+from study.watch import hangs, sources, trends
+from study.watch.diagnosis import judge
 from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding, ordered
 from study.watch.oom.explain import Described, explain
@@ -50,19 +49,20 @@ def _answer(path: Path) -> dict:
     logs = collectives.load(path) if path.is_dir() else []
     if config := sources.read_config(path):
         return answer | {"how": config.words, "findings": list(map(dataclasses.asdict, mistakes(config)))}
-    if not file.exists() and not logs and (path.is_file() or (path.is_dir() and evidence.dumps_in(path))):
-        logs = evidence.dumps(path)
+    if not file.exists() and not logs and (path.is_file() or (path.is_dir() and hangs.dumps_in(path))):
+        logs = hangs.dumps(path)
         answer["how"] = "Flight Recorder dumps"
     elif file.exists() or not logs:
         record = store.read(path if path.is_file() else file)
         logs = [] if record.status == "done" else logs
         steps = trends.findings(trends.load(folder))
-        findings = [*_out_of_memory(record, file), *ordered([*mistakes(sources.read(file)), *steps, *rules(record)])]
+        judged, unknown = judge(record)
+        findings = [*_out_of_memory(record, file), *ordered([*mistakes(sources.read(file)), *steps, *judged])]
         virtual = ", virtual" if record.is_virtual else ""
         arm = record.observed.arm or record.requested.arm or record.observed.wrapper or "unknown"
         answer["run"] = record.run_id
         answer["how"] = f"{arm} on {number_of(record.observed.ranks or 0, 'ranks')}{virtual}, {record.status}"
-        answer |= {"error": record.error and record.error.model_dump(), "not_known": unknown_rules(record)}
+        answer |= {"error": record.error and record.error.model_dump(), "not_known": unknown}
     if logs:
         answer["ranks"] = hangs.state(logs)
         findings = [*hangs.causes(logs), *hangs.hangs(logs), *findings]

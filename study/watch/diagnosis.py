@@ -16,8 +16,8 @@ from study.watch.findings import Finding, finding, ordered
 from study.watch.sources import value_at
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+# Smaller shares and sizes than these get no finding.
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
-ADAMS = (None, "Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 LARGE = 0.1  # of the peak: a smaller share gets no finding
@@ -107,7 +107,7 @@ class Facts:
         return getattr(self.promised, part) or resolved or "none"
 
 
-# --- mistakes ------------------------------------------------------------------------------------------------------
+# --- mistakes. Lines are those of DeepSpeed 0.19.8 and Accelerate 1.15.0 ---------------------------------------------
 
 
 def deepspeed(facts: Facts) -> Results:
@@ -125,6 +125,7 @@ def deepspeed(facts: Facts) -> Results:
 
 def fsdp(facts: Facts) -> Results:
     wrapper = required(facts.observed.wrapper)
+    # Without a GPU Accelerate makes DDP of an FSDP config (state.py:769), and prints nothing.
     if required(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
         yield "fsdp_off_on_a_cpu" if facts.observed.device == "cpu" else "fsdp_off", {}
 
@@ -135,6 +136,7 @@ def ranks(facts: Facts) -> Results:
         yield "separate_trainings", {"counted": counted}
     if facts.ranks == 1 or facts.sharded:
         return
+    # Replicas that share gradients move each of them once a step. What moves a few bytes only averages a loss.
     reduced_bytes = facts.moved_bytes(*REDUCING)
     if reduced_bytes <= FEW * facts.weights_bytes:
         id = "no_wrap" if facts.observed.distributed_type == "NO" else "gradients_not_shared"
@@ -148,9 +150,10 @@ def clipping(facts: Facts) -> Results:
     is_zero = facts.observed.stage is not None
     if is_zero and facts.record.watched.clip_grad_norm not in (None, seen):
         yield "clip_grad_norm_ignored", {}
-    elif requested is None and is_zero and seen > 0:
-        yield "clipping_by_default", {}
-    elif requested is not None and max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
+    elif requested is None:
+        if is_zero and seen > 0:  # 1.0 by default (runtime/constants.py:203)
+            yield "clipping_by_default", {}
+    elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
         yield "clipping_differs" if is_zero else "clipping_missing", {}
 
 
@@ -163,6 +166,7 @@ def accumulation(facts: Facts) -> Results:
     parts = watched.loss_parts or 1
     if parts > 1 and parts != passes:
         yield "accumulate_unused" if passes == 1 else "passes_differ", {}
+    # The script's own division may be for something else, but not if it is by the same number.
     if parts > 1 and watched.loss_divisor == parts:
         yield "loss_divided_twice", {}
     if watched.passes_cleared:
@@ -175,8 +179,7 @@ def rows(facts: Facts) -> Results:
     rows = required(watched.rows_per_rank or None)
     if len(set(rows)) > 1:
         yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
-    seen = facts.observed
-    if seen.tensor_ranks or seen.sequence_ranks:  # they share rows on purpose
+    if facts.observed.tensor_ranks or facts.observed.sequence_ranks:  # they share rows on purpose
         return
     inputs = required(watched.inputs_per_rank or None)
     alike = [rank for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
@@ -189,10 +192,12 @@ def precision(facts: Facts) -> Results:
     weights = facts.weights
     requested = facts.promised.precision
     dtype = AUTOCAST.get(requested or "")
+    # Accelerate leaves the precision to DeepSpeed (state.py:957), which casts all weights (runtime/engine.py:2080).
     if dtype in weights.split() and seen.autocast is None and seen.stage is not None:
         yield "cast_instead_of_autocast", {"dtype": dtype}
     if weights == "float32" and dtype and seen.autocast != requested:
         yield "no_autocast", {}
+    # In bfloat16, an update below a 512th of its weight changes nothing.
     if weights in HALVES and seen.dtypes.get("moments") == weights and not seen.dtypes.get("master"):
         yield "no_fp32_copy", {"weights": weights}
     lowered = "lower_loss_scale_on_overflow" in seen.patches
@@ -205,18 +210,13 @@ def offloading(facts: Facts) -> Results:
     stage = required(seen.stage)
     states = seen.offload_optimizer
     home = facts.requested_home("offload_optimizer")
-    if (home, states) == ("nvme", "cpu") and stage < 3:
+    if (home, states) == ("nvme", "cpu") and stage < 3:  # it only asks for "not none" (zero/stage_1_and_2.py:220)
         yield "nvme_is_cpu", {}
     elif states not in (None, home):
         yield "states_not_offloaded", {"home": home}
     home = facts.requested_home("offload_param")
     if home != "none" and seen.offload_param in (None, "none"):
         yield "weights_not_offloaded", {"home": home}
-
-
-def optimizer(facts: Facts) -> Results:
-    if required(facts.observed.optimizer) == "DeepSpeedCPUAdam" and facts.promised.optimizer not in ADAMS:
-        yield "optimizer_replaced", {}
 
 
 def checkpointing(facts: Facts) -> Results:
@@ -230,27 +230,33 @@ def checkpointing(facts: Facts) -> Results:
 def buckets_and_copies(facts: Facts) -> Results:
     peak = facts.peak
     seen = facts.observed
-    extra = {role: peak.get(role, 0) for role in ("buckets", "master")}
-    is_offloaded = {seen.offload_optimizer, seen.offload_param} - {None, "none"}
-    if facts.stage and facts.ranks == 1 and not is_offloaded:
-        yield "zero_on_one_rank", {"memory_bytes": sum(extra.values())}
-    if facts.stage and facts.weights == seen.dtypes.get("master") == "float32":
-        yield "fp32_copies", {"memory_bytes": extra["master"]}
-    if facts.stage in (1, 2) and seen.overlap and extra["buckets"] >= LARGE * facts.peak_bytes:
-        yield "second_bucket", {"memory_bytes": extra["buckets"] // 2}
-    if facts.stage and extra["buckets"] > facts.states_bytes and (seen.bucket_elements or 0) > facts.parameters // 10:
-        values = {"best": facts.parameters // 10, "states_bytes": facts.states_bytes}
-        yield "buckets_dominate", values | {"memory_bytes": extra["buckets"]}
+    if not facts.stage:
+        return
+    buckets = peak.get("buckets", 0)
+    master = peak.get("master", 0)
+    # On one rank ZeRO divides nothing, and adds copies and buckets: 28 bytes a parameter instead of 16.6, measured.
+    if facts.ranks == 1 and not {seen.offload_optimizer, seen.offload_param} - {None, "none"}:
+        yield "zero_on_one_rank", {"memory_bytes": buckets + master}
+    if facts.weights == seen.dtypes.get("master") == "float32":
+        yield "fp32_copies", {"memory_bytes": master}
+    # Both stages allocate a whole bucket in each backward pass, and a second one to overlap (stage_1_and_2.py:3255).
+    if facts.stage < 3 and seen.overlap and buckets >= LARGE * facts.peak_bytes:
+        yield "second_bucket", {"memory_bytes": buckets // 2}
+    best = facts.parameters // 10
+    if buckets > facts.states_bytes and (seen.bucket_elements or 0) > best:
+        yield "buckets_dominate", {"best": best, "states_bytes": facts.states_bytes, "memory_bytes": buckets}
 
 
 def gathered_weights(facts: Facts) -> Results:
     if facts.stage < 3:
         return
     large = LARGE * facts.peak_bytes
+    # --- between steps: whole tensors below the threshold
     ranks = facts.record.memory.components.per_rank
     kept = max((rank.after_step.get("gathered_weights", 0) for rank in ranks), default=0)
     if kept >= max(large, facts.weights_bytes // 2):
         yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
+    # --- within a step: in the graph of linear layers, or by the defaults, which release nothing below 10^9 elements
     in_graph = (facts.observed.linear_parameters_kept or 0) * facts.element_bytes
     if in_graph >= large and not facts.observed.checkpointing:  # a checkpointed layer frees its graph
         yield "linear_keeps_weights", {"memory_bytes": in_graph}
@@ -281,10 +287,8 @@ def activations(facts: Facts) -> Results:
 def states(facts: Facts) -> Results:
     if facts.ranks > 1 and not facts.sharded and facts.states_bytes >= facts.peak_bytes / 2:
         sharable = facts.peak.get("moments", 0) + facts.peak.get("master", 0)
-        yield (
-            "states_replicated",
-            {"states_bytes": facts.states_bytes, "memory_bytes": sharable - sharable // facts.ranks},
-        )
+        saved = sharable - sharable // facts.ranks
+        yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
 
 
 def loading(facts: Facts) -> Results:
@@ -302,36 +306,36 @@ def traffic(facts: Facts) -> Results:
     """Yield how often a step moves the bytes of all weights that it trains, if accumulation makes it more than once."""
     if required(facts.observed.accumulation) == 1:
         return
-    reduced = {"reductions_repeated": REDUCING} if facts.stage >= 2 else {}
-    if facts.observed.wrapper == "DistributedDataParallel":
-        reduced = {"no_sync_unused": REDUCING}
-    gathered = {"gathers_repeated": ("all_gather",)} if facts.stage == 3 else {}
-    for id, kinds in (gathered | reduced).items():
-        moved = facts.moved_bytes(*kinds)
-        trained = facts.observed.trained_parameters if id == "no_sync_unused" else None
-        times = moved / ((trained or facts.parameters) * facts.element_bytes)
+    # DDP and stage 1 can wait for the last pass; stages 2 and 3 reduce in each (runtime/engine.py:3084), and 3 gathers.
+    moved_by: dict[str, int] = {}
+    trained = facts.parameters
+    if facts.stage == 3:
+        moved_by["gathers_repeated"] = facts.moved_bytes("all_gather")
+    if facts.stage >= 2:
+        moved_by["reductions_repeated"] = facts.moved_bytes(*REDUCING)
+    elif facts.observed.wrapper == "DistributedDataParallel":
+        moved_by["no_sync_unused"] = facts.moved_bytes(*REDUCING)
+        trained = facts.observed.trained_parameters or trained
+    for id, moved_bytes in moved_by.items():
+        times = moved_bytes / (trained * facts.element_bytes)
         if times >= REPEATED:
-            yield id, {"times": times, "traffic_bytes": moved}
+            yield id, {"times": times, "traffic_bytes": moved_bytes}
 
 
-MISTAKES = (deepspeed, fsdp, ranks, clipping, accumulation, rows, precision, offloading, optimizer, checkpointing)
+MISTAKES = (deepspeed, fsdp, ranks, clipping, accumulation, rows, precision, offloading, checkpointing)
 COSTS = (buckets_and_copies, gathered_weights, partitions, activations, states, loading, traffic)
 
 
 def diagnose(record: Record) -> list[Finding]:
     """Return all findings of a record: mistakes, then costs in memory, then costs in traffic, the largest cost first.
 
-    If the list is empty, all rules but those of `unknown_rules` found nothing.
+    If the list is empty, all rules but those that `judge` names found nothing.
     """
-    return _judged(record)[0]
+    return judge(record)[0]
 
 
-def unknown_rules(record: Record) -> list[str]:
-    """Return the names of the rules that need more than the record has."""
-    return _judged(record)[1]
-
-
-def _judged(record: Record) -> tuple[list[Finding], list[str]]:
+def judge(record: Record) -> tuple[list[Finding], list[str]]:
+    """Return the findings of a record, and the names of the rules that need more than the record has."""
     facts = Facts(record)
     about = {"promised": facts.promised, "seen": facts.observed, "watched": record.watched}
     source = facts.promised.source or "the script"
@@ -339,7 +343,7 @@ def _judged(record: Record) -> tuple[list[Finding], list[str]]:
     unknown = []
     for rule in (*MISTAKES, *COSTS):
         try:
-            for id, values in rule(facts):
+            for id, values in rule(facts):  # a rule may find something before it needs what the record lacks
                 findings.append(finding(id, **values, source=source, **about))
         except Unknown:
             unknown.append(rule.__name__.replace("_", " "))

@@ -18,6 +18,7 @@ from study.watch.sources import (
     DEEPSPEED,
     RECORD,
     TRAINER,
+    UNSET,
     Description,
     EffectiveSettings,
     Setting,
@@ -26,11 +27,11 @@ from study.watch.sources import (
     descriptions,
     effective_settings,
     flat,
+    section_at,
     value_at,
     zero_section,
 )
 
-UNSET = Setting(None)
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
 NEAR = 0.85  # similarity of a misspelled key to the right one
@@ -68,7 +69,7 @@ def compare(a: Source, b: Source) -> list[Difference]:
             continue
         if _is_known(difference):
             known.append(difference)
-        elif not (difference.a.is_default or difference.b.is_default):
+        elif not (difference.a.is_default or difference.b.is_default):  # most keys of a library are in one file only
             other.append(replace(difference, description=None))
     return known + other
 
@@ -80,8 +81,8 @@ def _is_known(difference: Difference) -> bool:
         return False
     if UNSET not in (difference.a, difference.b):
         return True
-    alone = difference.a if difference.b == UNSET else difference.b
-    return about.unless is not None and not same(alone.value, about.unless)
+    alone = difference.a.value if difference.b == UNSET else difference.b.value
+    return about.unless is not None and not same(alone, about.unless)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -98,9 +99,10 @@ def same(a: Any, b: Any) -> bool:
 
 def _raw(source: Source) -> EffectiveSettings:
     """Return the keys as written that our names do not cover, without what differs between any two runs."""
-    values = flat(source.content)
+    content = source.content
     if source.record is not None:
-        values = flat({name: source.content[name] for name in ("requested", "observed")})
+        content = {name: content[name] for name in ("requested", "observed")}
+    values = flat(content)
     if source.named:
         values |= flat(source.named.content)
     covered: set[str] = set()
@@ -121,7 +123,9 @@ def shown(setting: Setting, name: str = "") -> str:
         return "not set"
     if is_secret(name):
         return "(not shown)"
-    return printable(json.dumps(value, default=str) if isinstance(value, list | dict) else short(value))
+    if isinstance(value, list | dict):
+        return printable(json.dumps(value, default=str))
+    return printable(short(value))
 
 
 def is_secret(name: str) -> bool:
@@ -155,7 +159,12 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.kind == DEEPSPEED:
         yield from _in_deepspeed(content)
     if source.kind == ACCELERATE:
-        yield from _in_accelerate(content)
+        kind = str(content.get("distributed_type") or "NO")
+        for engine in ("deepspeed", "fsdp"):
+            if content.get(f"{engine}_config") and kind != engine.upper():
+                yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+        if kind == "DEEPSPEED" and not (source.named or source.unread):
+            yield from _in_deepspeed(config_of_yaml(section_at(content, "deepspeed_config")))
     if source.unread:
         yield finding("file_not_read", why=source.unread)
     if source.named:
@@ -165,22 +174,11 @@ def mistakes(source: Source) -> Iterator[Finding]:
 def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
     """Yield near misspellings of the library's keys: a program may keep keys of its own in a config."""
     for path, known in library_defaults(library).items():
-        section = value_at(config, path)
-        for key in section if isinstance(section, dict) else ():
-            if any(prefix + str(key) in known for prefix in PREFIXES):
-                continue
-            for near in difflib.get_close_matches(str(key), known.keys() - section.keys(), n=1, cutoff=NEAR):
+        section = section_at(config, path)
+        unknown = [str(key) for key in section if not any(prefix + str(key) in known for prefix in PREFIXES)]
+        for key in unknown:
+            for near in difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=NEAR):
                 yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), near=near)
-
-
-def _in_accelerate(config: dict) -> Iterator[Finding]:
-    kind = str(config.get("distributed_type") or "NO")
-    for engine in ("deepspeed", "fsdp"):
-        if config.get(f"{engine}_config") and kind != engine.upper():
-            yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
-    section = config.get("deepspeed_config")
-    if kind == "DEEPSPEED" and isinstance(section, dict) and not section.get("deepspeed_config_file"):
-        yield from _in_deepspeed(config_of_yaml(section))
 
 
 def _in_deepspeed(config: dict) -> Iterator[Finding]:

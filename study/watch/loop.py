@@ -79,12 +79,13 @@ class Loop:
             self._replace(self.model, "step", self._engine_step)
             self._replace(self.model, "backward", self._backward)
         else:
-            end = self.inner.register_step_post_hook(lambda *_: self._end_step(self._rate()))
-            self._undo.callback(end.remove)
+            self._undo.callback(self.inner.register_step_post_hook(lambda *_: self._end_step()).remove)
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         if self.accelerator is not None:
-            self._replace(self.accelerator, "clip_grad_norm_", self._accelerator_clip)
-        self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
+            clip = functools.partial(self._clip, self.watched, "clip_grad_norm")  # whether that clips or not
+            self._replace(self.accelerator, "clip_grad_norm_", clip)
+        clip = functools.partial(self._clip, self.observed, "clipping")  # DeepSpeed does not call this function
+        self._replace(clip_grad, "_clip_grads_with_norm_", clip)
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
         if isinstance(self.model, DistributedDataParallel):  # waits for its collectives outside Python
             first = self._trained[0]  # its gradient comes last
@@ -124,18 +125,17 @@ class Loop:
 
     def _engine_step(self, original, *args, **kwargs):
         before = self.model.global_steps
-        rate = self._rate()  # the engine's scheduler changes it
         result = original(*args, **kwargs)
         if self.model.global_steps != before:  # unchanged after a pass within a step
-            self._end_step(rate)
+            self._end_step()
         return result
 
-    def _accelerator_clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.watched.clip_grad_norm = _clipping(max_norm)  # whether that clips or not
-        return original(parameters, max_norm, *args, **kwargs)
-
-    def _clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.observed.clipping = _clipping(max_norm)  # DeepSpeed does not call this function
+    def _clip(self, section, name: str, original, parameters, max_norm, *args, **kwargs):
+        """Note the value; 0 means off. The Trainer gives infinity to get only the norm. A tensor may be on a GPU."""
+        value = None
+        if isinstance(max_norm, (int, float)):
+            value = 0.0 if math.isinf(max_norm) else float(max_norm)
+        setattr(section, name, value)
         return original(parameters, max_norm, *args, **kwargs)
 
     @guarded
@@ -188,11 +188,10 @@ class Loop:
         self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
     @guarded
-    def _end_step(self, rate: float) -> None:
+    def _end_step(self) -> None:
         self._look_for_cleared()
         self._with_gradient = None
         step = self.step
-        step.rate = rate
         self.step = Step()
         self._cleared.append(step.cleared)
         self.watched.passes_cleared = statistics.mode(self._cleared)
@@ -201,20 +200,6 @@ class Loop:
     def _look_for_cleared(self) -> None:
         if self._with_gradient is not None and self._with_gradient.grad is None:
             self.step.cleared = self.step.backwards
-
-    def _rate(self) -> float:
-        rate = self.inner.param_groups[0].get("lr")
-        return rate if isinstance(rate, float) else math.nan  # a tensor may be on a GPU
-
-
-def _clipping(max_norm) -> float | None:
-    """Return the clipping value; 0 means off. The Trainer gives infinity to get only the norm.
-
-    None for a tensor, which may be on a GPU.
-    """
-    if not isinstance(max_norm, (int, float)):
-        return None
-    return 0.0 if math.isinf(max_norm) else float(max_norm)
 
 
 def _divisor(loss: torch.Tensor) -> float | None:

@@ -12,7 +12,7 @@ from study.core.errors import Stop
 from study.core.text import size, wrapped
 from study.measure import roles
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
-from study.records import store
+from study.records import metrics, store
 from study.records.schema import Record
 from study.records.sections import (
     Collective,
@@ -80,19 +80,16 @@ def _fill_steps(record: Record, steps: Table, after: int) -> None:
     number = steps["step"][0]
     seen.steps = len(number)
     seen.accumulation = _usual(steps["passes"][0])
-    seen.learning_rates = steps["rate"][0][~np.isnan(steps["rate"][0])].tolist()
     clean = np.all(steps["clean"] > 0, axis=0)
     timed = clean & (number > after)
     if not timed.any():  # a short loop: the steps before the instruments, but the first
         timed = clean & (number > 1)
-    watched.not_timed = number[~timed & ~np.isin(number, watched.looked_at)].astype(int).tolist()
     if not timed.any():
         return
     step_s = seconds(steps)[:, timed]  # a step takes as long as its slowest rank
     record.time = Time(step_s=step_s.max(axis=0).tolist(), window_s=step_s.sum(axis=1).max())
     if len(steps) == seen.ranks:  # otherwise sums over ranks would be too small
         seen.rows_per_step = _usual(steps["rows"].sum(axis=0))
-        watched.timed_rows = _whole(steps["rows"][:, timed].sum())
         watched.timed_tokens = _whole(steps["tokens"][:, timed].sum())
         usual = [_usual(rows) or 0 for rows in steps["rows"]]
         if np.mean(steps["rows"] == np.array(usual)[:, None]) >= STEADY:
@@ -132,27 +129,32 @@ def arm_of(seen: Observed) -> str | None:
     )
     for name in arms.NAMES:
         arm = arms.load_arm(name)
-        homes = arm.offload_optimizer, arm.offload_param
-        groups = arm.divides_ranks, arm.sequence_ranks > 1, arm.tensor_ranks > 1
-        reshards = (arm.fsdp or {}).get("fsdp_reshard_after_forward", False)
-        if observed == (arm.distributed_type, arm.stage, *homes, *groups, reshards):
+        promised = (
+            arm.distributed_type,
+            arm.stage,
+            arm.offload_optimizer,
+            arm.offload_param,
+            arm.divides_ranks,
+            arm.sequence_ranks > 1,
+            arm.tensor_ranks > 1,
+            (arm.fsdp or {}).get("fsdp_reshard_after_forward", False),
+        )
+        if observed == promised:
             return name
     return None
 
 
-FULL = (
-    ("oom", "the device ran out of memory", device_is_full),
-    ("host_oom", "the host refused more memory", host_is_full),
-)
 FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing; `study advise` predicts what fits"
 
 
 def reason(error: BaseException, where: str, training: "Training") -> Stop:
     """Return why a user's training ended, as one sentence with a remedy."""
     text = str(error).partition("\n")[0]
-    for status, what, is_full in FULL:
-        if is_full(error):
-            return Stop(f"{what} ({text}); this rank then held {_held(training)}", FEWER_ROWS, status, where)
+    held = f"({text}); this rank then held {_held(training)}"
+    if device_is_full(error):
+        return Stop(f"the device ran out of memory {held}", FEWER_ROWS, "oom", where)
+    if host_is_full(error):
+        return Stop(f"the host refused more memory {held}", FEWER_ROWS, "host_oom", where)
     if lost_connection(error):
         return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
     if isinstance(error, KeyboardInterrupt):
@@ -179,13 +181,13 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]
         lines.append("  No update was seen: pass the optimizer whose step the loop calls, and watch the whole loop.")
     elif not record.watched.looked_at:
         lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
-    clean = [table[table["clean"] > 0] for table in tables.values()]
-    if clean and len(clean[0]):
-        lines.append(f"  {in_words(clean[0])}")
-    for rank in record.memory.components.per_rank[:1]:
-        held = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in (rank.at_peak or {}).items())
-        lines += wrapped(f"at the peak: {held}", "    ", "  ")
-    for counts in record.traffic.per_rank[:1]:
+    if record.time.step_s:
+        lines.append(f"  {in_words(tables[0][tables[0]['clean'] > 0])}")
+    if held := metrics.components(record):
+        shown = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in held.items())
+        lines += wrapped(f"at the peak: {shown}", "    ", "  ")
+    if record.traffic.per_rank:
+        counts = record.traffic.per_rank[0]
         moved = ", ".join(f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in counts.items())
         lines.append(f"  collectives of a step: {moved or 'none'}")
     for finding in ordered([*findings(tables), *diagnose(record)]):

@@ -69,46 +69,27 @@ def read(path: Path) -> Source:
     if path.name == store.RECORD or {"run_id", "observed"} <= content.keys():
         record = store.read(path)
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
-    scores = {kind: len(content.keys() & set(keys.split())) for kind, keys in KEYS.items()} | {OTHER: 0.5}
-    kind = max(scores, key=lambda kind: scores[kind])
+    scores = {kind: len(content.keys() & keys.split()) for kind, keys in KEYS.items()} | {OTHER: 0.5}
+    kind = max(scores, key=scores.__getitem__)
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
     if isinstance(section, dict):
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
     if not isinstance(section, str):
         return Source(path, kind, content)
-    if file := _near(section, path):
-        return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
+    # A stranger's config may name any file of this machine, and its content would be shown: only a file in the current
+    # folder, in the config's own, or in one of the two above is read.
+    for folder in (Path.cwd(), *path.resolve().parents[:3]):
+        with contextlib.suppress(OSError, ValueError):  # not a valid file name
+            file = (folder / section).resolve()
+            if file.is_relative_to(folder.resolve()) and file.is_file():
+                return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
     unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
     return Source(path, kind, content, unread=f"{unread}: what it sets is not compared")
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """Return the content of a yaml or json file. JSON is tried first, because yaml reads `1e5` as a text."""
-    try:
-        text = files.read(path, MAX_BYTES)
-        try:
-            content = files.from_json(text)
-        except ValueError:
-            content = files.from_yaml(text)
-    except (OSError, ValueError) as error:
-        what = f"{str(path)!r:.300} cannot be read as yaml or json ({files.why(error)})"
-        raise Stop(what, "correct the file, or name another one") from None
-    if not isinstance(content, dict):
-        raise Stop(f"{path} holds no named settings", "name a yaml or json file with a mapping")
-    return {str(name): value for name, value in content.items()}
-
-
-def _near(section: str, path: Path) -> Path | None:
-    """Return the file that a config names, in the current folder, its own, or one of the two above.
-
-    Other files are not read: a stranger's config may name any file of this machine, and its content would be shown.
-    """
-    for folder in (Path.cwd(), *path.resolve().parents[:3]):
-        with contextlib.suppress(OSError, ValueError):  # not a valid file name
-            file = (folder / section).resolve()
-            if file.is_relative_to(folder.resolve()) and file.is_file():
-                return file
-    return None
+    what = "a mapping of settings"
+    return files.load(path, dict, what=what, remedy=f"name {what}, in yaml or json", most_bytes=MAX_BYTES, links=True)
 
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
@@ -154,50 +135,54 @@ class Setting:
     is_default: bool = False  # of the library: the file does not have the key
 
 
+UNSET = Setting(None)
 EffectiveSettings = dict[str, Setting]
 
 
 def value_at(content: Any, path: str) -> Any:
     """Return the value at a dotted path, or None. The empty path is the content itself."""
-    for name in path.split(".") if path else ():
-        content = content.get(name) if isinstance(content, dict) else None
+    for name in filter(None, path.split(".")):
+        if not isinstance(content, dict):
+            return None
+        content = content.get(name)
     return content
 
 
+def section_at(content: Any, path: str) -> dict:
+    """Return the section at a dotted path. Empty if there is none, or another value."""
+    section = value_at(content, path)
+    return section if isinstance(section, dict) else {}
+
+
 def effective_settings(source: Source) -> EffectiveSettings:
-    """Return the effective settings by our names, those that matter most first."""
+    """Return the settings that count, by our names: as written, or the library's default."""
     if source.record is not None:
-        settings = _of_record(source.record, source.content)
-    elif source.kind == DEEPSPEED:
-        settings = _of_deepspeed(source.content)
-    elif source.kind == ACCELERATE:
-        settings = _of_accelerate(source)
-    else:  # files of other programs often use the Trainer's names
-        settings = _of_trainer(source)
-    names = dict.fromkeys((*descriptions(), *settings))
-    return {name: settings[name] for name in names if name in settings and settings[name].value is not None}
+        return _of_record(source.record, source.content)
+    if source.kind == DEEPSPEED:
+        return _of_deepspeed(source.content)
+    if source.kind == ACCELERATE:
+        return _of_accelerate(source)
+    return _of_trainer(source)  # files of other programs often use the Trainer's names
 
 
-def _at_paths(kind: str, content: dict, defaults: dict[str, Any] | None = None) -> EffectiveSettings:
+def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSettings:
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
-    defaults = defaults or {}
     settings = {}
     for name, description in descriptions().items():
-        path = getattr(description, kind)
-        written = value_at(content, path) if path else AUTO
-        if written in (None, "None"):
-            settings[name] = Setting(defaults.get(path), is_default=True)
-        elif written != AUTO:
-            settings[name] = Setting(written)
-    return {name: setting for name, setting in settings.items() if setting.value is not None}
+        path = getattr(description, kind) or "not in such files"
+        setting = Setting(value_at(content, path))
+        if setting.value in (None, "None"):
+            setting = Setting(defaults.get(path), is_default=True)
+        if setting.value not in (None, AUTO):
+            settings[name] = setting
+    return settings
 
 
 def zero_section(config: dict) -> dict:
     """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
-    section = config.get("zero_optimization")
-    zero = dict(section) if isinstance(section, dict) else {}
+    zero = section_at(config, "zero_optimization")
     if zero.get("cpu_offload") is True:
-        zero["offload_optimizer"] = {"device": "cpu"}
+        return zero | {"offload_optimizer": {"device": "cpu"}}
     return zero
 
 
@@ -205,98 +190,88 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
     zero = zero_section(config)
     known = library_defaults("deepspeed").items()
     defaults = {f"{path}.{key}".lstrip("."): value for path, section in known for key, value in section.items()}
-    is_stage3 = zero.get("stage") == 3
-    settings = {"overlap_comm": Setting(is_stage3, is_default=True)}
-    settings |= _at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
-    if not is_stage3:
+    defaults["zero_optimization.overlap_comm"] = zero.get("stage") == 3  # DeepSpeed settles it by the stage
+    settings = _at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
+    if zero.get("stage") != 3:  # stages 1 and 2 take nvme for cpu
         settings = {name: setting for name, setting in settings.items() if not name.startswith("stage3_")}
-        nvme = [part for part in OFFLOADS if settings[part].value == "nvme"]
-        settings |= dict.fromkeys(nvme, Setting("cpu"))  # stages 1 and 2 take nvme for cpu
-    return settings | {"engine": Setting("DeepSpeed"), "precision": Setting(cast_of(config))}
+        settings |= {part: Setting("cpu") for part in OFFLOADS if settings[part].value == "nvme"}
+    return settings | {"engine": Setting("DeepSpeed"), "precision": Setting(_cast_of(config))}
 
 
-def cast_of(config: dict) -> str | None:
+def _cast_of(config: dict) -> str | None:
     """Return the precision of a DeepSpeed config. None if the script fills it in."""
-    for name, dtype in reversed(AUTOCAST.items()):
-        if value_at(config, f"{name}.enabled") is True:
+    enabled = {dtype: value_at(config, f"{name}.enabled") for name, dtype in AUTOCAST.items()}
+    for dtype in enabled:
+        if enabled[dtype] is True:
             return f"cast to {dtype}"
     if value_at(config, "torch_autocast.enabled") is True:
         return f"autocast to {value_at(config, 'torch_autocast.dtype') or 'bfloat16'}"
-    if AUTO in [value_at(config, f"{name}.enabled") for name in AUTOCAST]:
-        return None
-    return "fp32"
+    return None if AUTO in enabled.values() else "fp32"
 
 
 def _mixed(half: str, settings: EffectiveSettings) -> EffectiveSettings:
-    """Return what `mixed_precision` or the Trainer's flag makes of the precision. A DeepSpeed config's own counts."""
-    dtype = AUTOCAST.get(half, half)
-    if "stage" not in settings:
-        how = {"no": "fp32"}.get(half, f"autocast to {dtype}")
-    elif half != "no" and settings["precision"].value in (None, "fp32"):
-        how = f"cast to {dtype}"
-    else:
-        return {}
-    return {"precision": Setting(how)}
+    """Return settings with what `mixed_precision`, or a flag of the Trainer, makes of a precision that is open."""
+    if half == "no" or settings.get("precision", UNSET).value not in (None, "fp32"):
+        return settings
+    how = "cast" if "stage" in settings else "autocast"
+    return settings | {"precision": Setting(f"{how} to {AUTOCAST.get(half, half)}")}
 
 
 def _of_accelerate(source: Source) -> EffectiveSettings:
     config = source.content
     kind = str(config.get("distributed_type") or "NO")  # yaml reads an unquoted NO as false
-    half = str(config.get("mixed_precision") or "no")
     if kind != "FSDP":  # its section is not read
         config = config | {"fsdp_config": None}
-    settings = _at_paths("accelerate", config)
-    if kind == "DEEPSPEED" and source.unread is None:
-        made = config_of_yaml(config.get("deepspeed_config") or {})
+    settings = _at_paths("accelerate", config, {}) | {"engine": Setting(ENGINES.get(kind, kind))}
+    if kind == "DEEPSPEED":
+        if source.unread is not None:
+            return settings
+        made = config_of_yaml(section_at(config, "deepspeed_config"))
         settings = _of_deepspeed(source.named.content if source.named else made) | settings
-    settings |= {"engine": Setting(ENGINES.get(kind, kind))}
-    if kind != "DEEPSPEED" or "stage" in settings:
-        settings |= _mixed(half, settings)
-    return settings
+    return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
 
 
 def config_of_yaml(section: dict) -> dict:
     """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0."""
-    zero: dict = {"stage": section.get("zero_stage", 2)}
-    for part in OFFLOADS:
-        device = section.get(f"{part}_device")
-        if device not in (None, "none"):
-            zero[part] = {"device": device}
+    devices = {part: section.get(f"{part}_device") for part in OFFLOADS}
+    zero = {part: {"device": device} for part, device in devices.items() if device not in (None, "none")}
     names = ("gradient_clipping", "gradient_accumulation_steps")
-    return {"zero_optimization": zero} | {name: section[name] for name in names if section.get(name)}
+    written = {name: section[name] for name in names if section.get(name)}
+    return {"zero_optimization": {"stage": section.get("zero_stage", 2)} | zero} | written
 
 
 def _of_trainer(source: Source) -> EffectiveSettings:
     arguments = source.content
     half = next((name for name in AUTOCAST if arguments.get(name) is True), "no")
-    is_trainer = source.kind == TRAINER
-    settings = _at_paths("trainer", arguments, library_defaults("trainer")[""] if is_trainer else None)
+    if source.kind != TRAINER:
+        return _mixed(half, _at_paths("trainer", arguments, {}))
+    settings = _at_paths("trainer", arguments, library_defaults("trainer")[""])
     if source.named:  # the DeepSpeed config's numbers count
         settings |= _of_deepspeed(source.named.content)
-    elif is_trainer:
+    else:
         settings["engine"] = Setting("FSDP" if arguments.get("fsdp") else "DDP, or one process")
-    if is_trainer or half != "no":
-        settings |= _mixed(half, settings)
-    return settings
+    return {"precision": Setting("fp32")} | _mixed(half, settings)
 
 
 def _of_record(record: Record, content: dict) -> EffectiveSettings:
     seen = record.observed
-    kind = seen.distributed_type or ""
-    weights = seen.dtypes.get("weights")
-    own = _at_paths("record", content)
-    if seen.autocast in AUTOCAST:
-        own["precision"] = Setting(f"autocast to {AUTOCAST[seen.autocast]}")
-    elif weights is not None:
-        own["precision"] = Setting("fp32" if weights == "float32" else f"cast to {weights}")
-    if kind:
-        own["engine"] = Setting("FSDP" if "FSDP" in kind else ENGINES.get(kind, "DDP"))
+    settings = {f"version of {name}": Setting(version) for name, version in record.software.items()}
+    if seen.deepspeed:
+        settings |= _of_deepspeed(seen.deepspeed)
     # The values that were read back from the prepared objects take precedence over the config.
-    settings = (_of_deepspeed(seen.deepspeed) if seen.deepspeed else {}) | own
-    return settings | {f"version of {name}": Setting(version) for name, version in record.software.items()}
+    settings |= _at_paths("record", content, {})
+    weights = seen.dtypes.get("weights")
+    if seen.autocast in AUTOCAST:
+        settings["precision"] = Setting(f"autocast to {AUTOCAST[seen.autocast]}")
+    elif weights is not None:
+        settings["precision"] = Setting({"float32": "fp32"}.get(weights, f"cast to {weights}"))
+    if seen.distributed_type:
+        settings["engine"] = Setting(ENGINES.get(seen.distributed_type, "DDP"))
+    return settings
 
 
-# `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
+# --- what the script of a watched run asks for
+
 FIELDS = {"clipping": "gradient_clipping", "accumulation": "gradient_accumulation_steps"}
 
 
@@ -305,62 +280,58 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
 
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
+    launched = {name.removeprefix("ACCELERATE_"): value for name, value in os.environ.items()}
+    wanted: dict[str, Any] = {}
     if engine_config is not None:
-        wanted = {"source": "the script's DeepSpeed config", "deepspeed": True} | _asked_of_deepspeed(engine_config)
-    else:
-        wanted = _asked_of_launcher()
+        wanted = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
+    elif "MIXED_PRECISION" in launched:
+        wanted = _asked_of_launcher(launched)
     if arguments is not None:
-        wanted |= _asked_of_trainer(arguments, wanted)
-    wanted["ranks"] = _number_in(os.environ.get("WORLD_SIZE"))
-    return Promised.model_validate(wanted)
+        wanted.pop("precision", None)  # the launcher's, which the Trainer replaces
+        config = {}
+        if arguments.deepspeed:
+            config = _asked_of_deepspeed(_content(arguments.deepspeed))
+        elif wanted.get("deepspeed"):
+            config = dict(wanted)
+        wanted |= {
+            "source": "TrainingArguments",
+            "clipping": float(arguments.max_grad_norm or 0),
+            "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
+            "accumulation": arguments.gradient_accumulation_steps,
+            "checkpointing": arguments.gradient_checkpointing,
+        }
+        wanted |= {name: value for name, value in config.items() if value is not None}  # its numbers count
+    return Promised.model_validate(wanted | {"ranks": _number_in(os.environ.get("WORLD_SIZE"))})
 
 
-def _asked_of_launcher() -> dict[str, Any]:
-    """Return what the environment of `accelerate launch` asks for; nothing without it."""
-    seen = {name.removeprefix("ACCELERATE_"): value for name, value in os.environ.items()}
-    if "MIXED_PRECISION" not in seen:
-        return {}
+def _asked_of_launcher(launched: dict[str, str]) -> dict[str, Any]:
+    """Return what the environment of `accelerate launch` asks for."""
     file = machine.launcher_config()
     wanted: dict[str, Any] = {
         "source": file.name if file else "Accelerate's environment",
-        "deepspeed": seen.get("USE_DEEPSPEED") == "true",
-        "fsdp": seen.get("USE_FSDP") == "true",
-        "precision": seen["MIXED_PRECISION"],
+        "deepspeed": launched.get("USE_DEEPSPEED") == "true",
+        "fsdp": launched.get("USE_FSDP") == "true",
+        "precision": launched["MIXED_PRECISION"],
     }
     if not wanted["deepspeed"]:
         return wanted
-    if path := seen.get("DEEPSPEED_CONFIG_FILE"):  # Accelerate's precision is then the file's
+    if path := launched.get("DEEPSPEED_CONFIG_FILE"):  # Accelerate's precision is then the file's
         return wanted | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
-    written = seen.get("CONFIG_DS_FIELDS", "").split(",")
-    wanted |= {ours: _number_in(seen.get(key.upper())) for ours, key in FIELDS.items() if key in written}
-    wanted |= {part: seen.get(f"DEEPSPEED_{part.upper()}_DEVICE") for part in OFFLOADS}
-    return wanted | {"stage": _number_in(seen.get("DEEPSPEED_ZERO_STAGE"))}
-
-
-def _asked_of_trainer(arguments, launched: dict[str, Any]) -> dict[str, Any]:
-    """Return what TrainingArguments ask for. Numbers in a DeepSpeed config take precedence."""
-    wanted = {
-        "source": "TrainingArguments",
-        "clipping": float(arguments.max_grad_norm or 0),
-        "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
-        "accumulation": arguments.gradient_accumulation_steps,
-        "checkpointing": arguments.gradient_checkpointing,
-    }
-    config: dict[str, Any] = {}
-    if arguments.deepspeed:
-        config = {"deepspeed": True} | _asked_of_deepspeed(_content(arguments.deepspeed))
-    elif launched.get("deepspeed"):  # the Trainer then takes the launcher's config
-        config = launched | {"precision": None}
-    return wanted | {name: value for name, value in config.items() if value is not None}
+    # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
+    written = launched.get("CONFIG_DS_FIELDS", "").split(",")
+    config: dict[str, Any] = {key: launched.get(key.upper()) for key in FIELDS.values() if key in written}
+    devices = {part: {"device": launched.get(f"DEEPSPEED_{part.upper()}_DEVICE")} for part in OFFLOADS}
+    config["zero_optimization"] = {"stage": launched.get("DEEPSPEED_ZERO_STAGE")} | devices
+    return _asked_of_deepspeed(config) | wanted
 
 
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
     """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
     zero = zero_section(config)
     wanted: dict[str, Any] = {ours: _number_in(config.get(key)) for ours, key in FIELDS.items()}
-    wanted |= {part: (zero.get(part) or {}).get("device", "none") for part in OFFLOADS}
-    precision = next((name for name in AUTOCAST if (config.get(name) or {}).get("enabled") is True), None)
-    return wanted | {"stage": _number_in(zero.get("stage", 0)), "precision": precision}
+    wanted |= {part: section_at(zero, part).get("device", "none") for part in OFFLOADS}
+    precision = next((name for name in AUTOCAST if value_at(config, f"{name}.enabled") is True), None)
+    return wanted | {"deepspeed": True, "stage": _number_in(zero.get("stage", 0)), "precision": precision}
 
 
 def _content(config: dict | str | Path) -> dict:

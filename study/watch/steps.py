@@ -40,7 +40,6 @@ class Step:
     tokens: int = 0  # or unknown
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     clean: bool = True  # no instrument and no evaluation was in it
-    rate: float = math.nan
     loss: torch.Tensor | float = math.nan
     memory_bytes: int = 0
     marks: list[Mark] = field(default_factory=list)  # the first ended the step before
@@ -66,7 +65,6 @@ class StepLog:
 
     def begin(self) -> None:
         """Let the first step begin now."""
-        self._end_unix_s = time.time()
         self.marks: list[Mark] = [("", now())]
 
     def mark(self, phase: str) -> None:
@@ -116,15 +114,13 @@ class StepLog:
         self._line.close()
 
     def _row(self, step: Step) -> tuple:
+        self._written += 1
         spent = dict.fromkeys(PHASES, 0.0)
         between = seconds_between([moment for _, moment in step.marks])
         for (phase, _), passed_s in zip(step.marks[1:], between, strict=True):
             spent[phase] += passed_s
-        self._end_unix_s += sum(between)
-        self._written += 1
         sizes = step.backwards or step.forwards, step.rows or math.nan, step.tokens or math.nan
-        head = self._written, self._end_unix_s, step.clean, *sizes, step.rate
-        return (*head, float(step.loss), step.memory_bytes, *spent.values())
+        return (self._written, step.clean, *sizes, float(step.loss), step.memory_bytes, *spent.values())
 
 
 def in_words(table: Table) -> str:

@@ -165,14 +165,12 @@ class Watch:
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.steps.count + 1}"
             store.end_badly(self.folder, results.reason(error, where, self.training), type(error).__name__)
-            self._open.__exit__(type(error), error, None)
+            self._open.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
         mine = self._measurements()
         if rank != 0:
             self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
             return
-        if error is not None:
-            self._fill([mine])
-        else:
+        if error is None:  # others may have died of an error, and are not waited for
             diverged_in = self._fill([mine, *self._received()])
             self.record.status = "done"
             self.record.finished_utc = store.now_utc()
@@ -180,6 +178,8 @@ class Watch:
                 remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
                 stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
                 self.record = store.ended(self.record, stop, "Stop")
+        else:
+            self._fill([mine])
         store.keep(self.folder, self.record)
         say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
 
@@ -189,7 +189,7 @@ class Watch:
         for rank in range(1, self.ranks.count):
             text = self.ranks.receive(f"measurements/{rank}", max(0.1, until_s - time.monotonic()))
             if text is None:
-                return
+                return  # a position in the record is a rank, so those after it are left out, too
             yield RankMeasurements.model_validate_json(text)
 
     def _measurements(self) -> RankMeasurements:
@@ -218,20 +218,20 @@ class Watch:
 def _new_record(training: Training, folder: Path) -> Record:
     """Return a record of the machine, of what was asked for, and of what was prepared."""
     record = store.new(folder.name, sys.argv)
-    config: Any = None
-    kind = "torch" if training.accelerator is None else "accelerate"
-    if kind == "torch" and hasattr(training.model, "zero_optimization_stage"):
-        kind = "deepspeed"
-        config = training.model.config
+    model: Any = training.model
+    config = None
+    kind = "accelerate"
+    if training.accelerator is None:
+        kind = "torch"
+        if hasattr(model, "zero_optimization_stage"):
+            kind = "deepspeed"
+            config = model.config
     record.promised = intended_settings(config, training.arguments)
-    version = roles.fsdp_version(training.model)
-    name = type(roles.plain_model(training.model)).__name__
-    if version == 2:  # fully_shard makes a class of its own
-        name = name.removeprefix("FSDP")
+    name = type(roles.plain_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
     record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=training.loop or kind, model=name)
-    record.observed = readback.distribution(training.accelerator, training.model, training.optimizer)
+    record.observed = readback.distribution(training.accelerator, model, training.optimizer)
     record.observed.arm = results.arm_of(record.observed)
-    if version == 1:
+    if roles.fsdp_version(model) == 1:
         record.observed.clipping = None  # unknown: FSDP1 has a function of its own
     record.hardware = hardware.describe(folder)
     record.software = hardware.versions()
@@ -244,25 +244,22 @@ _count = itertools.count()  # numbers the watches of this process, in the same w
 
 
 class Ranks:
-    """This rank and the others of its process group. Ranks without a group cannot reach each other."""
+    """This rank and the others of its process group. They meet in its store, which no collective of theirs uses."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", 0))
         self.count = 1
-        self._store: dist.Store | None = None
+        self._store: dist.Store = dist.HashStore()  # without a group: nobody else reads it
         if dist.is_initialized():
             self.rank = dist.get_rank()
             self.count = dist.get_world_size()
             self._store = dist.PrefixStore(f"study.watch/{next(_count)}", _get_default_store())
 
     def send(self, name: str, text: str) -> None:
-        if self._store is not None:
-            self._store.set(name, text)
+        self._store.set(name, text)
 
     def receive(self, name: str, timeout_s: float) -> str | None:
         """Return the text that another rank sent under this name; None if it does not arrive in time."""
-        if self._store is None:
-            return None
         try:
             self._store.wait([name], datetime.timedelta(seconds=timeout_s))
             return self._store.get(name).decode()
@@ -270,19 +267,17 @@ class Ranks:
             return None
 
     def agree_on_folder(self, run_dir: Path) -> Path | None:
-        """Return the folder without a run that the first rank has made. None on a rank that cannot reach the first."""
-        if self.rank != 0:
-            name = self.receive("folder", FOLDER_WITHIN_S)
-            return Path(name) if name else None
+        """Return a folder without a run, which the first rank chooses. None on a rank that cannot reach it."""
         folder = run_dir.resolve()
-        number = 1
-        while (folder / store.RECORD).exists():
-            number += 1
-            folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            self.send("folder", "")  # so that the others do not wait for it
-            raise
-        self.send("folder", str(folder))
+        if self.rank == 0:
+            number = 1
+            while (folder / store.RECORD).exists():
+                number += 1
+                folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
+            self.send("folder", str(folder))  # before it is made, so that nobody waits if that fails
+        elif self.count > 1 and (name := self.receive("folder", FOLDER_WITHIN_S)):
+            folder = Path(name)
+        else:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -18,7 +18,7 @@ from study.watch.findings import Finding, finding
 FILE = "steps-rank{rank}.csv"
 PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step, in their order
 OWN = tuple(phase for phase in PHASES if phase != "waiting")
-COLUMNS = ("step", "end_unix_s", "clean", "passes", "rows", "tokens", "rate", "loss", "memory_bytes", *PHASES)
+COLUMNS = ("step", "clean", "passes", "rows", "tokens", "loss", "memory_bytes", *PHASES)
 FIELDS = [(name, "f8") for name in COLUMNS]
 LARGEST = 1e12  # seconds or steps
 MAX_BYTES = 2**28  # some 2,000,000 steps
@@ -36,7 +36,6 @@ WORDS = {"data": "waiting for data", "outside": "between steps", "waiting": "wai
 
 Table = NDArray[np.void]  # a row for each step, with COLUMNS as its fields
 Column = NDArray[np.float64]
-Results = Iterator[tuple[str, dict[str, Any]]]
 
 
 def load(folder: Path) -> dict[int, Table]:
@@ -54,7 +53,7 @@ def _read(path: Path) -> Table:
     except (OSError, ValueError) as error:
         raise Stop(f"{path} holds no steps ({files.why(error)})", "move it away: no rank wrote it") from None
     # Only counts and losses may be unknown, or infinite.
-    known = np.all([(table[name] >= 0) & (table[name] < LARGEST) for name in ("step", "end_unix_s", *PHASES)], axis=0)
+    known = np.all([(table[name] >= 0) & (table[name] < LARGEST) for name in ("step", *PHASES)], axis=0)
     return table[known]
 
 
@@ -76,14 +75,12 @@ def findings(tables: dict[int, Table]) -> list[Finding]:
     if len(common) < FEWEST:
         return []
     steps = np.stack([table[np.isin(table["step"], common)] for table in tables.values()])
-    rules = (_long_phases, _slow_rank, _memory)
-    return [finding(id, **values) for rule in rules for id, values in rule([*tables], steps)]
+    return [finding(id, **values) for id, values in _found(list(tables), steps)]
 
 
-# Each rule gets the ranks, and a table with a row for each rank and a column for each step.
-
-
-def _long_phases(ranks: list[int], steps: Table) -> Results:
+def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield findings and their values. `steps` has a row for each rank, and a column for each step."""
+    # --- a phase in which no rank works for the training
     step_s = seconds(steps).mean(axis=1)
     for phase, least, id in (("data", WAITING, "loader_waits"), ("outside", OUTSIDE, "outside_steps")):
         spent_s = steps[phase].mean(axis=1)
@@ -91,31 +88,23 @@ def _long_phases(ranks: list[int], steps: Table) -> Results:
         share = spent_s[row] / step_s[row]
         if share >= least:
             yield id, {"share": share, "lost_s": float(spent_s[row]), "step_s": step_s[row], "rank": ranks[row]}
-
-
-def _slow_rank(ranks: list[int], steps: Table) -> Results:
-    """Yield a rank whose own work takes longer than the others', and the phase in which it loses most."""
+    # --- a rank whose own work takes longer than the others', and the phase in which it loses most
     own_s = seconds(steps, OWN)
-    if len(ranks) == 1:
-        return
     for row, rank in enumerate(ranks):
         others = np.delete(steps, row, axis=0)
-        usual_s = np.median(np.delete(own_s, row, axis=0), axis=0)
-        often = float(np.mean(own_s[row] > (1 + SLOWER) * usual_s))
-        if often < OFTEN:
-            continue
-        lost_s = {phase: float(np.median(steps[phase][row]) - np.median(others[phase])) for phase in OWN}
-        phase = max(lost_s, key=lambda phase: lost_s[phase])
-        yield "straggler", {"rank": rank, "often": often, "lost_s": sum(lost_s.values()), "phase": phase}
-
-
-def _memory(ranks: list[int], steps: Table) -> Results:
-    """Yield the rank whose memory grows most, if it grows all the time."""
-    parts = np.array_split(steps["memory_bytes"], 4, axis=1)
-    quarters = np.array([np.median(part, axis=1) for part in parts])
+        if not len(others):
+            break
+        # By shares and medians of steps: a few slow ones, such as of a disk, say nothing of a rank.
+        slower = own_s[row] > (1 + SLOWER) * np.median(np.delete(own_s, row, axis=0), axis=0)
+        if slower.mean() >= OFTEN:
+            lost_s = {phase: float(np.median(steps[phase][row]) - np.median(others[phase])) for phase in OWN}
+            phase = max(lost_s, key=lambda phase: lost_s[phase])
+            often = float(slower.mean())
+            yield "straggler", {"rank": rank, "often": often, "lost_s": sum(lost_s.values()), "phase": phase}
+    # --- the rank whose memory grows most, if it grows all the time: from each quarter of the run to the next
+    quarters = np.array([np.median(part, axis=1) for part in np.array_split(steps["memory_bytes"], 4, axis=1)])
     row = int(np.argmax(quarters[-1] - quarters[0]))
-    first, *_, before, last = quarters[:, row]
-    grown = last - first
-    if np.diff(quarters[:, row]).min() > 0 and grown >= max(CREEP_BYTES, CREEP * first):
-        a_step = 4 * (last - before) / steps.shape[1]
-        yield "memory_creeps", {"rank": ranks[row], "growth_bytes": a_step, "memory_bytes": int(grown)}
+    first, _, before, last = quarters[:, row]
+    if np.diff(quarters[:, row]).min() > 0 and last - first >= max(CREEP_BYTES, CREEP * first):
+        growth_bytes = 4 * (last - before) / steps.shape[1]
+        yield "memory_creeps", {"rank": ranks[row], "growth_bytes": growth_bytes, "memory_bytes": int(last - first)}

@@ -4,16 +4,14 @@ Each sign gives points to a cause. Of equal causes the first in causes.toml come
 """
 
 import functools
-import itertools
-import math
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.core.text import size
-from study.watch.oom.reading import Asked, OomError
+from study.watch.oom.reading import OomError
 
 PROOF = 5  # points of numbers that leave no other cause
 CLUE = 4  # of a line above the message
@@ -28,17 +26,6 @@ STATES_SHARE = 0.9  # of the GPU: no room for a pass
 STEPS = r"(?i:\bstep|\biter(?:ation)?|\bit)s?[ \]:=/]{1,3}(\d{1,9})|\b(\d{1,9})/\d{1,9} \["
 MANY_STEPS = 10
 KINDS = {"host": "host", "killed": "host", "pinned": "pinned", "shared memory": "shared_memory", "disk": "disk"}
-
-# Points of a size. States come first: their sizes follow from the model alone. Almost any size is some number of
-# tokens, so a match of tokens counts only if their number is known, or a multiple of 256.
-OF_THE_MODEL = 5
-KNOWN = 4  # as many tokens as a pass is said to have
-EXACT = 3
-IS_ROUND = 2
-POSSIBLE = 1
-ROUND = 256  # tokens: lengths and their products with rows are mostly multiples of it
-LONGEST = 2**21  # tokens of a pass
-FEWEST = 64
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
 
@@ -68,21 +55,6 @@ class Match:
     points: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known of a model and its passes. None is unknown."""
-
-    vocabulary: int | None = None
-    ffn: int | None = None
-    heads: int = 1
-    sequence: int | None = None
-    rows: int = 1
-    trained: int = 0  # parameters
-    ranks: int = 1
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the weights
-    buckets: dict[str, float] = field(default_factory=dict)  # elements
-
-
 @functools.cache
 def descriptions() -> dict[str, dict[str, str]]:
     return tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
@@ -93,28 +65,26 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
 
     `states_bytes` are the weights, gradients and optimizer's states on a GPU, predicted.
     """
-    if error.where in KINDS:
+    signs = [
+        *_clues(error),
+        *_numbers(error),
+        *_states(error, states_bytes),
+        *_sizes(matches, shards_weights),
+    ]
+    if error.where in KINDS:  # not a GPU's memory: nothing else counts
         signs = [(KINDS[error.where], PROOF, "the message says so")]
-    else:
-        signs = [*_clues(error), *_numbers(error), *_states(error, states_bytes)]
-        signs += [(match.cause, match.points, "the size fits") for match in matches]
-    for match in matches:
-        if match.cause == "weights" and shards_weights:
-            signs.append(("gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"))
-    if max((points for _, points, _ in signs), default=0) < HINT:
+    if all(points < HINT for _, points, _ in signs):
         signs.append(("activations", 1, "most messages without another sign are mended by smaller passes"))
-    factors = {match.cause: match.factors for match in matches}
     values = {name: size(getattr(error, name) or 0) for name in ("total", "unallocated", "outside")}
     values["asked"] = error.asked.text if error.asked else "a tensor"
+    factors = {match.cause: f"{values['asked']} = {match.factors}: " for match in matches}
     ranked = []
-    for id in [id for id in descriptions() if id in {cause for cause, _, _ in signs}]:
-        text = descriptions()[id]
-        what = text["what"].format(**values)
-        if id in factors:
-            what = f"{values['asked']} = {factors[id]}: {what}"
-        reasons = tuple(dict.fromkeys(reason for cause, _, reason in signs if cause == id))
-        points = sum(points for cause, points, _ in signs if cause == id)
-        ranked.append(Cause(id, what, points, reasons, text["remedy"], text["apart"]))
+    for id, text in descriptions().items():
+        reasons = [reason for cause, _, reason in signs if cause == id]
+        if reasons:
+            what = factors.get(id, "") + text["what"].format(**values)
+            points = sum(points for cause, points, _ in signs if cause == id)
+            ranked.append(Cause(id, what, points, tuple(dict.fromkeys(reasons)), text["remedy"], text["apart"]))
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 
@@ -150,6 +120,14 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
 
 
+def _sizes(matches: list[Match], shards_weights: bool) -> Iterator[Sign]:
+    for match in matches:
+        yield match.cause, match.points, "the size fits"
+        # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
+        if match.cause == "weights" and shards_weights:
+            yield "gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"
+
+
 def _states(error: OomError, states_bytes: float | None) -> Iterator[Sign]:
     """Yield whether weights, gradients and the optimizer's states leave room for a pass."""
     if states_bytes is None or error.total is None:
@@ -159,64 +137,3 @@ def _states(error: OomError, states_bytes: float | None) -> Iterator[Sign]:
         yield "weights", CLUE, f"{needed} of {size(error.total)}"
     elif states_bytes < error.total / 2:
         yield "activations", 1, f"{needed} of {size(error.total)}: what grows with tokens fills the rest"
-
-
-def matches(asked: Asked, known: Known) -> list[Match]:
-    """Return what has the asked size, the surest first and one for each cause."""
-    best: dict[str, Match] = {}
-    for match in sorted((*_of_the_model(asked, known), *_of_tokens(asked, known)), key=lambda match: -match.points):
-        best.setdefault(match.cause, match)
-    least = EXACT if any(match.points == OF_THE_MODEL for match in best.values()) else POSSIBLE
-    return [match for match in best.values() if match.points >= least]
-
-
-def _of_the_model(asked: Asked, known: Known) -> Iterator[Match]:
-    """Yield tensors whose sizes do not depend on tokens."""
-    tensors: list[tuple[str, float, str]] = []
-    if known.trained:
-        part = known.trained / known.ranks
-        tensors.append(("optimizer", part, f"{known.trained:,} parameters / {known.ranks} ranks"))
-        tensors.append(("optimizer", known.trained, f"{known.trained:,} parameters"))
-    for name, elements in known.buckets.items():
-        tensors.append(("buckets", elements, f"{elements:,.0f} elements of {name}"))
-    for name, shape in known.shapes.items():
-        if len(shape) > 1:
-            tensors.append(("weights", math.prod(shape), f"{' x '.join(f'{side:,}' for side in shape)} of {name}"))
-    for (cause, elements, text), element_bytes in itertools.product(tensors, (4, 2)):
-        if asked.low <= elements * element_bytes <= asked.high:
-            yield Match(cause, f"{text} x {element_bytes} bytes", OF_THE_MODEL if cause == "optimizer" else EXACT)
-
-
-def _of_tokens(asked: Asked, known: Known) -> Iterator[Match]:
-    """Yield logits, activations, and scores and masks of attention."""
-    tokens = known.sequence and known.sequence * known.rows
-    widths = {"logits": known.vocabulary, "activations": known.ffn}
-    for (cause, width), element_bytes in itertools.product(widths.items(), (4, 2)):
-        if width:
-            token_bytes = width * element_bytes
-            count, points = _count(asked.low / token_bytes, asked.high / token_bytes, tokens)
-            if cause == "activations":  # weights have this width, too
-                points -= 1
-            yield Match(cause, f"{count:,} tokens x {width:,} x {element_bytes} bytes", points)
-    for heads, element_bytes in itertools.product({known.heads, 1}, (4, 2, 1)):  # a mask has no heads
-        unit = heads * known.rows * element_bytes
-        length, points = _count(math.sqrt(asked.low / unit), math.sqrt(asked.high / unit), known.sequence)
-        if points >= IS_ROUND:
-            factors = f"{known.rows} rows x {heads} heads x {length:,} x {length:,} tokens x {element_bytes} bytes"
-            yield Match("attention", factors, points)
-
-
-def _count(low: float, high: float, known: int | None) -> tuple[int, int]:
-    """Return a number of tokens between two, and how likely it is: known, round, or any. 0 points: there is none."""
-    if known and low <= known <= high:
-        return known, KNOWN
-    least = max(math.ceil(low), FEWEST)
-    if high < least or low > LONGEST:
-        return 0, 0
-    power = 1
-    while high // (2 * power) * 2 * power >= least:
-        power *= 2
-    roundest = int(high // power * power)
-    if roundest % ROUND:
-        return roundest, POSSIBLE
-    return roundest, IS_ROUND

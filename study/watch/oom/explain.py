@@ -4,6 +4,9 @@ The training is described by flags, by a config, and by what the log says of it,
 """
 
 import contextlib
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +34,8 @@ from study.predict.front import (
 )
 from study.watch import sources
 from study.watch.oom import reading
-from study.watch.oom.causes import LONGEST, Cause, Known, causes, matches
-from study.watch.oom.reading import OomError
+from study.watch.oom.causes import Cause, Match, causes
+from study.watch.oom.reading import Asked, OomError
 
 NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
@@ -40,6 +43,7 @@ STATES = ("weights", "gradients", "master", "moments")
 LADDER = ("zero2", "zero3", "fsdp2", "zero2_cpu", "zero3_cpu")  # arms that hold less and less
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 MOST = 6
+OF_LOGS = ("ranks", "micro_batch", "sequence", "vocabulary")
 OF_SETTINGS = {"rows per pass and rank": "micro_batch", "ranks": "ranks", "checkpointing": "checkpointing"}
 
 
@@ -94,66 +98,140 @@ class Explanation:
 def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
     error = reading.find(text)
-    log = reading.settings(text, error)
+    # --- what trains: flags win over the config, and that over what the log says
     zero: dict[str, Any] = {}
     if given.config is not None:
         settings = sources.effective_settings(sources.read(given.config))
         values = {name: setting.value for name, setting in settings.items()}
         zero = {name: values[name] for name in BUCKETS if isinstance(values.get(name), int | float)}
-        given = _filled(given, {ours: values.get(name) for name, ours in OF_SETTINGS.items()} | {"arm": _arm(values)})
-    described = {name: int(log[name]) for name in ("ranks", "micro_batch", "sequence", "vocabulary") if name in log}
-    in_log = {"engine": "FSDP" if "fsdp" in log else None, "stage": log.get("stage")}
-    in_log |= {"offload_optimizer": "cpu"} if "offload" in log else {}
-    arm = {"arm": _arm(in_log)} if any(in_log.values()) else {}
-    given = _filled(given, described | arm | {"checkpointing": "checkpointing" in log or None})
+        given = _filled(given, arm=_arm(values), **{ours: values.get(name) for name, ours in OF_SETTINGS.items()})
+    log = reading.settings(text, error)
+    in_log = {"stage": log.get("stage"), "offload_optimizer": log.get("offload"), "engine": log.get("fsdp") and "FSDP"}
+    numbers = {name: int(log[name]) for name in OF_LOGS if name in log}
+    given = _filled(given, arm=_arm(in_log), checkpointing="checkpointing" in log or None, **numbers)
     if wanted == Wanted() and shape_of(log.get("model", "")) in SHAPES:
         wanted = Wanted(model=shape_of(log["model"]))
     model = asked_for(wanted, given.sequence or 1) if wanted.model or wanted.params else None
-    setup = _setup(model, given, zero) if model and given.arm else None
+    # --- what can be behind the error
+    setup = None
     states_bytes = None
-    if setup:
+    if model and given.arm:
+        setup = _setup(model, given, zero)
         at_peak = estimate(setup).at_peak
         states_bytes = sum(at_peak.get(role, 0) for role in STATES)
-    found = []
+    matched = []
     if (model or given.vocabulary) and error.asked and error.where == "GPU" and not error.asked.is_small:
-        found = matches(error.asked, _known(model, given, zero))
-    ranked = causes(error, found, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
+        matched = _matches(error.asked, model, given, zero)
+    ranked = causes(error, matched, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
     return Explanation(error, ranked, given, zero, setup, _gpu(given.gpu, error.total))
 
 
-def _filled(given: Described, known: dict[str, Any]) -> Described:
+def _filled(given: Described, **known: Any) -> Described:
     """Return the description with values for what it leaves open."""
     return replace(given, **{name: value for name, value in known.items() if getattr(given, name) is None})
 
 
-def _arm(values: dict[str, Any]) -> str:
-    """Return the arm that is nearest to the settings of a config."""
-    homes = {values.get(part) for part in OFFLOADS} - {None, "none"}
+def _arm(values: dict[str, Any]) -> str | None:
+    """Return the arm that is nearest to the settings of a config or a log. None if they say nothing."""
+    if not any(values.values()):
+        return None
     if values.get("engine") == "FSDP":
         return "fsdp2"
-    if not values.get("stage"):
-        return "single" if values.get("ranks") == 1 else "ddp"
-    return f"zero{values['stage']}{'_cpu' if homes else ''}"
+    if values.get("stage"):
+        is_offloaded = {values.get(part) for part in OFFLOADS} - {None, "none"}
+        return f"zero{values['stage']}" + ("_cpu" if is_offloaded else "")
+    return "single" if values.get("ranks") == 1 else "ddp"
 
 
-def _known(model: Transformer | None, given: Described, zero: dict[str, Any]) -> Known:
-    """Return what is known of the sizes of tensors, with a model or without one."""
-    known = Known(vocabulary=given.vocabulary, sequence=given.sequence, rows=given.micro_batch or 1)
+# --- which tensors of the training have the size that was asked for
+
+# Points of a size. States come first: their sizes follow from the model alone. Almost any size is some number of
+# tokens, so a match of tokens counts only if their number is known, or a multiple of 256.
+OF_THE_MODEL = 5
+KNOWN = 4  # as many tokens as a pass is said to have
+EXACT = 3
+IS_ROUND = 2
+POSSIBLE = 1
+ROUND = 256  # tokens: lengths and their products with rows are mostly multiples of it
+LONGEST = 2**21  # tokens of a pass
+FEWEST = 64
+
+
+def _matches(asked: Asked, model: Transformer | None, given: Described, zero: dict[str, Any]) -> list[Match]:
+    """Return what has the asked size, the surest first and one for each cause."""
+    matched = list(_of_tokens(asked, model, given))
+    for (cause, elements, text), element_bytes in itertools.product(_tensors(model, given, zero), (4, 2)):
+        if asked.low <= elements * element_bytes <= asked.high:
+            points = OF_THE_MODEL if cause == "optimizer" else EXACT
+            matched.append(Match(cause, f"{text} x {element_bytes} bytes", points))
+    best: dict[str, Match] = {}
+    for match in sorted(matched, key=lambda match: -match.points):
+        best.setdefault(match.cause, match)
+    least = EXACT if "optimizer" in best else POSSIBLE
+    return [match for match in best.values() if match.points >= least]
+
+
+def _tensors(model: Transformer | None, given: Described, zero: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """Return tensors whose sizes do not depend on tokens: a cause, the elements, and these as a person writes them."""
     arm = given.arm or "zero"
+    tensors: list[tuple[str, float, str]] = []
     if arm.startswith("zero"):
-        known = replace(known, buckets=USUAL_BUCKETS | zero)
-    if arm.startswith(("zero", *SHARD_WEIGHTS)):
-        known = replace(known, ranks=given.ranks or 1)
+        buckets = USUAL_BUCKETS | zero
+        tensors = [("buckets", elements, f"{elements:,.0f} elements of {name}") for name, elements in buckets.items()]
     if model is None:
-        return known
-    return replace(
-        known,
-        vocabulary=model.look.vocabulary,
-        ffn=model.dimensions.get("intermediate_size"),
-        heads=model.dimensions.get("num_attention_heads", 1),
-        shapes={tensor.name: tensor.shape for tensor in model.tensors},
-        trained=sum(tensor.elements for tensor in model.tensors if tensor.trains),
-    )
+        return tensors
+    trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
+    if arm.startswith(("zero", *SHARD_WEIGHTS)):
+        ranks = given.ranks or 1
+        tensors.append(("optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks"))
+    tensors.append(("optimizer", trained, f"{trained:,} parameters"))
+    for tensor in model.tensors:
+        if len(tensor.shape) > 1:
+            sides = " x ".join(f"{side:,}" for side in tensor.shape)
+            tensors.append(("weights", tensor.elements, f"{sides} of {tensor.name}"))
+    return tensors
+
+
+def _of_tokens(asked: Asked, model: Transformer | None, given: Described) -> Iterator[Match]:
+    """Yield logits, activations, and scores and masks of attention."""
+    rows = given.micro_batch or 1
+    heads = 1
+    widths = {"logits": given.vocabulary, "activations": None}
+    if model is not None:
+        heads = model.dimensions.get("num_attention_heads", 1)
+        widths = {"logits": model.look.vocabulary, "activations": model.dimensions.get("intermediate_size")}
+    for (cause, width), element_bytes in itertools.product(widths.items(), (4, 2)):
+        if width:
+            token_bytes = width * element_bytes
+            tokens = given.sequence and given.sequence * rows
+            count, points = _count(asked.low / token_bytes, asked.high / token_bytes, tokens)
+            if cause == "activations":  # weights have this width, too
+                points -= 1
+            yield Match(cause, f"{count:,} tokens x {width:,} x {element_bytes} bytes", points)
+    for of_heads, element_bytes in itertools.product({heads, 1}, (4, 2, 1)):  # a mask has no heads
+        unit = of_heads * rows * element_bytes
+        length, points = _count(math.sqrt(asked.low / unit), math.sqrt(asked.high / unit), given.sequence)
+        if points >= IS_ROUND:
+            factors = f"{rows} rows x {of_heads} heads x {length:,} x {length:,} tokens x {element_bytes} bytes"
+            yield Match("attention", factors, points)
+
+
+def _count(low: float, high: float, known: int | None) -> tuple[int, int]:
+    """Return a number of tokens between two, and how likely it is: known, round, or any. 0 points: there is none."""
+    if known and low <= known <= high:
+        return known, KNOWN
+    least = max(math.ceil(low), FEWEST)
+    if high < least or low > LONGEST:
+        return 0, 0
+    # The multiple of the largest power of two that lies between them.
+    power = 1
+    while high // (2 * power) * 2 * power >= least:
+        power *= 2
+    roundest = int(high // power * power)
+    return roundest, POSSIBLE if roundest % ROUND else IS_ROUND
+
+
+# --- which change would fit
 
 
 def _setup(model: Transformer, given: Described, zero: dict[str, Any]) -> Setup:
