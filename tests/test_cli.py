@@ -19,7 +19,7 @@ from conftest import ROOT, launch
 from rich.console import Console
 from shaped import changed, finished, put
 
-from study.cli import asked, commands, runs, virtual
+from study.cli import commands, predictions, results, virtual
 from study.cli.commands import COMMANDS, EXAMPLES, GROUPS
 from study.core import arms
 from study.core.arms import NAMES
@@ -27,9 +27,10 @@ from study.core.doctor import Finding
 from study.core.errors import Stop
 from study.core.settings import CACHE
 from study.core.text import show
-from study.predict import architecture
+from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.records import store
+from study.sweeps import launches
 
 
 def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
@@ -112,11 +113,11 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, 
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
     """Libraries print there while they are imported: DeepSpeed its accelerator, before a command answers."""
 
-    def noisy(folder: tyro.conf.Positional[Path], /, *, as_json: runs.AsJson = False) -> dict | None:
+    def noisy(folder: tyro.conf.Positional[Path], /, *, as_json: results.AsJson = False) -> dict | None:
         print("a library is glad to be imported")  # noqa: T201
         return {"folder": folder} if as_json else None
 
-    monkeypatch.setattr(runs, "runs", noisy)
+    monkeypatch.setattr(results, "runs", noisy)
     assert in_this_process(monkeypatch, "runs here --json") is None
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"folder": "here"}
@@ -129,15 +130,11 @@ def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
 def forked_virtual(monkeypatch, cache):
     """`study virtual` with a forked launch, as the other tests have it: a fresh one is almost all imports."""
 
-    def forked(words: list[str], **options) -> subprocess.CompletedProcess:
-        assert options["start_new_session"], "Ctrl-C would reach the launcher as well, which prints a traceback"
-        arm, script, *flags = words[words.index("--config_file") + 1 :]
-        assert Path(script).name == "train.py"
-        at = flags.index("--run-dir")
-        run = launch(Path(arm), Path(flags[at + 1]), *flags[:at], *flags[at + 2 :], cache=cache)
-        return subprocess.CompletedProcess(words, run.code, run.output)
+    def forked(turn, folder, *_):
+        launch(turn.cell.arm, folder, *launches.options(turn.cell.settings), cache=cache)
+        return store.load(folder)
 
-    monkeypatch.setattr(virtual.subprocess, "run", forked)
+    monkeypatch.setattr(virtual.launches, "run", forked)
 
 
 def test_a_virtual_rank_is_kept_in_the_folder_that_is_named(forked_virtual, monkeypatch, tmp_path, capsys, golden):
@@ -155,8 +152,8 @@ def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtu
     words = "--model llama-micro --arm zero2 --ranks 4"
     assert in_this_process(monkeypatch, f"virtual {words} --json") is None
     measured = json.loads(capsys.readouterr().out)
-    training, passes = asked.Training(gpus=4), asked.Passes(arm="zero2")
-    setup, _ = asked.setup_of(architecture.named("llama-micro"), training, asked.Place(), passes, None)
+    training, passes = predictions.Training(gpus=4), predictions.Passes(arm="zero2")
+    setup, _ = predictions.setup_of(named("llama-micro"), training, predictions.Place(), passes, None)
     predicted = dataclasses.asdict(estimate(dataclasses.replace(setup, device="cpu")))
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.01)
     for role in ("weights", "master", "moments"):
@@ -204,7 +201,7 @@ WRONG = {
     "compare malformed malformed": "memory.components must be a table (got [3])",
     "claims S000-1": "no claim is named S000-1",
     "virtual --arm zero3_nvme": "as zero3_cpu",
-    "virtual --ranks 0": "--ranks must be at least 2 (got 0)",
+    "virtual --ranks 1": "--virtual-ranks must be at least 2 (got 1)",
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
     "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
     "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
@@ -254,9 +251,9 @@ def test_a_model_is_advised_by_its_numbers_as_by_its_name(monkeypatch, capsys):
         answer["question"].pop("model")
         answer.pop("detail")
         advice.append(answer)
-    named, numbered = advice
-    assert named["choice"]["fits"]
-    assert numbered == named
+    by_name, by_numbers = advice
+    assert by_name["choice"]["fits"]
+    assert by_numbers == by_name
 
 
 @pytest.mark.parametrize("words", ["--params 8B --sequence 2048", "--model 8b --sequence 2048", "--params 8e9"])
@@ -367,13 +364,15 @@ def test_every_command_has_help(name, monkeypatch, capsys):
     assert "None" not in help_text, "Python's word for an option that is not given"
 
 
-def test_the_examples_of_the_help_work():
+def test_the_examples_of_the_help_work(monkeypatch):
     """As far as their words go: each is parsed, and nothing is run."""
     called = []
     for line in EXAMPLES.splitlines():
         _, name, *words = line.split()
-        command = getattr(importlib.import_module(COMMANDS[name][0]), name)
-        tyro.cli(functools.wraps(command)(lambda *args, **options: called.append(1)), args=words)
+        module = importlib.import_module(COMMANDS[name][0])
+        command = functools.wraps(getattr(module, name))(lambda *args, **options: called.append(1))
+        monkeypatch.setattr(module, name, command)
+        commands.start([name, *words])
     assert len(called) == 3
 
 

@@ -156,7 +156,7 @@ def test_a_launcher_that_wrapped_nothing_gets_the_right_remedy(tmp_path):
 @pytest.mark.parametrize("name", [name for name, ids in EVERYDAY.items() if ids])
 def test_diff_of_a_wrong_run_against_the_right_one_names_the_mistake(everyday, name):
     compared = command.diff(everyday / name, everyday / "right", as_json=True)
-    assert ({each.id for each in compared["found_in_a"]}, compared["found_in_b"]) == (EVERYDAY[name], [])
+    assert ({each["id"] for each in compared["found_in_a"]}, compared["found_in_b"]) == (EVERYDAY[name], [])
 
 
 def test_memory_that_was_full_in_step_0_says_what_was_held_and_what_to_ask(everyday, capsys):

@@ -20,20 +20,20 @@ GROUPS = {
         "arms": ("study.cli.machine", "list the ways to distribute a training (arms), and which can run here"),
         "doctor": ("study.cli.machine", "what this machine has and lacks, and what to do about it"),
         "sweep": ("study.cli.experiments", "run an experiment (a protocol); run it again to continue"),
-        "runs": ("study.cli.runs", "list the runs below folders, or keep their records"),
-        "compare": ("study.cli.runs", "compare time and memory of equal cells, or two runs component by component"),
+        "runs": ("study.cli.results", "list the runs below folders, or keep their records"),
+        "compare": ("study.cli.results", "compare time and memory of equal cells, or two runs component by component"),
         "report": ("study.cli.results", "write verdicts, figures and runs as web pages"),
         "export": ("study.report.export", "write records and claims as tables"),
     },
     "Choose and predict": {
-        "advise": ("study.cli.advice", "which arm to use on your GPUs, or how many GPUs you need"),
+        "advise": ("study.cli.predictions", "which arm to use on your GPUs, or how many GPUs you need"),
         "estimate": ("study.cli.predictions", "predict memory, traffic and time: does it fit?"),
         "virtual": ("study.cli.virtual", "measure memory and traffic of one rank of N, run alone"),
         "claims": ("study.cli.results", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
         "diagnose": ("study.cli.diagnosis", "what is wrong or costly in a run, and why it hangs"),
-        "oom": ("study.cli.oom", "what an error about memory means, and which change would fit"),
+        "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
         "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
@@ -80,6 +80,8 @@ def start(words: list[str]) -> None:
         return say(*lines)
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
+    import tyro  # takes longer to import than all that this module needs
+
     from study.core.options import parsed
     from study.core.text import progress_shown
 
@@ -90,7 +92,8 @@ def start(words: list[str]) -> None:
     try:
         with stdout, progress_shown():
             command = getattr(importlib.import_module(COMMANDS[name][0]), name)
-            answer = parsed(command, prog=f"study {name}", args=options)
+            # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
+            answer = parsed(command, prog=f"study {name}", args=options, config=(tyro.conf.OmitArgPrefixes,))
     except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version
         package = str(error.name).partition(".")[0]
         if package == "study":

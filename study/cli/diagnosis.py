@@ -1,21 +1,30 @@
-"""`study diagnose`: what is wrong or costly in a run, and which rank waits. `study diff`: why two trainings differ."""
+"""`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two trainings differ."""
 
-import dataclasses
+from dataclasses import asdict
 from pathlib import Path
 
 import tyro
 
 from study.core.errors import Stop
+from study.core.gpus import GPUS
 from study.core.options import AsJson
-from study.core.text import number_of, say, say_wrapped, wrapped
-from study.predict.front import Wanted
+from study.core.settings import flag
+from study.core.text import number_of, say, say_wrapped, short, show, size
+from study.predict.front import Wanted, reserve_bytes
 from study.records import collectives, store
 from study.records.schema import Record
 from study.watch import hangs, sources, trends
 from study.watch.diagnosis import judge
 from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding, ordered
-from study.watch.oom.explain import Described, explain
+from study.watch.oom import reading
+from study.watch.oom.explain import Described, Explanation, Proposal, explain, proposals
+
+IS_LIKELY = {True: "likely", False: "possible"}
+IS_DEFAULT = {True: " (the library's default)", False: ""}
+
+
+# --- study diagnose --------------------------------------------------------------------------------------------------
 
 
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
@@ -36,37 +45,54 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     if as_json:
         return answers
     for answer in answers:
-        _show(answer)
+        number = len(answer["findings"])
+        result = number_of(number, "findings") if number else "nothing was found"
+        say_wrapped(f"{answer['run']}: {answer['how']}: {result}.")
+        if error := answer["error"]:
+            _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.", indent="  ")
+        if answer["ranks"]:
+            _say_indented(f"{answer['ranks']}.", indent="  ")
+        for number, finding in enumerate(answer["findings"], 1):
+            _show_finding(f"{number:>2}. ", finding)
+        if answer["not_known"]:
+            _say_indented("", f"Not in this record: {', '.join(answer['not_known'])}.", indent="  ")
     return None
 
 
 def _answer(path: Path) -> dict:
-    """Return what is known by a config, by Flight Recorder dumps, or by a run: its record, steps and collectives."""
-    folder = path if path.is_dir() else path.parent
-    file = folder / store.RECORD
+    """What is known by a config, by Flight Recorder dumps, or by a run: its record, steps and collectives."""
     answer: dict = {"run": path.name, "how": "no record yet", "error": None, "ranks": None, "not_known": []}
-    findings: list[Finding] = []
-    logs = collectives.load(path) if path.is_dir() else []
     if config := sources.read_config(path):
-        return answer | {"how": config.words, "findings": list(map(dataclasses.asdict, mistakes(config)))}
-    if not file.exists() and not logs and (path.is_file() or (path.is_dir() and hangs.dumps_in(path))):
+        return answer | {"how": config.words, "findings": list(map(asdict, mistakes(config)))}
+    folder, file, logs = path.parent, path, []
+    if path.is_dir():
+        folder, file, logs = path, path / store.RECORD, collectives.load(path)
+    findings: list[Finding] = []
+    if (
+        not (folder / store.RECORD).exists()
+        and not logs
+        and (path.is_file() or (path.is_dir() and hangs.dumps_in(path)))
+    ):
         logs = hangs.dumps(path)
         answer["how"] = "Flight Recorder dumps"
     elif file.exists() or not logs:
-        record = store.read(path if path.is_file() else file)
-        logs = [] if record.status == "done" else logs
-        steps = trends.findings(trends.load(folder))
-        judged, unknown = judge(record)
-        findings = [*_out_of_memory(record, file), *ordered([*mistakes(sources.read(file)), *steps, *judged])]
+        record = store.read(file)
+        observed = record.observed
+        arm = observed.arm or record.requested.arm or observed.wrapper or "unknown"
         virtual = ", virtual" if record.is_virtual else ""
-        arm = record.observed.arm or record.requested.arm or record.observed.wrapper or "unknown"
         answer["run"] = record.run_id
-        answer["how"] = f"{arm} on {number_of(record.observed.ranks or 0, 'ranks')}{virtual}, {record.status}"
-        answer |= {"error": record.error and record.error.model_dump(), "not_known": unknown}
+        answer["how"] = f"{arm} on {number_of(observed.ranks or 0, 'ranks')}{virtual}, {record.status}"
+        if record.error:
+            answer["error"] = record.error.model_dump()
+        steps = trends.findings(trends.load(folder))
+        judged, answer["not_known"] = judge(record)
+        findings = [*_out_of_memory(record, file), *ordered([*mistakes(sources.read(file)), *steps, *judged])]
+        if record.status == "done":
+            logs = []  # nobody waits any more
     if logs:
         answer["ranks"] = hangs.state(logs)
         findings = [*hangs.causes(logs), *hangs.hangs(logs), *findings]
-    return answer | {"findings": list(map(dataclasses.asdict, findings))}
+    return answer | {"findings": list(map(asdict, findings))}
 
 
 def _out_of_memory(record: Record, file: Path) -> list[Finding]:
@@ -77,33 +103,30 @@ def _out_of_memory(record: Record, file: Path) -> list[Finding]:
     flags = {"arm": seen.arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}
     words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
     remedy = f"`study oom {file} --model MODEL {words}` names the tensor, and predicts which arms fit"
+    sentence = "The memory was full"
     try:
         cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
-    except (Stop, IndexError):  # the message has no sizes
-        return [Finding("The memory was full", remedy, id="memory_full")]
-    sentence = f"The memory was full; the likeliest cause: {cause.what}"
-    return [Finding(sentence, f"{cause.remedy}; {remedy}", id="memory_full")]
+        sentence += f"; the likeliest cause: {cause.what}"
+        remedy = f"{cause.remedy}; {remedy}"
+    except (Stop, IndexError):
+        pass  # the message has no sizes
+    return [Finding(sentence, remedy, id="memory_full")]
 
 
-def _show(answer: dict) -> None:
-    result = number_of(len(answer["findings"]), "findings") if answer["findings"] else "nothing was found"
-    say_wrapped(f"{answer['run']}: {answer['how']}: {result}.")
-    if error := answer["error"]:
-        say_wrapped(f"It ended: {error['message']}. What to do: {error['what_to_do']}.", indent="  ", first="  ")
-    if answer["ranks"]:
-        say_wrapped(f"{answer['ranks']}.", indent="  ", first="  ")
-    for number, finding in enumerate(answer["findings"], 1):
-        _show_finding(f"{number:>2}. ", finding)
-    if answer["not_known"]:
-        say_wrapped("", f"Not in this record: {', '.join(answer['not_known'])}.", indent="  ", first="  ")
+def _say_indented(*texts: str, indent: str = "    ") -> None:
+    say_wrapped(*texts, indent=indent, first=indent)
 
 
 def _show_finding(first: str, finding: dict) -> None:
-    say("", *wrapped(f"{finding['sentence']}.", "    ", first))
+    say("")
+    say_wrapped(f"{finding['sentence']}.", indent="    ", first=first)
     if finding["remedy"]:
-        say_wrapped(f"What to do: {finding['remedy']}.", indent="    ", first="    ")
+        _say_indented(f"What to do: {finding['remedy']}.")
     if finding["evidence"]:
         say(f"    Shown by: {finding['evidence']}")
+
+
+# --- study diff ------------------------------------------------------------------------------------------------------
 
 
 def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> dict | None:
@@ -117,43 +140,108 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         b: The second.
         as_json: Print everything as JSON.
     """
-    sides = [sources.read(store.newest_try(path)) for path in (a, b)]
-    compared = compare(*sides)
+    first = sources.read(store.newest_try(a))
+    second = sources.read(store.newest_try(b))
+    compared = compare(first, second)
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
-    found = [[*mistakes(side), *found_in_one(side, other)] for side, other in (sides, sides[::-1])]
+    pairs = ((first, second), (second, first))
+    found = [list(map(asdict, (*mistakes(side), *found_in_one(side, other)))) for side, other in pairs]
     if as_json:
         rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-        return rows | dict(zip(("found_in_a", "found_in_b"), found, strict=True))
+        return rows | {"found_in_a": found[0], "found_in_b": found[1]}
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
-    for letter, side, findings in zip("AB", sides, found, strict=True):
-        say("", *wrapped(f"{letter}: {side.path} ({side.words})", "   "))
+    for letter, side, findings in zip("AB", (first, second), found, strict=True):
+        say_wrapped("", f"{letter}: {side.path} ({side.words})", indent="   ")
         for finding in findings:
-            _show_finding("  - ", dataclasses.asdict(finding))
+            _show_finding("  - ", finding)
     for number, each in enumerate(known, 1):
-        say("", *wrapped(f"{number:>2}. {_values(each)}", "    "))
-        if each.description:
-            why = f"Changes {each.description.changes}: {each.description.why}."
-            say_wrapped(why, indent="    ", first="    ")
+        say("")
+        say_wrapped(_values(each), indent="    ", first=f"{number:>2}. ")
+        _say_indented("Changes {changes}: {why}.".format(**_row(each)))
     if others:
         say("", "Other keys that differ:")
-    for each in others:
-        say_wrapped(_values(each), indent="    ", first="  ")
+        say_wrapped(*map(_values, others), indent="    ", first="  ")
     return None
 
 
 def _values(difference: Difference) -> str:
-    texts = []
-    for letter, setting in (("A", difference.a), ("B", difference.b)):
-        default = " (the library's default)" if setting.is_default else ""
-        texts.append(f"{letter} {shown(setting, difference.name)}{default}")
-    return f"{printable(difference.name)}: {', '.join(texts)}"
+    a, b = (f"{shown(each, difference.name)}{IS_DEFAULT[each.is_default]}" for each in (difference.a, difference.b))
+    return f"{printable(difference.name)}: A {a}, B {b}"
 
 
 def _row(difference: Difference) -> dict:
-    values = {"a": difference.a.value, "b": difference.b.value}
+    row = {"name": difference.name, "a": difference.a.value, "b": difference.b.value}
     if is_secret(difference.name):
-        values = dict.fromkeys(values, "(not shown)")
-    about = difference.description
-    return {"name": difference.name, **values} | ({"changes": about.changes, "why": about.why} if about else {})
+        row |= {"a": "(not shown)", "b": "(not shown)"}
+    if about := difference.description:
+        row |= {"changes": about.changes, "why": about.why}
+    return row
+
+
+# --- study oom -------------------------------------------------------------------------------------------------------
+
+
+def oom(
+    error: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    wanted: Wanted,
+    given: Described,
+    as_json: AsJson = False,
+) -> dict | None:
+    """Explain an error about memory: what its size is, what made it, and which change would fit. Nothing is run.
+
+    It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
+    With --model and --arm or --config, the size is matched with that training's tensors, and changes are predicted.
+
+    Args:
+        error: The error in quotes, or the log that holds it. Default: the standard input.
+        wanted: The model.
+        given: The training.
+        as_json: Print the answer as JSON.
+    """
+    seen = explain(reading.content(error), wanted, given)
+    changes = proposals(seen) if seen.error.where == "GPU" else []
+    if as_json:
+        message = asdict(seen.error)
+        del message["context"]  # the lines of the log above it
+        answer = {"error": message, "gpu": seen.gpu}
+        return answer | {"causes": list(map(asdict, seen.causes)), "proposals": list(map(asdict, changes))}
+    if not seen.causes[0].is_likely:
+        say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
+    for number, cause in enumerate(seen.causes, 1):
+        what = f"{cause.what[0].upper()}{cause.what[1:]}"
+        why = f"{IS_LIKELY[cause.is_likely]}: {'; '.join(cause.reasons)}"
+        say_wrapped(f"{what} ({why}).", indent="    ", first=f"{number:>2}. ")
+        texts = (f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
+        _say_indented(*texts)
+    say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
+    known = [f"{flag(name)} {value}" for name, value in vars(seen.given).items() if value is not None]
+    if known:
+        say_wrapped(f"Taken as: {', '.join(known)}.")
+    if changes:
+        _show_changes(changes, seen)
+    elif seen.error.where == "GPU":
+        say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
+    return None
+
+
+def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
+    now, *fitting = changes
+    gpu = GPUS[seen.gpu or ""]
+    does = "does not fit"
+    if now.step_s is not None:
+        does = "should fit, so the training is not as described"
+    say_wrapped(
+        "",
+        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.given.arm}: a peak of {size(now.peak_bytes)}, "
+        f"which {does} beside {size(int(reserve_bytes(gpu)))} for the CUDA context, NCCL and fragmentation.",
+    )
+    if fitting:
+        say("", "What fits, predicted:")
+        rows = [(each.change, size(each.peak_bytes), f"{short(round(each.step_s or 0, 3))} s") for each in fitting]
+        show([dict(zip(("change", "peak", "step"), row, strict=True)) for row in rows])
+    elif now.step_s is None:
+        say_wrapped("None of the usual changes fits: `study advise` tries all arms and names what would be enough.")

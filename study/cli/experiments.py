@@ -1,12 +1,12 @@
 """`study sweep`: runs experiments."""
 
-import dataclasses
+import itertools
 import os
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -17,38 +17,27 @@ from study.core.gpus import num_gpus
 from study.core.text import part_of, say, show
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
+from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
-NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: it shows how much is too much
-UNFINISHED = {"left", "killed"}  # the same command continues with these
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """What to run of an experiment, where, and for how long."""
-
-    scale: Literal["paper", "one_gpu", "tiny"] = "tiny"
-    """paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores."""
-    runs: Path = Path("runs")
-    """The folder for the run folders. Cells that are done there are not run again."""
-    only: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'."""
-    repeat: int = 1
-    """Number of runs of each cell. The repeats are interleaved."""
-    timeout_s: float = 3600
-    """End a run after so many seconds."""
-    minutes: float | None = None
-    """Start only cells that are expected to end within so many minutes from now. Default: no limit."""
-    nvme_dir: Path | None = None
-    """The folder for arms that offload to disk."""
-    pack: Path | None = None
-    """A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub."""
-    dry_run: bool = False
-    """List the cells and whether this machine can run them. Run nothing."""
+# Of a sweep with a cell that ended so; the largest wins. The same command continues with those that are left or killed.
+# Out of memory is an answer: it shows how much is too much.
+EXIT_CODES = {"failed": 1, "timeout": 1, "left": 3, "killed": 3}
 
 
 def sweep(
-    name: tyro.conf.Positional[str], /, *, options: Annotated[SweepOptions, tyro.conf.arg(name="")] = SweepOptions()
+    name: tyro.conf.Positional[str],
+    /,
+    *,
+    scale: Literal["paper", "one_gpu", "tiny"] = "tiny",
+    runs: Path = Path("runs"),
+    only: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = (),
+    repeat: int = 1,
+    timeout_s: float = 3600,
+    minutes: float | None = None,
+    nvme_dir: Path | None = None,
+    pack: Path | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
@@ -58,75 +47,68 @@ def sweep(
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.
-        options: What to run of it.
+        scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
+        runs: The folder for the run folders. Cells that are done there are not run again.
+        only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
+        repeat: Number of runs of each cell. The repeats are interleaved.
+        timeout_s: End a run after so many seconds.
+        minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
+        nvme_dir: The folder for arms that offload to disk.
+        pack: A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub.
+        dry_run: List the cells and whether this machine can run them. Run nothing.
     """
-    _refuse_impossible(options)
-    cells = _chosen_cells(name, options)
-    turns = sweeping.plan(cells, options.repeat)
-    if options.dry_run:
-        _show_plan(cells)
-    elif stop := launches.lacking():
-        raise stop
-    else:
-        _run(turns, options)
-
-
-def _refuse_impossible(options: SweepOptions) -> None:
-    """Raise Stop for a value that no sweep can have."""
-    if not options.timeout_s > 0:
-        raise Stop(f"--timeout-s must be above 0 (got {options.timeout_s:g})", "give a number of seconds")
-    if options.minutes is not None and not options.minutes >= 0:
-        raise Stop(f"--minutes must be 0 or more (got {options.minutes:g})", "give a number of minutes")
-
-
-def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
-    """Return the cells that match the filters, with their data."""
-    filters = tuple(each for several in options.only for each in several)
-    cells = sweeping.chosen(protocol.cells(protocol.read(name), options.scale), filters)
-    if options.pack is not None:
-        if not (options.pack / "pack.json").exists():
-            raise Stop(f"--pack {options.pack} holds no pack.json", "give the folder that gpu_windows.py wrote")
+    if not timeout_s > 0:  # nor nan
+        raise Stop(f"--timeout-s must be above 0 (got {timeout_s:g})", "give a number of seconds")
+    if minutes is not None and not minutes >= 0:
+        raise Stop(f"--minutes must be 0 or more (got {minutes:g})", "give a number of minutes")
+    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), tuple(itertools.chain(*only)))
+    if pack is not None:
+        if not (pack / "pack.json").exists():
+            raise Stop(f"--pack {pack} holds no pack.json", "give the folder that gpu_windows.py wrote")
         # Relative to the folder in which launches run, so that a cell has the same name on another machine.
-        cells = [cell.from_pack(Path(os.path.relpath(options.pack, ROOT))) for cell in cells]
-    return cells
+        cells = [cell.from_pack(Path(os.path.relpath(pack, ROOT))) for cell in cells]
+    turns = sweeping.plan(cells, repeat)
+    if dry_run:
+        return _show_plan(cells)
+    if stop := launches.lacking():
+        raise stop
+    _run(turns, runs, timeout_s, nvme_dir, minutes)
+    return None
 
 
-def _run(turns: list[sweeping.Turn], options: SweepOptions) -> None:
-    """Run the turns, count the outcomes, and end with the exit code for them."""
+def _run(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, minutes: float | None) -> None:
+    """Run the turns, and end with the exit code for how they ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
     with Progress(len(turns)) as progress:
         try:
-            outcomes = sweeping.sweep(
-                turns,
-                options.runs,
-                options.timeout_s,
-                options.nvme_dir,
-                progress,
-                options.minutes,
-            )
+            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes)
         except KeyboardInterrupt:
             progress.say("stopped; run the same command again to continue")
             sys.exit(130)
         counts = Counter(outcome.status for outcome in outcomes)
         counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-        progress.say(f"{counted or 'nothing to do'}; study runs {options.runs} shows them")
-    if counts.keys() & UNFINISHED:
-        sys.exit(3)
-    sys.exit(1 if counts.keys() & NO_ANSWER else 0)
+        progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
+    sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
 def _show_plan(cells: list[Cell]) -> None:
-    """List the cells: their ranks, their settings, and whether this machine can run them."""
+    """List the cells: their ranks, the settings in which they differ, and whether this machine can run them."""
     gpus = num_gpus()
-    keys = dict.fromkeys(key for cell in cells for key in cell.settings)
-    axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
+    names = dict.fromkeys(itertools.chain(*(cell.settings for cell in cells)))
+    differ = [name for name in names if len({str(cell.settings.get(name)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
-        stop = sweeping.why_not(cell, gpus)
-        virtual = cell.value("virtual_ranks")
-        ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
-        values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}
-        rows.append({"cell": cell.name, "ranks": ranks, **values, "here": f"no: {stop.what}" if stop else "yes"})
-    say(f"{part_of(sum(row['here'] == 'yes' for row in rows), len(rows), 'cells')} possible on this machine.", "")
+        row = {"cell": cell.name, "ranks": cell.ranks or gpus or 2}  # two on a CPU, as the arms' files have it
+        row |= {name: cell.value(name) for name in differ}
+        if cell.arm == "single":
+            row["ranks"] = 1
+        if number := row.pop("virtual_ranks", cell.value("virtual_ranks")):
+            row["ranks"] = f"{number} virtual"
+        row["here"] = "yes"
+        if stop := sweeping.why_not(cell, gpus):
+            row["here"] = f"no: {stop.what}"
+        rows.append(row)
+    possible = sum(row["here"] == "yes" for row in rows)
+    say(f"{part_of(possible, len(rows), 'cells')} possible on this machine.", "")
     show(rows)

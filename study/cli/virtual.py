@@ -1,30 +1,26 @@
 """`study virtual`: measures the memory and the traffic of one rank of N, which runs alone."""
 
-import subprocess
-import sys
+import math
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from study.cli.asked import Passes, Training
+from study.cli.predictions import USUAL_RANKS, Passes, Training
 from study.core import arms, optimizers
 from study.core.errors import Stop
 from study.core.options import AsJson
 from study.core.settings import Flags, Task, check
 from study.core.shapes import SHAPES, is_local
-from study.core.text import say, show, size
+from study.core.text import during, say, show, size
 from study.predict.front import default_sequence, named, refuse_long_rows, usual_precision
-from study.records import store
-from study.records.schema import Record
 from study.sweeps import launches
+from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
 
 def virtual(
-    training: Annotated[Training, tyro.conf.arg(name="")],
-    passes: Annotated[Passes, tyro.conf.arg(name="")],
+    training: Training,
+    passes: Passes,
     *,
     model: str | None = None,
     lora_rank: int | None = None,
@@ -47,77 +43,66 @@ def virtual(
         run_dir: Keep the run in this new folder.
         as_json: Print the memory and the traffic as JSON.
     """
-    ranks = training.ranks
-    if ranks < 2:
-        raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
+    ranks = training.gpus or USUAL_RANKS
     arm = arms.load_arm(passes.arm)
-    given: dict[str, Any] = vars(training) | vars(passes) | {"precision": training.precision or usual_precision(arm)}
-    given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task, "init": "none"}
+    # Two steps: the optimizer makes its states in the first, so that the second is like all that follow.
+    given: dict[str, Any] = {"steps": 2, "warmup_steps": 1, "virtual_ranks": ranks, "init": "none", "task": task}
+    given |= {"optimizer": training.optimizer, "precision": training.precision or usual_precision(arm)}
+    given |= {"sequence": training.sequence, "micro_batch": passes.micro_batch, "accumulation": passes.accumulation}
+    given |= {"checkpointing": passes.checkpointing, "lora_rank": lora_rank, "trust_remote_code": trust_remote_code}
     if model is not None:
         shape = named(model, trust_remote_code=trust_remote_code)
         refuse_long_rows(shape, training.sequence or 0)
-        is_name = model in SHAPES or not is_local(model)  # it is launched from another folder
-        given["model"] = model if is_name else str(Path(model).resolve())
         given["sequence"] = training.sequence or default_sequence(shape)
-    given |= {"steps": 2, "warmup_steps": 1, "virtual_ranks": ranks}
-    settings = Flags(**{name: value for name, value in given.items() if name not in ("arm", "gpus")})
+        given["model"] = model
+        if is_local(model) and model not in SHAPES:
+            given["model"] = str(Path(model).resolve())  # it is launched from another folder
+    settings = {name: value for name, value in given.items() if value is not None}
+
+    # --- What the trainer would refuse as well, but seconds later.
     if stop := launches.lacking():
         raise stop
-    check(settings)
-    optimizers.check(settings, arm)
+    flags = Flags(**settings)
+    check(flags)
+    optimizers.check(flags, arm)
     arms.check_virtual(arm, "none")
     arm.sharing_ranks(ranks)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = run_dir.resolve() if run_dir else Path(temporary) / "run"
-        sys.stderr.write(f"running rank 0 of {ranks} under {arm.name} ...\n")
-        _launch(settings, arm.name, folder)
-        answer = _answer(store.load(folder))
+    if run_dir and run_dir.exists():
+        raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
+
+    turn = Turn(Cell("", "virtual", "tiny", arm.name, None, settings), 1)
+    with tempfile.TemporaryDirectory() as temporary, during(f"running rank 0 of {ranks} under {arm.name}"):
+        folder = run_dir or Path(temporary, "run")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        record = launches.run(turn, folder, math.inf, math.inf, None, lambda *_: None)
+    if record.error:
+        raise Stop(record.error.message, record.error.what_to_do)
+    rank = record.memory.components.per_rank[0]
+    collectives = record.traffic.per_rank[0]
     if as_json:
-        return answer
-    say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(answer['peak_bytes'])} at the peak.", "")
-    at_peak, after = answer["at_peak"], answer["after_step"]
-    parts = {part: (size(at_peak.get(part, 0)), size(after.get(part, 0))) for part in at_peak | after}
-    show([{"component": part, "at the peak": peak, "after a step": rest} for part, (peak, rest) in parts.items()])
-    say("")
-    calls, sent = answer["calls"], answer["traffic"]
-    show([{"collective": kind, "calls of a step": calls[kind], "bytes of a step": size(sent[kind])} for kind in sent])
-    say("", f"rows: {answer['data']}")
-    say(*(["", f"the run is in {run_dir}"] if run_dir else []))
+        return {
+            "ranks": record.observed.virtual_ranks,
+            "data": record.observed.data_source,
+            "peak_bytes": rank.tracked_peak_bytes,
+            "at_peak": rank.at_peak or {},
+            "after_step": rank.after_step,
+            "traffic": {kind: sent.bytes for kind, sent in collectives.items()},
+            "calls": {kind: sent.calls for kind, sent in collectives.items()},
+        }
+    say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
+    _show_tables(rank.at_peak or {}, rank.after_step, collectives)
+    say("", f"rows: {record.observed.data_source}")
+    if run_dir:
+        say("", f"the run is in {run_dir}")
     return None
 
 
-def _launch(settings: Flags, arm: str, folder: Path) -> None:
-    changed = {name: value for name, value in vars(settings).items() if value != getattr(Flags, name)}
-    command = launches.command(Cell("", "virtual", "tiny", arm, None, changed), folder, None)
-    try:  # in a session of its own, so that Ctrl-C does not reach the launcher, which would print a traceback
-        done = subprocess.run(
-            command,
-            cwd=arms.ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            start_new_session=True,
-        )
-    except KeyboardInterrupt:  # subprocess has ended the launcher, but not its rank
-        launches.end_ranks(folder)
-        raise
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout)  # the trainer's last lines say the reason
-        sys.exit(1)
-
-
-def _answer(record: Record) -> dict:
-    """Return what the instruments saw of the rank."""
-    rank = record.memory.components.per_rank[0]
-    collectives = record.traffic.per_rank[0].items()
-    return {
-        "ranks": record.observed.virtual_ranks,
-        "data": record.observed.data_source,
-        "peak_bytes": rank.tracked_peak_bytes,
-        "at_peak": rank.at_peak or {},
-        "after_step": rank.after_step,
-        "traffic": {kind: sent.bytes for kind, sent in collectives},
-        "calls": {kind: sent.calls for kind, sent in collectives},
-    }
+def _show_tables(at_peak: dict[str, int], after_step: dict[str, int], collectives: dict) -> None:
+    components = []
+    for name in at_peak | after_step:
+        peak, after = (size(moment.get(name, 0)) for moment in (at_peak, after_step))
+        components.append({"component": name, "at the peak": peak, "after a step": after})
+    show(components)
+    say("")
+    columns = ("collective", "calls of a step", "bytes of a step")
+    show([dict(zip(columns, (kind, sent.calls, size(sent.bytes)), strict=True)) for kind, sent in collectives.items()])
