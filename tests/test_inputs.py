@@ -7,23 +7,16 @@ import pytest
 
 from study.core import files
 from study.core.errors import Stop
-from study.core.files import LONGEST_NAME_BYTES, safe_name
 
-LONG = "n" * (LONGEST_NAME_BYTES + 1)
-UNSAFE = ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "\u202ea", None, 5, ["a"], b"a", LONG]
+LONGEST = "n" * files.LONGEST_NAME_BYTES
 
 
-@pytest.mark.parametrize("name", UNSAFE)
-def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
-    with pytest.raises(Stop):
-        safe_name(name)
-    with pytest.raises(Stop):
-        files.safe_join(tmp_path, "a", name)
-
-
-@pytest.mark.parametrize("name", ["a", "zero2-r1.1", "a b", "é", "..a", "n" * LONGEST_NAME_BYTES])
-def test_a_name_that_can_be_a_files_is_not_changed(name, tmp_path):
-    assert files.safe_join(tmp_path, "deep", name) == tmp_path / "deep" / name
+def test_a_name_that_leads_elsewhere_is_refused_and_any_other_not_changed(tmp_path):
+    for name in ("", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\u202ea", None, LONGEST + "n"):
+        with pytest.raises(Stop):
+            files.safe_join(tmp_path, "a", name)
+    for name in ("zero2-r1.1", "a b", "é", "..a", LONGEST):
+        assert files.safe_join(tmp_path, "deep", name) == tmp_path / "deep" / name
 
 
 @pytest.fixture
@@ -33,71 +26,64 @@ def place(tmp_path) -> Path:
     place = tmp_path / "place"
     (place / "deep").mkdir(parents=True)
     (place / "deep" / "file").write_text("content")
-    (place / "link").symlink_to(tmp_path / "secret")
-    (place / "loop").symlink_to(place / "loop")
-    (place / "folder").symlink_to(tmp_path)
-    (place / "inside").symlink_to(place / "deep")
+    links = {"link": tmp_path / "secret", "folder": tmp_path, "inside": place / "deep", "device": Path("/dev/zero")}
+    for name, target in links.items():
+        (place / name).symlink_to(target)
     os.mkfifo(place / "pipe")
     (place / "large").write_bytes(b"x" * 101)
-    (place / "device").symlink_to("/dev/zero")
     return place
 
 
 REFUSED = {
-    "it is a link": ("link", "loop", "folder/secret", "inside/file", "device"),
+    "it is a link": ("link", "folder/secret", "inside/file"),
     "it is not a file": ("pipe",),
     "Is a directory": ("deep",),
     "it has more than 100 bytes": ("large",),
-    "leads out of its folder": ("../secret", "deep/../../secret", "/etc/hostname", "deep//file", ""),
+    "leads out of its folder": ("../secret", "deep/../../secret", "/etc/hostname", ""),
     "it is not a valid path": ("deep/a\0b", "deep/\ud800"),
     "No such file": ("gone",),
-    "Not a directory": ("deep/file/x",),
 }
 
 
-@pytest.mark.parametrize(("why", "name"), [(why, name) for why, names in REFUSED.items() for name in names])
-def test_below_a_folder_only_its_own_files_are_read(place, why, name):
+def test_below_a_folder_only_its_own_files_are_read(place):
     assert files.read_below(place, "deep/file", 100) == b"content"
-    with pytest.raises(OSError, match=why) as caught:
-        files.read_below(place, name, 100)
-    assert why in files.why(caught.value)
+    for why, names in REFUSED.items():
+        for name in names:
+            with pytest.raises(OSError, match=why) as caught:
+                files.read_below(place, name, 100)
+            assert why in files.why(caught.value)
 
 
 def test_a_file_that_the_user_named_may_be_a_link_and_is_a_file_of_limited_size(place):
     assert files.read(place / "link", 100) == b"private"
-    refused = {"pipe": "not a file", "device": "not a file", "deep": "Is a directory", "large": "100 bytes"}
-    for name, why in (refused | dict.fromkeys(("a\0b", "\ud800"), "not a valid path")).items():
+    for name, why in {"pipe": "not a file", "device": "not a file", "large": "100 bytes", "\ud800": "path"}.items():
         with pytest.raises(OSError, match=why):
             files.read(place / name, 100)
 
 
-def test_what_is_written_stays_below_its_folder(place, tmp_path):
+def test_what_is_written_stays_below_its_folder(place, tmp_path, monkeypatch):
     for name in ("deep/new/a", "deep/file", "link"):
         files.write_below(place, name, b"new")
         assert files.read_below(place, name, 100) == b"new"
     assert (tmp_path / "secret").read_text() == "private", "the link was replaced, not what it led to"
-    for name in ("folder/a", "inside/a", "../a", "/a", "deep/../../a", "a\0b"):
+    for name in ("folder/a", "inside/a", "../a", "/a", "a\0b"):
         with pytest.raises(OSError, match=r"link|leads out|not a valid path"):
-            files.write_below(place, name, b"new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "secret"]
-    assert not list(place.rglob("*.part"))
+            files.write_below(place, name, b"newer")
 
-
-def test_a_write_that_fails_leaves_what_was_there(place, monkeypatch):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        files.write_below(place, "deep/file", b"new")
-    assert [path.name for path in (place / "deep").iterdir()] == ["file"]
-    assert (place / "deep" / "file").read_text() == "content"
+        files.write_below(place, "deep/file", b"newer")
+    assert (place / "deep" / "file").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "secret"]
+    assert not list(place.rglob("*.part"))
 
 
 BROKEN = [
     (files.from_json, "[" * 100_000, "nested too deeply"),
     (files.from_json, '{"a": NaN}', "NaN is not a number"),
-    (files.from_json, f"[{'9' * 5000}]", "digits"),
     (files.from_json, b"\xff", "decode"),
     (files.from_yaml, "[" * 100_000, "nested too deeply"),
     (files.from_yaml, "a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
@@ -107,16 +93,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "why"), BROKEN, ids=lambda value: getattr(value, "__name__", str(value)[:20])
-)
-def test_what_is_broken_is_a_value_error(parse, text, why):
-    with pytest.raises(ValueError, match=why) as caught:
-        parse(text)
-    assert len(files.why(caught.value)) <= files.LONGEST_REASON + 3
-
-
-def test_what_configs_have_is_read():
-    assert files.from_yaml("a: &a [x]\nb: *a\n") == {"a": ["x"], "b": ["x"]}
+def test_what_is_broken_is_a_value_error_and_what_configs_have_is_read():
+    for parse, text, why in BROKEN:
+        with pytest.raises(ValueError, match=why) as caught:
+            parse(text)
+        assert len(files.why(caught.value)) <= files.LONGEST_REASON + 3
     assert files.from_json(b'\xef\xbb\xbf{"a": 1e5}') == {"a": 1e5}
-    assert files.from_toml("a.b.c = [1, 2.5]\ntext = 'a.b.c'") == {"a": {"b": {"c": [1, 2.5]}}, "text": "a.b.c"}
