@@ -25,12 +25,6 @@ IGNORED = re.compile(
 )
 
 
-def problem(record: dict) -> str:
-    with pytest.raises(ValidationError) as caught:
-        Record.model_validate(record)
-    return sentence(caught.value)
-
-
 def written_again(record: Record) -> Record:
     return Record.model_validate_json(record.model_dump_json(by_alias=True))
 
@@ -89,29 +83,24 @@ def test_what_is_asked_for_is_every_setting_of_the_trainer():
     assert Requested(micro_batch=-1).micro_batch == -1, "a refused value is recorded as it was given"
 
 
-@pytest.mark.parametrize("schema", [0, SCHEMA + 1, None, "1"])
-def test_another_schema_is_named(schema):
-    assert "schema must be 1, 2 or 3" in problem(finished(schema=schema))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        *(({"schema": schema}, "schema must be 1, 2 or 3") for schema in (0, SCHEMA + 1, "1")),
         ({"status": "finished"}, "status must be "),
         ({"requested__seed": "many"}, "requested.seed must be a whole number (got 'many')"),
-        ({"traffic__per_rank": 3}, "traffic.per_rank must be a list (got 3)"),
         ({"time__step_s": [0.1, None]}, "time.step_s.1 must be a number (got None)"),
         ({"run_id": "../elsewhere"}, "run_id"),
         ({"observed__ranks": 0}, "observed.ranks"),
         ({"time__step_s": [0.1, 0.0, 0.1]}, "time.step_s.1"),
         ({"memory__per_rank__1__host_peak_bytes": -1}, "memory.per_rank.1.host_peak_bytes"),
         ({"finished_utc": None}, "status is done, but 'finished_utc' is empty"),
+        ({"finished_utc": "yesterday"}, "finished_utc"),
         ({"status": "failed"}, "status is failed, but 'error' is empty"),
-        *(
-            ({section: {}}, f"status is done, but {section!r} is empty")
-            for section in ("requested", "observed", "hardware", "software", "time", "loss")
-        ),
+        *(({section: {}}, f"but {section!r} is empty") for section in ("requested", "observed", "time", "loss")),
     ],
 )
 def test_a_mistake_is_named(changes, words):
-    assert words in problem(changed(finished(), **changes))
+    with pytest.raises(ValidationError) as caught:
+        Record.model_validate(changed(finished(), **changes))
+    assert words in sentence(caught.value)
