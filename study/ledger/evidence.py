@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from study.core.arms import ROOT
-from study.core.errors import Stop
 from study.core.files import load
 from study.core.text import is_number, short
 from study.predict.front import Machine, Setup, estimate, generic, named, papers, step_time
@@ -74,9 +73,10 @@ class Piece(BaseModel):
 
 
 def _words(value: object) -> str:
+    """A field of a piece of evidence in words: arm ddp or zero2 ranks 2."""
     if isinstance(value, dict):
         return " ".join(f"{name} {_words(each)}" for name, each in value.items())
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):  # any of these
         return " or ".join(map(str, value))
     return short(value)
 
@@ -97,31 +97,33 @@ class OfRuns(Piece):
     node_ranks: int | None = None
 
     def raw(self, runs: Sequence[Run]) -> Value:
-        # A rank that runs alone, or weights without values, are evidence of another kind.
-        is_virtual = self.kind == "virtual"
-        runs = [run for run in runs if (run.record.is_virtual or run.record.requested.init == "none") == is_virtual]
-        if self.quantity in MOVED and "ranks" not in self.where:
-            runs = [run for run in runs if run.record.observed.ranks != 1]  # a single rank sends nothing
+        ours = self._chosen(runs, self.where)
         if self.over is None:
-            return self._one_value(self._values(chosen(runs, self.where), self.where))
+            return self._one_value(self._values(ours, self.where))
         # --- a ratio, by pairs of equal cells on one machine
-        theirs = self.where | self.over
+        where = self.where | self.over
         ratios = []
-        for ours, others in paired(chosen(runs, self.where), chosen(runs, theirs), {*self.over} - {TRAINING}):
-            above, below = self._values(ours, self.where), self._values(others, theirs)
-            if above and below and median(below):
-                ratios.append(median(above) / median(below))
+        for above, below in paired(ours, self._chosen(runs, where), {*self.over} - {TRAINING}):
+            values = self._values(above, self.where)
+            others = self._values(below, where)
+            # A number over nothing is none: a single rank sends no bytes.
+            if values and others and median(others):
+                ratios.append(median(values) / median(others))
         return self._one_value(ratios)
 
-    def _one_value(self, values: list) -> Value:
-        """The median, or the least or most; a text that all runs share. None without values."""
-        if not values:
-            return None
-        if is_number(values[0]):
-            return TAKE[self.take](values)
-        if len(set(values)) > 1:
-            raise ValueError(f"the runs disagree: {', '.join(sorted(set(map(str, values))))}")
-        return values[0]
+    def _chosen(self, runs: Sequence[Run], where: dict) -> list[Run]:
+        """The finished runs that have these facts, and are evidence of this kind. A list means any of its values."""
+        wanted = {name: value for name, value in where.items() if name != TRAINING}
+        done = Runs(tuple(runs)).select(**(USUAL | wanted)).done
+        several_ranks = self.quantity in MOVED and "ranks" not in self.where
+        chosen = []
+        for run in done:
+            # A rank that runs alone, or weights without values, are evidence of another kind.
+            is_virtual = run.record.is_virtual or run.record.requested.init == "none"
+            sends_nothing = several_ranks and run.record.observed.ranks == 1
+            if is_virtual == (self.kind == "virtual") and not sends_nothing:
+                chosen.append(run)
+        return chosen
 
     def _values(self, runs: Sequence[Run], where: dict) -> list:
         """The quantity of each run that has it."""
@@ -133,17 +135,23 @@ class OfRuns(Piece):
             else:
                 value = metrics.value(record, self.quantity, where.get(TRAINING))
             if self.per is not None and value is not None:
-                in_bytes = self.per == "weight_bytes"
-                divisor = metrics.weight_bytes(record) if in_bytes else metrics.value(record, self.per)
+                divisor = metrics.value(record, self.per)
+                # A run that does not know by what to divide has no value.
                 value = value / divisor if divisor else None
-            values.append(value)
-        return [value for value in values if value is not None]
+            if value is not None:
+                values.append(value)
+        return values
 
-
-def chosen(runs: Sequence[Run], where: dict) -> list[Run]:
-    """The runs that are done and have these facts. A list means any of its values."""
-    wanted = {name: value for name, value in where.items() if name != TRAINING}
-    return Runs(tuple(runs)).select(**(USUAL | wanted)).done
+    def _one_value(self, values: list) -> Value:
+        """The median, or the least or most; a text that all runs share. None without values."""
+        if not values:
+            return None
+        if is_number(values[0]):
+            return TAKE[self.take](values)
+        # Texts and truth values have no median.
+        if len(set(values)) > 1:
+            raise ValueError(f"the runs disagree: {', '.join(sorted(set(map(str, values))))}")
+        return values[0]
 
 
 # --- kept: answers of the libraries, and of others -----------------------------------------------------------------
@@ -154,21 +162,20 @@ class Reproduction(Piece):
     script: str
 
     def raw(self, runs: Sequence[Run]) -> Value:
-        return kept_answer(self.script)
-
-
-def kept_answer(script: str) -> Value:
-    """What a script of reproductions/ found when its answer was kept. Raise ValueError without an answer."""
-    for row in _answers():
-        if row["trial"] == {"what": "reproduction", "name": script}:
-            return row["found"]
-    raise ValueError(f"no answer of reproductions/{script}.py is kept in reports/")
+        return kept_answers()[self.script]
 
 
 @cache
-def _answers() -> list[dict]:
+def kept_answers() -> dict[str, Value]:
+    """What each script of reproductions/ found when its answer was kept."""
     how: dict[str, Any] = {"what": "valid", "remedy": "restore it from the history", "most_bytes": MAX_BYTES}
-    return [row for path in sorted(REPORTS.glob("*/trials.json")) for row in load(path, list, **how)]
+    answers: dict[str, Value] = {}
+    for path in sorted(REPORTS.glob("*/trials.json")):
+        for row in load(path, list, **how):
+            # Other trials are of settings of the libraries, and have more conditions.
+            if row["trial"].keys() == {"what", "name"}:
+                answers.setdefault(row["trial"]["name"], row["found"])
+    return answers
 
 
 class Conform(Piece):
@@ -271,29 +278,23 @@ class Prediction(Piece):
         return value
 
     def _predicted(self) -> float:
-        if self.model:
-            model = named(self.model)
-        elif self.parameters is None or self.layers is None or self.hidden is None:
-            raise Stop("no model is given", "give model, or parameters, layers and hidden")
-        else:
-            model = generic(self.parameters, self.layers, self.hidden)
-        how = self.model_dump(
-            include={"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}
-        )
+        # Without a name: a GPT-2 of this size, with as many layers and as wide.
+        size = (self.parameters or 0, self.layers or 0, self.hidden or 0)
+        model = named(self.model) if self.model else generic(*size)
+        settings = {"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}
+        how = self.model_dump(include=settings)
         setup = Setup.of_arm(model, self.arm, device="cuda", **how)
         if self.quantity == "tokens_per_s":
-            if self.gpu is None:
-                raise Stop("seconds need a GPU", 'give gpu = "H100-80GB", for example')
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
-            return tokens / step_time(setup, Machine(gpu=self.gpu, link=self.link)).seconds
+            return tokens / step_time(setup, Machine(gpu=self.gpu or "", link=self.link)).seconds
         prediction = estimate(setup)
         at_peak, traffic = prediction.at_peak, prediction.traffic
-        if self.quantity.startswith("component."):
-            return at_peak.get(self.quantity.removeprefix("component."), 0)
-        if self.quantity == "states_bytes":
-            return sum(at_peak.get(role, 0) for role in metrics.STATES)
-        if self.quantity == "volume":  # as in the papers, an all-reduce moves its tensor twice
-            return sum(traffic.values()) + traffic.get("all_reduce", 0)
+        known = {f"component.{role}": float(size) for role, size in at_peak.items()}
+        known["states_bytes"] = sum(at_peak.get(role, 0) for role in metrics.STATES)
+        # As the papers count volume, an all-reduce moves its tensor twice.
+        known["volume"] = sum(traffic.values()) + traffic.get("all_reduce", 0)
+        if self.quantity in known:
+            return known[self.quantity]
         return getattr(prediction, self.quantity)
 
 

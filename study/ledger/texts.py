@@ -6,7 +6,6 @@ Other runs may be compared with the same evidence: they agree, they differ, or t
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -48,10 +47,6 @@ class Claim(BaseModel):
     document: str = ""
 
     @property
-    def about(self) -> str:
-        return f"{self.question} {self.quote}"
-
-    @property
     def outcome(self) -> str:
         """The verdict with its condition, or with what would decide it."""
         if self.verdict == "cannot be decided here":
@@ -74,10 +69,6 @@ class Text(BaseModel):
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
 
-    @property
-    def judged(self) -> int:
-        return self.sentences - sum(self.unjudged.values())
-
 
 class Fault(BaseModel):
     """A fault of a library, the script that shows it, and the releases that have it."""
@@ -94,10 +85,6 @@ class Fault(BaseModel):
     found: str
     certainty: CertaintyWord
     because: str
-
-    @property
-    def about(self) -> str:
-        return self.what
 
     @property
     def outcome(self) -> str:
@@ -122,7 +109,11 @@ def texts() -> tuple[Text, ...]:
 
 
 def claims() -> list[Claim]:
-    return [claim for text in texts() for claim in text.claim]
+    """The claims of all texts, in their order."""
+    known: list[Claim] = []
+    for text in texts():
+        known += text.claim
+    return known
 
 
 @functools.cache
@@ -133,16 +124,26 @@ def faults() -> tuple[Fault, ...]:
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """The claims and faults with these ids, those of a document, or those that contain these words."""
     known: list[Claim | Fault] = [*claims(), *faults()]
-    by_name: dict[str, list] = {each.id.lower(): [each] for each in known} | {"faults": [*faults()]}
-    by_name |= {text.document.lower(): [*text.claim] for text in texts()}
-    # Several names, such as two ids, or one phrase: "60 GB" is no name, though a document might be called "60".
-    if all(word.lower() in by_name for word in words):
-        return [each for word in words for each in by_name[word.lower()]]
-    wanted = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
-    matching = [each for each in known if wanted.search(f"{each.about} {each.found}")]
+    by_name: dict[str, list] = {each.id.lower(): [each] for each in known}
+    by_name["faults"] = [*faults()]
+    for text in texts():
+        by_name[text.document.lower()] = [*text.claim]
+    # --- each word is a name, or all of them are one phrase
+    names = [word.lower() for word in words]
+    if by_name.keys() >= set(names):
+        return [each for name in names for each in by_name[name]]
+    phrase = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
+    matching = [each for each in known if phrase.search(_said(each))]
     if not matching:
         raise Stop(f"no claim is named {' '.join(words)}, and none contains it", "study claims lists the documents")
     return matching
+
+
+def _said(each: Claim | Fault) -> str:
+    """What it says of itself: a word in its reasons or its evidence does not make it a claim about that."""
+    if isinstance(each, Fault):
+        return f"{each.what} {each.found}"
+    return f"{each.question} {each.quote} {each.found}"
 
 
 # --- how many hold -------------------------------------------------------------------------------------------------
@@ -150,16 +151,20 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """How many claims have which verdict. A claim whose evidence is idle counts nowhere."""
-    number = Counter(claim.verdict for claim in claims if not claim.idle)
-    return {name: number[name] for name in VERDICTS}
+    number = dict.fromkeys(VERDICTS, 0)
+    for claim in claims:
+        if not claim.idle:
+            number[claim.verdict] += 1
+    return number
 
 
 def by_document() -> list[dict]:
     """How many sentences of each document are judged, and how many claims have which verdict."""
-    return [
-        {"document": each.document, "sentences": each.sentences, "judged": each.judged} | counts(each.claim)
-        for each in texts()
-    ]
+    rows = []
+    for text in texts():
+        judged = text.sentences - sum(text.unjudged.values())
+        rows.append({"document": text.document, "sentences": text.sentences, "judged": judged} | counts(text.claim))
+    return rows
 
 
 def in_words(claims: Iterable[Claim]) -> str:

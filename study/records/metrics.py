@@ -137,12 +137,6 @@ def peak_of(record: Record) -> str | None:
     return None
 
 
-def weight_bytes(record: Record) -> float | None:
-    """Bytes of all weights, in their observed dtype."""
-    dtype = str(record.observed.dtypes.get("weights"))
-    return product(record.observed.parameters, ELEMENT_BYTES.get(dtype))
-
-
 # --- traffic -------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +216,10 @@ QUANTITIES: dict[str, Quantity] = TIMES | {
     "host_peak_bytes": lambda record: most(rank.host_peak_bytes for rank in record.memory.per_rank),
     "states_bytes": lambda record: _at_peak(record, *STATES),
     "parameters": lambda record: record.observed.parameters,
+    # Of all weights, in their observed dtype.
+    "weight_bytes": lambda record: product(
+        record.observed.parameters, ELEMENT_BYTES.get(str(record.observed.dtypes.get("weights")))
+    ),
 }
 OF_A_TRAINING = {  # quantities of a training of the published script, as paths below `observed.runs`
     "training_s": "training_s",
