@@ -6,7 +6,7 @@ Each file is replaced as a whole, so it is readable while the run goes on and af
 import math
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from study.core.files import load as load_file
 
@@ -14,11 +14,7 @@ FILE = "collectives-rank{rank}.json"
 MAX_BYTES = 4 * 2**20  # a file with 200 collectives has 30 kB
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Collective(Part):
+class Collective(BaseModel, extra="forbid", frozen=True):
     """A collective of this rank. The index counts the collectives of its group, from 1."""
 
     group: str
@@ -40,7 +36,7 @@ def collective_of(entry: dict) -> Collective:
     )
 
 
-class RankLog(Part):
+class RankLog(BaseModel, extra="forbid", frozen=True):
     """What a rank last wrote. `recent` is empty while collectives begin and end, and filled once that stops."""
 
     rank: int

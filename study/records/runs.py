@@ -260,8 +260,6 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
         left_out += loaded.set_aside
         for run in loaded:
             target = into / "runs" / top.name / run.folder.relative_to(top)
-            if run.folder == top:
-                target = into / "runs" / top.name / top.name
             if target in kept:
                 left_out.append(f"{run.folder} would be kept as {target}, where another run is: rename a folder")
             elif run.record.status != "running":

@@ -45,7 +45,7 @@ def now_utc() -> str:
 
 
 def new(run_id: str, argv: list[str]) -> Record:
-    """Return the record of a run that has just begun."""
+    """The record of a run that has just begun."""
     commit, dirty = commit_of_this_tree()
     cell = Cell()
     with contextlib.suppress(ValidationError):
@@ -96,7 +96,7 @@ def release_reserved_space(folder: Path) -> bool:
 
 
 def load(folder: Path) -> Record:
-    """Return the record of a run folder. Raise Stop if it is missing or broken."""
+    """The record of a run folder. Raise Stop if it is missing or broken."""
     return read(folder / RECORD)
 
 
@@ -109,7 +109,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def newest_try(path: Path) -> Path:
-    """Return the newest folder of a sweep's cell, for the name of the cell as the sweep prints it; else the path."""
+    """The newest folder of a sweep's cell, for the name of the cell as the sweep prints it; else the path."""
     if path.exists():
         return path
     tries = path.parent.glob(f"{glob.escape(path.name)}.[0-9]*")
@@ -117,7 +117,7 @@ def newest_try(path: Path) -> Path:
 
 
 def read(path: Path) -> Record:
-    """Return the record in a file. Raise Stop if it cannot be read."""
+    """The record in a file. Raise Stop if it cannot be read."""
     missing = "name the folder of a run"
     if below := next(path.parent.glob(f"*/{RECORD}"), None):
         missing = f"name one of its runs, such as {below.parent.name}"
@@ -140,7 +140,7 @@ def append_step(folder: Path, line: dict) -> None:
 
 
 def read_steps(folder: Path) -> list[dict]:
-    """Return the lines of steps.jsonl. The last line may be incomplete, and there may be none."""
+    """The lines of steps.jsonl. The last line may be incomplete, and there may be none."""
     lines = []
     with contextlib.suppress(OSError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
@@ -196,17 +196,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def commit_of_this_tree() -> tuple[str | None, bool | None]:
-    """Return the commit of this source tree and whether it has changed since; None outside a checkout of it."""
+    """The commit of this source tree and whether it has changed since; None outside a checkout of it."""
+    # Without it this is an installed copy, perhaps inside a checkout of something else, whose commit is not ours.
+    if not (ROOT / ".git").exists():
+        return None, None
+    # Whoever owns the tree: its code is running here.
+    command = ["git", "-c", "safe.directory=*", "status", "--porcelain=v2", "--branch"]
     try:
-        top, commit = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
-        changes = _git("status", "--porcelain", "--", ".")
+        status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None, None
-    if Path(top).resolve() != ROOT:
-        return None, None  # installed inside a checkout of something else, whose commit is not ours
-    return commit, bool(changes)
-
-
-def _git(*words: str) -> str:
-    command = ["git", "-c", "safe.directory=*", *words]  # whoever owns the tree: its code is running here
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    commit = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, re.MULTILINE)
+    return commit and commit[1], bool(re.search(r"^[^#]", status, re.MULTILINE))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from study.core import arms
 from study.core.errors import Stop, nearest
@@ -31,22 +31,14 @@ FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
 SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reproductions" / "as_printed.py"}
 SETTINGS = tuple(field.name for field in fields(Settings))
-PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # the names of run folders begin with it
+PART_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # the names of run folders begin with it
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
-MAX_CHARACTERS = 4096  # of a text among the settings: a name, or a path
 MAX_CELLS = 10_000  # of a sweep with repeats, or rungs of a frontier; each is a launch of at least 10 s
 PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
 EXAMPLE = "correct the file: smoke.toml is an example"
 
 
-def _names_a_folder(name: str) -> str:
-    if not PART_NAME.fullmatch(name):
-        rule = "at most 60 letters, digits, '-', '_' and '.', and start with a letter or digit"
-        raise ValueError(f"must have {rule}, because it begins a folder's name (got {name!r})")
-    return name
-
-
-class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_CHARACTERS):
+class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """A table of a protocol file. Unknown keys are refused, and no value is converted."""
 
 
@@ -67,7 +59,7 @@ class Grid(Table, extra="allow"):
 class Part(Grid):
     """A grid of cells, and its values at each scale."""
 
-    name: Annotated[str, AfterValidator(_names_a_folder)]
+    name: Annotated[str, Field(pattern=PART_NAME)]
     about: str | None = None
     paper: Grid | None = None
     one_gpu: Grid | None = None
