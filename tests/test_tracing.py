@@ -3,21 +3,18 @@
 import contextlib
 import dataclasses
 import json
-import logging
 import subprocess
 import sys
 import types
-from io import StringIO
 
 import pytest
 import torch
 from conftest import ROOT
-from families import PUBLISHED, config_of
+from families import config_of
 from torch.utils.flop_counter import flop_registry
 
 from study.core.errors import Stop
 from study.core.models import config as configs
-from study.core.models import step
 from study.core.models.build import build
 from study.core.models.step import inputs, logits_and_losses
 from study.core.settings import CACHE
@@ -27,7 +24,7 @@ from study.predict.estimate import estimate, moments, profile
 from study.predict.memory.engine import Engine
 from study.predict.setup import Setup
 from study.predict.step_time import work
-from study.predict.trace import committed, kernels, tracing
+from study.predict.trace import kernels, tracing
 from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import read
 from study.predict.trace.transformer import SELECTIVE, TraceOptions, Transformer
@@ -65,45 +62,41 @@ def measured(monkeypatch, setup: Setup) -> tuple[int, int]:
     return kept, watch.peak - before
 
 
+SLOW = pytest.mark.slow
 REAL = [
     ("bert", 3, "bf16", "eager", True),
-    ("bert", 2, "bf16_cast", "sdpa", False),
     ("gpt2", 1, "fp32", "sdpa", False),
-    ("gpt2", 3, "bf16", "sdpa", False),
-    ("gptj", 3, "bf16_cast", "eager", False),
     ("gpt_neox", 2, "bf16", "sdpa", True),
-    ("llama", 3, "bf16", "sdpa", False),
     ("llama", 1, "bf16_cast", "eager", True),
     ("llama", 3, "bf16", "sdpa", 2),
-    ("gemma2", 3, "fp32", "eager", False),
     ("gemma3_text", 3, "bf16_cast", "sdpa", False),
-    ("mixtral", 2, "bf16_cast", "sdpa", True),
-    ("qwen3_moe", 3, "fp32", "sdpa", False),
-    ("t5", 3, "bf16", "sdpa", True),
     ("whisper", 2, "fp32", "sdpa", False),
     ("modernbert", 3, "bf16", "sdpa", False),
     ("vit", 1, "fp32", "eager", False),
-    ("falcon", 3, "bf16", "sdpa", True),
     ("bloom", 2, "bf16_cast", "eager", False),
     ("deberta-v2", 3, "fp32", "eager", False),
     ("resnet", 2, "fp32", "eager", False),
+    pytest.param("gemma2", 3, "fp32", "eager", False, marks=SLOW),
+    pytest.param("mixtral", 2, "bf16_cast", "sdpa", True, marks=SLOW),
+    pytest.param("qwen3_moe", 3, "fp32", "sdpa", False, marks=SLOW),
+    pytest.param("t5", 3, "bf16", "sdpa", True, marks=SLOW),
 ]
-LONG = ("gemma2", "mixtral", "t5", "qwen3_moe")
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "precision", "attention", "checkpointing"),
-    [pytest.param(*case, marks=pytest.mark.slow if case[0] in LONG else ()) for case in REAL],
-)
-def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
+def assert_held(setup: Setup, kept: int, peak: int) -> None:
     """Equal at the end of the forward pass except for scalars, and within a thousandth at the peak of both passes."""
-    setup = setup_of(name, rows, precision=precision, attention=attention, checkpointing=checkpointing)
     seen = profile(setup)
-    kept, peak = measured(monkeypatch, setup)
     assert seen.kept == pytest.approx(kept, rel=0, abs=32)
-    held = [sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward"]
+    engine = Engine(dataclasses.replace(setup, deepspeed=None))
+    held = [sum(now.values()) for when, now in moments(engine, seen) if when == "backward"]
     assert max(held) == pytest.approx(peak, rel=0.001)
     assert peak > kept > 0
+
+
+@pytest.mark.parametrize(("name", "rows", "precision", "attention", "checkpointing"), REAL)
+def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
+    setup = setup_of(name, rows, precision=precision, attention=attention, checkpointing=checkpointing)
+    assert_held(setup, *measured(monkeypatch, setup))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -115,12 +108,8 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
     stage_3 = dataclasses.replace(setup, deepspeed={"zero_optimization": {"stage": 3}})
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
-        kept, peak = measured(patch, stage_3)
-    seen = profile(stage_3)
-    assert seen.kept == pytest.approx(kept, rel=0, abs=32)
-    held = [sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward"]
-    assert max(held) == pytest.approx(peak, rel=0.001)
-    assert profile(setup).kept > seen.kept
+        assert_held(stage_3, *measured(patch, stage_3))
+    assert profile(setup).kept > profile(stage_3).kept
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [("llama", True), ("qwen3_moe", False)])
@@ -159,19 +148,15 @@ def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[
         ("vit", {"num_hidden_layers": 6}, "bf16", False, {"lora_rank": 2}),
         ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", False, {"train_only": "layers.[1-7]"}),
         *(
-            pytest.param(name, layers, precision, checkpointing, {}, marks=pytest.mark.slow)
-            for precision, checkpointing in (("bf16_cast", False), ("bf16", True))
+            pytest.param(name, layers, "bf16", checkpointing, {}, marks=SLOW)
+            for checkpointing in (False, True)
             for name, layers in [
                 ("t5", {"num_layers": 8}),
                 ("whisper", {"encoder_layers": 7, "decoder_layers": 6}),
                 ("gemma3_text", {"num_hidden_layers": 26}),
                 ("modernbert", {"num_hidden_layers": 22}),
-                ("gemma2", {"num_hidden_layers": 10}),
+                ("qwen2_moe", {"num_hidden_layers": 7}),
             ]
-        ),
-        *(
-            pytest.param(name, {"num_hidden_layers": 7}, "bf16", True, {}, marks=pytest.mark.slow)
-            for name in ("qwen3", "phi3", "qwen2_moe", "bert")
         ),
     ],
 )
@@ -220,15 +205,6 @@ def test_layers_that_do_not_stand_for_others_are_all_followed(monkeypatch, plant
     assert some == every
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_as_published(name):
-    published, config = PUBLISHED[name]
-    model = Transformer.of(config, name)
-    assert model.parameters == pytest.approx(published, rel=1e-4)
-    blocks = {tensor.block for tensor in model.tensors}
-    assert {"embeddings", "layer.0", "head"} <= blocks
-
-
 FUNCTIONS = {
     "attention": [torch.nn.functional.scaled_dot_product_attention],
     "dropout": [torch.nn.functional.dropout, torch.dropout],
@@ -273,7 +249,7 @@ def test_the_backward_pass_of_cudas_softmax_makes_a_product_of_the_scores_size(m
 
     def most() -> float:
         options = TraceOptions(sequence, "fp32", "eager", True, "whole", False, True)
-        return max(each.most.total for each in fresh(model, options, rows).profile.gradients)
+        return max(sum(each.most) for each in fresh(model, options, rows).profile.gradients)
 
     with_product = most()
     monkeypatch.setattr(kernels, "_softmax", torch.nn.functional.softmax)
@@ -306,9 +282,7 @@ def test_what_is_frozen_has_no_gradients_and_no_states():
             for model in (whole, adapted, part)
         )
         assert lora.after_step["moments"] == pytest.approx(8 * trains / parts, rel=0.02), arm
-        assert full.after_step["moments"] > some.after_step["moments"] > lora.after_step["moments"], arm
         assert full.peak_bytes > some.peak_bytes > lora.peak_bytes, arm
-        assert lora.parameters == full.parameters + trains, arm
 
 
 def test_selective_recomputation_keeps_attention_and_every_second_product():
@@ -330,14 +304,6 @@ def test_a_fused_loss_holds_no_logits():
     assert profile(whole).kept - profile(chunked).kept > 0.5 * logits
     with pytest.raises(Stop, match="cannot be computed in chunks"):
         profile(setup_of("t5", loss="chunked"))
-
-
-def test_foreach_needs_a_copy_of_a_moment():
-    fused, foreach = (
-        max(sum(now.values()) for when, now in moments(Engine(setup), profile(setup)) if when == "update")
-        for setup in (setup_of("llama", optimizer=optimizer) for optimizer in ("fused", "foreach"))
-    )
-    assert foreach - fused == 4 * setup_of("llama").model.parameters
 
 
 def test_a_second_question_needs_no_torch(tmp_path, monkeypatch):
@@ -362,26 +328,8 @@ print("torch" in sys.modules, peak)
 """
 
 
-def test_an_operator_that_fails_is_a_sentence(monkeypatch):
-    """PyTorch logs such an operator with a hundred lines of traceback."""
-    logged = StringIO()
-    handler = logging.StreamHandler(logged)
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(step, "OWN_MASKS", ())  # OPT then gets a mask that it cannot use
-    small = {"model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 2}
-    small |= {"num_attention_heads": 2, "ffn_dim": 64}
-    with pytest.raises(Stop, match="small cannot be followed without values"):
-        profile(Setup(model=Transformer.of(small, "small"), sequence=8, attention="eager"))
-    assert not logged.getvalue()
-
-
 def test_a_config_that_makes_no_model_is_a_sentence():
     with pytest.raises(Stop, match="small cannot be built from its config"):
         estimate(Setup(model=Transformer.of(config_of("llama", hidden_size=-64), "small")))
     with pytest.raises(Stop, match="small cannot be followed without values"):
         profile(Setup(model=Transformer.of(config_of("llama", num_key_value_heads=3), "small"), sequence=8))
-
-
-def test_a_config_whose_type_is_a_list_is_a_family_that_nobody_knows():
-    assert committed.member({"model_type": ["a"]}, None).layers is None

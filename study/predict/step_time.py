@@ -169,7 +169,7 @@ def work(setup: Setup) -> dict[str, Work]:
     if setup.tensor_ranks > 1:
         model = of_a_rank(model, setup.tensor_ranks)
     passes = {phase: Work(Counter()) for phase in PHASES}
-    for (phase, _), kernels in model.traced(setup.trace_options, setup.micro_batch).work.items():
+    for phase, kernels in model.traced(setup.trace_options, setup.micro_batch).work.items():
         each = passes[phase]
         for kind, count, numbers in kernels:
             each.kernels += count

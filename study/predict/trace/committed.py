@@ -8,8 +8,6 @@ terms: a factor, times a product of the model's dimensions and the tokens of a r
 import functools
 import json
 import zipfile
-from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import groupby
 from math import prod
 from operator import itemgetter
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from study.core import cache
+from study.core.machine import version
 from study.predict.trace.repeating import Followed, Stack
 from study.predict.trace.tape import Tape, in_tuples
 
@@ -76,13 +75,13 @@ def _plain(config: dict) -> dict:
     if family not in DIMENSIONS:
         return config
     said = {name: value for name, value in config.items() if value is not None}
-    config = {"tie_word_embeddings": family != "llama"} | said
-    if family == "gpt2" and "n_embd" in config:
-        config.setdefault("n_inner", 4 * config["n_embd"])
-    if family == "llama" and {"num_attention_heads", "hidden_size"} <= config.keys():
-        config.setdefault("num_key_value_heads", config["num_attention_heads"])
-        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    return config
+    defaults: dict[str, Any] = {"tie_word_embeddings": family != "llama"}
+    if family == "gpt2":
+        defaults["n_inner"] = 4 * said.get("n_embd", 0)
+    if family == "llama":
+        heads = said.get("num_attention_heads", 1)
+        defaults |= {"num_key_value_heads": heads, "head_dim": said.get("hidden_size", 0) // heads}
+    return defaults | said
 
 
 def sharing(dimensions: dict[str, int]) -> bool | str:
@@ -94,15 +93,16 @@ def sharing(dimensions: dict[str, int]) -> bool | str:
 
 def key(options: Any, rows: int) -> str:
     """Return the name of a pass in a member: all options but the tokens of a row, on which its terms depend."""
-    replaced = ["attention", "dropout", "autocast", *(["softmax"] if options.attention == "eager" else [])]
-    said = options._replace(cuda=replaced if options.cuda else [])
+    # The file says which operations are as on CUDA. Passes with softmax came later, and only for eager attention.
+    replaced = {"sdpa": ["attention", "dropout", "autocast"], "eager": ["attention", "dropout", "autocast", "softmax"]}
+    said = options._replace(cuda=replaced[options.attention] if options.cuda else [])
     return json.dumps([*said[1:9], *filter(None, said[9:]), rows])  # no member has other options
 
 
 @functools.cache
 def installed() -> dict[str, str | None]:
     """Return the versions that a trace depends on; None for a package that is not installed."""
-    return {package: version(package) if find_spec(package) else None for package in ("torch", "transformers")}
+    return {package: version(package) for package in ("torch", "transformers")}
 
 
 def remarks(member: Member) -> list[str]:
@@ -128,12 +128,14 @@ def look(member: Member) -> list | None:
     kind, _, tensors, buffers, fused, limit, _, vocabulary = content["look"]
     if member.layers:
         values = _values(content, member.dimensions)
-        tensors = [
-            [name.replace(".0.", f".{i}.", 1), [values[size] for size in shape], block.replace("0", str(i)), trains]
-            for block, templates in [(block, [*each]) for block, each in groupby(tensors, key=itemgetter(2))]
-            for i in range(member.layers if block == "layer.0" else 1)
-            for name, shape, _, trains in templates
+        parts = {block: [*same] for block, same in groupby(tensors, key=itemgetter(2))}
+        layers = [
+            (name.replace(".0.", f".{i}.", 1), shape, f"layer.{i}", trains)
+            for i in range(member.layers)
+            for name, shape, _, trains in parts["layer.0"]
         ]
+        whole = [*parts["embeddings"], *layers, *parts["head"]]
+        tensors = [(name, [values[size] for size in shape], block, trains) for name, shape, block, trains in whole]
         buffers, limit, vocabulary = values[buffers], values[limit], values[vocabulary]
     return [kind, member.family, tensors, buffers, fused, limit, vocabulary, True]
 
@@ -149,10 +151,9 @@ def followed(member: Member, options: Any, rows: tuple[int, ...]) -> Followed | 
     if None in stored:
         return None
     values = _values(content, dimensions)
-    stacks = [
-        Stack(name, kinds[:1] * member.layers if member.layers else kinds, kept)
-        for name, kinds, kept in in_tuples(stored[0]["stacks"])
-    ]
+    stacks = [Stack(*each) for each in in_tuples(stored[0]["stacks"])]
+    if member.layers:  # of a family, whose layers are all of one kind
+        stacks = [each._replace(kinds=each.kinds[:1] * member.layers) for each in stacks]
     return Followed([_tape(content, each, values) for each in stored], stacks)
 
 
@@ -168,22 +169,23 @@ def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     tensor_count = 0
     known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other
     for numbers in map(tuple, stored["tape"]):
-        entry = content["entries"][numbers[0]]
-        if entry[0] in ("freed", "gradient"):
-            tape.append((entry[0], tensor_count - entry[1]))
+        kind, *rest = content["entries"][numbers[0]]
+        if kind in ("freed", "gradient"):
+            tape.append((kind, tensor_count - rest[0]))
             continue
-        tensor_count += entry[0] == "made"
+        if kind == "made":
+            tensor_count += 1
         if numbers not in known:
-            known[numbers] = with_sizes(entry, [values[size] for size in numbers[1:]])
+            known[numbers] = with_sizes(kind, rest, [values[size] for size in numbers[1:]])
         tape.append(known[numbers])
     return tape
 
 
-def with_sizes(entry: list, sizes: list[int]) -> tuple:
-    """Return the entry of a tape from its part without sizes."""
-    kind = entry[0]
+def with_sizes(kind: str, rest: list, sizes: list[int]) -> tuple:
+    """Return the entry of a tape from its kind and its part without sizes."""
     if kind == "made":
-        return kind, sizes[0], entry[1]
+        return kind, *sizes, *rest
     if kind == "kernel":
-        return kind, entry[1] and (entry[1], tuple(sizes[:-1])), sizes[-1]
-    return (*entry, *sizes)
+        *of_kernel, flops = sizes
+        return kind, rest[0] and (rest[0], tuple(of_kernel)), flops
+    return kind, *rest, *sizes

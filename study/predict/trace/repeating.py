@@ -79,9 +79,11 @@ class Name(NamedTuple):
 
 @dataclass
 class Section:
+    """What a pass does in one phase of a layer, or between two marks around the layers."""
+
     entries: list[tuple] = field(default_factory=list)
-    tensors: list[tuple[int, bool]] = field(default_factory=list)
-    freed: dict[int, Place | None] = field(default_factory=dict)  # its tensors, and where: None in a layer of its stack
+    tensors: list[tuple[int, bool]] = field(default_factory=list)  # that it makes
+    freed: set[int] = field(default_factory=set)  # the numbers of those of its tensors that the pass frees
 
 
 class Sections:
@@ -100,6 +102,8 @@ class Sections:
             self.copies[model].append(place)
             self.first[place] = count
             count += len(self.followed[model].tensors)
+        for stack in stacks:
+            self._compare(stack)
 
     def _models(self) -> dict[Place, Place]:
         """For each section of the whole tape, in order: the followed section that it repeats."""
@@ -108,12 +112,20 @@ class Sections:
             if stack is None:
                 models |= {place: place for place in places}
                 continue
-            direction = -1 if phase == "backward" else 1
+            # The backward pass begins with the last layer.
+            direction = {"forward": 1, "backward": -1}[phase]
             if tuple(place.layer for place in places) != self.stacks[stack].kept[::direction]:
                 raise Unlike(f"the layers of {stack} do not run one after the other")
             layers = list(enumerate(self.stacks[stack].alike()))[::direction]
             models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}
         return models
+
+    def _compare(self, stack: Stack) -> None:
+        """Raise Unlike if layers that are alike do different things."""
+        for phase, alike in product(("forward", "backward"), stack.alike()):
+            first, *others = [self.followed.get(Place(phase, stack.name, layer)) for layer in alike]
+            if first is None or any(other != first for other in others):
+                raise Unlike(f"layers {alike} of {stack.name} do different things in the {phase} pass")
 
     def _relative(self, place: Place, entry: tuple) -> tuple:
         kind, what, *rest = entry
@@ -125,16 +137,17 @@ class Sections:
         return entry
 
     def _tensor(self, place: Place, tensor: int, is_freed: bool) -> Tensor:
-        made_in, number = self._origins[tensor]
-        section = self.followed[made_in]
-        near = made_in.stack is not None and made_in.stack == place.stack
+        where, number = self._origins[tensor]
+        section = self.followed[where]
         if is_freed:
-            section.freed[number] = None if near else place
-        where = made_in._replace(layer=self._distance(place, made_in.layer)) if near else made_in
+            section.freed.add(number)
+        near = where.stack is not None and where.stack == place.stack
+        if near:
+            where = where._replace(layer=self._distance(place, where.layer))
         return Tensor(where, near, number, section.tensors[number])
 
     def _distance(self, place: Place, layer: int) -> int:
-        """Return the number of followed layers from a place to a layer."""
+        """Return the number of followed layers from a place to a layer. Layers that were left out do not count."""
         order = self.stacks[place.stack or ""].kept
         layers = order.index(layer) - order.index(place.layer)
         if abs(layers) > 1:
@@ -154,8 +167,7 @@ class Sections:
             return [self.first[copy] + what.nth for copy in self.copies[what.place]]
         where = what.place._replace(layer=place.layer + what.place.layer)
         model = self.models.get(where)
-        allocations = self.followed[model].tensors if model else []
-        if allocations[what.nth : what.nth + 1] != [what.allocation]:
+        if model is None or self.followed[model].tensors[what.nth : what.nth + 1] != [what.allocation]:
             raise Unlike(f"{place} frees what {where} does not make")
         return [self.first[where] + what.nth]
 
@@ -168,8 +180,10 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
     around = 0
     for entry in tape:
         if entry[0] == "layer":
-            around += entry[2] is None
-            following = Place(*entry[1:]) if entry[2] else Place("around", None, around)
+            following = Place(*entry[1:])
+            if following.stack is None:  # the layers are done
+                around += 1
+                following = Place("around", None, around)
             continue
         if following != place and entry[0] != "freed":  # a layer's inputs are freed after it has returned
             place = following
@@ -186,7 +200,6 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
 def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     """The tape of the model with all layers."""
     sections = Sections(tape, stacks)
-    _compare(sections)
     freed: list[int] = []
     longer: Tape = []
     for place, model in sections.models.items():
@@ -197,11 +210,3 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(freed):
         raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)
-
-
-def _compare(sections: Sections) -> None:
-    for stack in sections.stacks.values():
-        for phase, group in product(("forward", "backward"), stack.alike()):
-            first, *others = [sections.followed.get(Place(phase, stack.name, layer)) for layer in group]
-            if first is None or any(other != first for other in others):
-                raise Unlike(f"layers {group} of {stack.name} do different things in the {phase} pass")

@@ -12,7 +12,7 @@ An entry of a tape is a tuple:
 """
 
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 Tape = list[tuple]
 Kernel = tuple[str, tuple[int, ...]]  # kind and sizes
-# Of each phase of a block: kind, number, sizes. Equal products are one entry; others are summed by kind.
-Work = dict[tuple[str, str], list[tuple[str, int, tuple[int, ...]]]]
+# Of the forward and the backward pass: kind, number, sizes. Equal products are one entry; others are summed by kind.
+Work = dict[str, list[tuple[str, int, tuple[int, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,6 @@ class Held(NamedTuple):
 
     kept: float
     in_use: float
-
-    @property
-    def total(self) -> float:
-        return self.kept + self.in_use
 
 
 class Gradient(NamedTuple):
@@ -84,34 +80,30 @@ class Pass:
 
 
 def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
-    """Follow a tape. Kernels before a gradient are of its block, others of the last block that was reached."""
+    """Follow a tape. Kernels before a gradient are of the backward pass, also those that run a layer again."""
     by_name = {tensor.name: tensor for tensor in tensors}
     kept = 0
     until_gradient = Held(0, 0)  # the most until the first gradient is complete
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
-    phase = "forward"
-    block = tensors[0].block
-    taken: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
+    taken: dict[str, list[Kernel]] = {"forward": [], "backward": []}
     for event, name, gradient_bytes, now, most, kernels in _moments(tape):
         if not gradients:
             until_gradient = max(most or until_gradient, until_gradient, key=sum)
+        taken["backward" if event == "gradient" else "forward"] += kernels
         if event == "gradient":
-            phase, block = "backward", by_name[name].block
             held = [Held(each.kept, each.in_use - gradient_bytes) for each in (most or now, now)]
             gradients.append(Gradient(by_name[name], *held))
-        taken[phase, block] += kernels
-        if event == "use":
-            block = by_name[name].block
+        elif event == "end":
+            kept = int(now.kept)
+        else:
             at_use[name] = now.kept
             if most:
                 before_use[name] = most
-        elif event == "end":
-            kept = int(now.kept)
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
-        work={key: _summed(kernels) for key, kernels in taken.items()},
+        work={phase: _summed(kernels) for phase, kernels in taken.items()},
         flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
         inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
     )

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, WithoutValues, build, freeze, quantize
-from study.core.models.step import Batch, inputs, logits_and_losses
+from study.core.models.step import inputs, logits_and_losses
 from study.core.settings import AUTOCAST
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
 from study.predict.trace.repeating import Followed, Stack, Unlike, repeat, surroundings
@@ -151,19 +151,6 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
                 setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
-def _give_device(model: torch.nn.Module) -> None:
-    """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
-
-    @functools.cache  # tied weights stay one tensor
-    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-        copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-        return torch.nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copy
-
-    every: list[dict] = [held for module in model.modules() for held in (module._parameters, module._buffers)]
-    for held in every:
-        held.update({name: on_cpu(tensor) for name, tensor in held.items() if tensor is not None})
-
-
 def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
     config = _config(model, options.attention)
@@ -178,31 +165,29 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     stacks = [] if with_all_layers or model.code_from else shorten(built)
     linear = zero3_linear() if options.zero3_linear else contextlib.nullcontext()
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
-        _give_device(built)
+        # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
+        built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
+        built.tie_weights()
         batch = inputs(config, rows, options.sequence)
         watch = Watch([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         watch.follow(built)
         for stack in stacks:
             watch.mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name)
+        kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
+        if options.keeps_logits and options.loss != "chunked":
+            built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
         with place(), linear, watch:
-            loss, _kept = _loss(config, options, built, batch, next(built.parameters()).dtype)
+            with autocast, in_place() if options.loss == "in_place" else contextlib.nullcontext():
+                if options.loss == "chunked":
+                    loss = without_logits(config, built, batch)
+                else:
+                    dtype = next(built.parameters()).dtype
+                    loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
             watch.tape.append(("event", "end of forward", 0))
             loss.backward()
     return watch.tape, stacks
-
-
-def _loss(config, options: TraceOptions, built: PreTrainedModel, batch: Batch, dtype: torch.dtype) -> tuple:
-    """Return the loss, and the model's logits if the loop keeps them until the backward pass has ended."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
-        if options.loss == "chunked":
-            return without_logits(config, built, batch), None
-        kept: list[torch.Tensor] = []
-        if options.keeps_logits:
-            built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
-        with in_place() if options.loss == "in_place" else contextlib.nullcontext():
-            losses = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1]
-        return losses.mean(), kept
 
 
 @contextlib.contextmanager
@@ -268,14 +253,12 @@ def _shorten_config(parent: nn.Module, stack: Stack) -> None:
 
 
 def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
+    """A number for each layer: equal ones do the same. A layer that shares tensors with others is like no other."""
     numbers: dict[tuple, int] = {}
-    shared = Counter(id(tensor) for layer in layers for tensor in layer.parameters())
-    kinds = []
-    for place, layer in enumerate(layers):
-        alone = all(shared[id(tensor)] == 1 for tensor in layer.parameters())
-        kind = _kind(layer) if alone else (place,)  # a layer that shares tensors with others is like no other
-        kinds.append(numbers.setdefault(kind, len(numbers)))
-    return tuple(kinds)
+    shared = Counter(tensor for layer in layers for tensor in layer.parameters())
+    alone = (all(shared[tensor] == 1 for tensor in layer.parameters()) for layer in layers)
+    kinds = [_kind(layer) if is_alone else (layer,) for layer, is_alone in zip(layers, alone, strict=True)]
+    return tuple(numbers.setdefault(kind, len(numbers)) for kind in kinds)
 
 
 def _kind(layer: nn.Module) -> tuple:
@@ -297,15 +280,11 @@ def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
     Two, so that the passes over both can be compared.
     """
     needed = {key: min(2, count) for key, count in Counter(surroundings(kinds)).items()}
-    kept = tuple(range(len(kinds)))
-    length = len(kinds) - 1
-    while length > 0:  # the longest run of layers that can be left out, then the next
-        for start in range(1, len(kept) - length):
-            fewer = kept[:start] + kept[start + length :]
-            counts = Counter(surroundings(tuple(kinds[place] for place in fewer)))
+    every = tuple(range(len(kinds)))
+    for length in every[::-1]:  # the longest run of layers that can be left out
+        for start in range(1, len(kinds) - length):
+            kept = every[:start] + every[start + length :]
+            counts = Counter(surroundings(tuple(kinds[place] for place in kept)))
             if counts.keys() == needed.keys() and all(counts[key] >= least for key, least in needed.items()):
-                kept = fewer
-                break
-        else:
-            length -= 1
-    return kept
+                return kept
+    return every

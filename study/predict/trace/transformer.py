@@ -70,6 +70,7 @@ class Transformer:
 
     @functools.cached_property
     def look(self) -> Look:
+        """What is true of the model in every training: from the package, the cache folder, or a new look."""
         return Look(*committed.look(self.member) or _kept(self, "look"))
 
     @functools.cached_property
@@ -86,18 +87,17 @@ class Transformer:
 
     @property
     def family(self) -> str:
+        """The `model_type` of transformers, such as llama."""
         return self.look.family
-
-    @property
-    def _key(self) -> list:
-        return [*astuple(self)[1:], self.code_from and shapes.code_digest(self.code_from)]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The parameter tensors in the order of the model. Tied ones count once, where they come first."""
         return tuple(Tensor(name, tuple(shape), block, trains) for name, shape, block, trains in self.look.tensors)
 
     @functools.cached_property
     def parameters(self) -> int:
+        """All parameters, whether they train or not."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @functools.cached_property
@@ -107,6 +107,7 @@ class Transformer:
 
     @property
     def is_partly_frozen(self) -> bool:
+        """Whether only adapters or chosen tensors train."""
         return bool(self.lora_rank or self.train_only)
 
     @property
@@ -116,6 +117,7 @@ class Transformer:
 
     @property
     def has_fused_attention(self) -> bool:
+        """Whether transformers computes its attention by PyTorch's scaled_dot_product_attention."""
         return self.look.has_fused_attention
 
     def flops_per_row(self, sequence: int) -> int:
@@ -124,10 +126,10 @@ class Transformer:
         One of the five products of fused attention's backward pass computes the scores again.
         """
         attention = "sdpa" if self.has_fused_attention else "eager"
+        # The precision changes no operation, and the traces of bf16_cast come with the package.
         options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, True)
         traced = self.traced(options, 1)
-        backward = [kernel for (phase, _), kernels in traced.work.items() if phase == "backward" for kernel in kernels]
-        again = sum(sizes[0] for kind, _, sizes in backward if kind == "attention")
+        again = sum(sizes[0] for kind, _, sizes in traced.work["backward"] if kind == "attention")
         return traced.flops - again // 5
 
     def traced(self, options: TraceOptions, rows: int) -> Pass:
@@ -136,8 +138,9 @@ class Transformer:
 
     def tape(self, options: TraceOptions, rows: int) -> Tape:
         """Return all that a pass makes and frees, with all layers."""
-        by_itself = rows == 1 or options.loss == "chunked"  # one row, or pieces: other kernels
-        counts = (rows,) if by_itself else (2, 3)
+        counts: tuple[int, ...] = (2, 3)  # their difference is what each further row adds
+        if rows == 1 or options.loss == "chunked":  # one row, or pieces: other kernels
+            counts = (rows,)
         tapes, stacks = _followed(self, options, counts)
         return repeat(at_rows(tapes, counts, rows), stacks)
 
@@ -165,7 +168,9 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
 
     Only a new trace needs torch.
     """
-    name = cache.fingerprint([FORMAT, *committed.installed().values(), *model._key, what, *asked])
+    # The name of a model changes nothing, and the code of others may change.
+    about = [*astuple(model)[1:], model.code_from and shapes.code_digest(model.code_from)]
+    name = cache.fingerprint([FORMAT, *committed.installed().values(), *about, what, *asked])
     looks = cache_home().expanduser() / "looks"
     known = cache.answer(looks, name)
     if known is not None:
@@ -182,10 +187,9 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
     return known
 
 
-# --- a rank's part, if DeepSpeed's AutoTP (0.19.8), or a plan beside FSDP2, divides the layers: queries, keys,
-# values, gate
-# and up by columns, the two projections back by rows, and an untied head by its vocabulary. Norms and embeddings are
-# whole on each rank (module_inject/layers.py).
+# --- a rank's part, if DeepSpeed's AutoTP (0.19.8), or a plan beside FSDP2, divides the layers: queries, keys, values,
+# gate and up by columns, the two projections back by rows, and an untied head by its vocabulary. Norms and embeddings
+# are whole on each rank (module_inject/layers.py).
 
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -199,8 +203,9 @@ def refusal(model: Transformer, ranks: int) -> str | None:
         return f"how layers of {model.family} are divided is unknown here"
     if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
         return f"the config says no {' and no '.join(silent)}"
-    uneven = [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]
-    return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks" if uneven else None
+    if uneven := [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]:
+        return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks"
+    return None
 
 
 @functools.cache
@@ -209,6 +214,7 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     if reason := refusal(model, ranks):
         raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
     config = model.dimensions
+    # Said, because the default is the model's width over its heads, and a rank has fewer heads of the same width.
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts = {name: config[name] // ranks for name in DIVIDED}
     one = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
@@ -225,4 +231,4 @@ def part(tensor: Tensor, ranks: int) -> Tensor:
     """A rank's part of a tensor of `of_a_rank`: the output matrix is divided, too."""
     if tensor.name != "lm_head.weight":
         return tensor
-    return Tensor(tensor.name, (tensor.shape[0] // ranks, *tensor.shape[1:]), tensor.block, tensor.trains)
+    return replace(tensor, shape=(tensor.shape[0] // ranks, *tensor.shape[1:]))

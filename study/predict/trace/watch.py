@@ -53,15 +53,17 @@ class Watch(TorchDispatchMode):
 
     def follow(self, model: torch.nn.Module) -> None:
         """Note when the forward pass reaches a tensor, and when a gradient is complete; then drop the gradient."""
-        unused: dict[torch.Tensor, str] = {tensor: name for name, tensor in model.named_parameters()}
-        names = dict(unused)
+        names: dict[torch.Tensor, str] = {tensor: name for name, tensor in model.named_parameters()}
+        unused = dict(names)
 
         def reaches(module: torch.nn.Module, _) -> None:
+            # A layer that runs again in the backward pass has been reached before.
             for tensor in module.parameters(recurse=False):
-                if tensor in unused and not in_backward():
-                    self.tape.append(("event", f"use {unused.pop(tensor)}", 0))
+                if name := unused.pop(tensor, None):
+                    self.tape.append(("event", f"use {name}", 0))
 
         def complete(tensor) -> None:
+            # An engine would take the gradient now. The trace keeps none, so that activations are all that it holds.
             storage = tensor.grad.untyped_storage()
             self.tape.append(("event", f"gradient {names[tensor]}", storage.nbytes()))
             self.tape.append(("gradient", self._numbers[id(storage)]))
@@ -77,19 +79,19 @@ class Watch(TorchDispatchMode):
         """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
 
         def forward(*layer) -> None:
-            if not in_backward():
+            if not in_backward():  # where a layer runs again
                 self.tape.append(("layer", "forward", *layer))
 
         def backward(values, *layer) -> None:
             """The mark comes when the gradient of these values is computed."""
-            for value in () if in_backward() else tree_leaves(values):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    value.register_hook(lambda _: self.tape.append(("layer", "backward", *layer)))
-                    return
+            with_gradient = [tensor for tensor in tensors_in(values) if tensor.requires_grad]
+            if with_gradient and not in_backward():
+                with_gradient[0].register_hook(lambda _: self.tape.append(("layer", "backward", *layer)))
 
         for name, layer in layers.named_children():
             layer.register_forward_pre_hook(lambda *_, place=int(name): forward(stack, place))
             layer.register_forward_hook(lambda *values, place=int(name): backward(values[-1], stack, place))
+        # The layers are done: after the last one in the forward pass, after the first one in the backward pass.
         first, *_, last = layers
         last.register_forward_hook(lambda *_: forward(None, 0))
         first.register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)
@@ -97,14 +99,15 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self._add(leaf)
+        for tensor in tensors_in(out):
+            self._add(tensor)
         packet = function._overloadpacket
-        count = PRODUCTS.get(packet)
-        flops = count(*args, **kwargs, out_val=out) if count else 0
-        runs = not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL)
-        self.tape.append(("kernel", _kernel(packet, args, out, flops, self._has_types) if runs else None, flops))
+        flops, kernel = 0, None
+        if packet in PRODUCTS:
+            flops = PRODUCTS[packet](*args, **kwargs, out_val=out)
+        if not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL):
+            kernel = _kernel(packet, args, out, flops, self._has_types)
+        self.tape.append(("kernel", kernel, flops))
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -126,6 +129,10 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def tensors_in(values) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
 def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str, tuple[int, ...]]:
     """Return a kernel's kind and sizes: "product", (count, m, n, k); "attention", (operations,); "other", (bytes,).
 
@@ -140,6 +147,6 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
         return "attention", (flops,)
     if flops:
         return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
-    tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
-    moved = (min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors)
-    return "other", (sum(moved),)  # an expanded tensor, such as a bias, has fewer bytes than its shape
+    # Bytes read and written. An expanded tensor, such as a bias, has fewer than its shape.
+    moved = [min(each.nbytes, each.untyped_storage().nbytes()) for each in tensors_in((args, out))]
+    return "other", (sum(moved),)
