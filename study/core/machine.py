@@ -97,28 +97,13 @@ def is_stopped(pid: int) -> bool:
     return _state(pid)[:1] in (["T"], ["t"])
 
 
-def _pid_namespace() -> str:
-    """Return the number of the namespace of this process's id: a container has its own."""
-    return re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
-
-
 def oom_kills() -> int | None:
     """Return the number of processes that the kernel has killed for lack of memory so far. None if unknown.
 
-    The count is the machine's. In a sandbox without that file, it is that of this process's control group.
+    The count is the machine's, and includes what limits of control groups have killed.
     """
-    files = ["/proc/vmstat"]
-    for line in text("/proc/self/cgroup").splitlines():
-        _, kind, group = line.split(":", 2)
-        if kind == "":  # version 2
-            files.append(f"/sys/fs/cgroup{group}/memory.events")
-        elif kind == "memory":  # version 1
-            files.append(f"/sys/fs/cgroup/memory{group}/memory.oom_control")
-    for file in files:
-        counts = dict(line.split() for line in text(file).splitlines())
-        if "oom_kill" in counts:
-            return int(counts["oom_kill"])
-    return None
+    counts = dict(line.split() for line in text("/proc/vmstat").splitlines())
+    return int(counts["oom_kill"]) if "oom_kill" in counts else None
 
 
 # --- Versions of the software that can change a number, and the folder for operators compiled for them
@@ -202,10 +187,16 @@ LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's he
 
 
 def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
-    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call."""
+    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call.
+
+    Folders of runs that were killed are removed first.
+    """
     try:
         base.mkdir(parents=True, exist_ok=True)
-        _remove_what_dead_runs_left(base)
+        for folder in base.glob(f"{_swap_prefix()}*-*"):
+            pid, ticks = folder.name.rsplit("-", 2)[1:]
+            if pid.isdigit() and str(start_ticks(int(pid))) != ticks:  # its run was killed; the id may be in use again
+                shutil.rmtree(folder, ignore_errors=True)
         disk_speed(base, REQUEST_BYTES)
         free_bytes = shutil.disk_usage(base).free
         if free_bytes < needed_bytes:
@@ -247,13 +238,6 @@ def disk_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
 
 
 def _swap_prefix() -> str:
-    """How names of this machine's folders begin. Two containers may share a name and a disk: so the boot is in it."""
-    return f"{SWAP_PREFIX}{socket.gethostname()}-{text('/proc/sys/kernel/random/boot_id')[:8]}-{_pid_namespace()}-"
-
-
-def _remove_what_dead_runs_left(base: Path) -> None:
-    """Remove the folders of killed runs: their launcher is gone, even if its process id is in use again."""
-    for folder in base.glob(f"{_swap_prefix()}*-*"):
-        pid, ticks = folder.name.rsplit("-", 2)[1:]
-        if pid.isdigit() and str(start_ticks(int(pid))) != ticks:
-            shutil.rmtree(folder, ignore_errors=True)
+    """How names of folders begin whose process ids mean something here: of this boot, and of this container."""
+    boot = text("/proc/sys/kernel/random/boot_id")[:8]
+    return f"{SWAP_PREFIX}{boot}-{Path('/proc/self/ns/pid').stat().st_ino}-"
