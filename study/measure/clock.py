@@ -17,18 +17,18 @@ class Clock:
     def __init__(self):
         self.step_s: list[float] = []
         self.window_s: list[float] = []  # the sum of the steps of each window
-        self.window_j: list[float | None] = []  # the energy of the GPU in each window
+        self.window_j: list[float] = []  # the energy of the GPU in each window
 
     @property
     def joules(self) -> float | None:
-        """Return the energy of all windows. None if it was not counted, or if there was no window."""
-        known = [joules for joules in self.window_j if joules is not None]
-        return sum(known) if known and len(known) == len(self.window_j) else None
+        """Return the energy of all windows. None if it was not counted."""
+        return sum(self.window_j) if self.window_j else None
 
     @contextlib.contextmanager
     def window(self, barrier: Callable[[], object]) -> Iterator[Callable[[], object]]:
         """Time consecutive steps. Yields `tick`, to be called once at the end of every step."""
         barrier()
+        # On a GPU the host runs ahead: without waiting, what a window began would count for the next one.
         if CUDA:
             torch.cuda.synchronize()
         # After the barrier and the synchronization, so that no waiting for other ranks counts.
@@ -38,15 +38,18 @@ class Clock:
         if CUDA:
             torch.cuda.synchronize()
         end_j = gpu_joules()
+        if start_j is not None and end_j is not None:
+            self.window_j.append(end_j - start_j)
         step_s = seconds_between(marks)
         self.step_s += step_s
         self.window_s.append(sum(step_s))
-        self.window_j.append(None if start_j is None or end_j is None else end_j - start_j)
 
 
 def seconds_between(marks: list) -> list[float]:
     """Return the seconds between successive marks, which on a GPU have been passed."""
-    return [a.elapsed_time(b) / 1000 if CUDA else b - a for a, b in itertools.pairwise(marks)]
+    if CUDA:
+        return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]  # events count in ms
+    return [b - a for a, b in itertools.pairwise(marks)]
 
 
 def now() -> float | torch.cuda.Event:
@@ -64,7 +67,7 @@ def gpu_joules() -> float | None:
         return None
     import pynvml
 
-    try:
+    try:  # NVML counts in mJ, since the driver was loaded; GPUs before Volta do not count
         return pynvml.nvmlDeviceGetTotalEnergyConsumption(_gpu_of_nvml()) / 1000
     except pynvml.NVMLError:
         return None

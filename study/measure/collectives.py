@@ -71,8 +71,7 @@ class CollectiveLog:
             return self.close()
         self._stop()
         frames = list(traceback.walk_tb(error.__traceback__))[::-1]
-        place = _place(frames)
-        return self._write(_copy(), f"ended with {kind.__name__}" + (f" at {place}" if place else ""), frames)
+        return self._write(f"ended with {kind.__name__} at {_place(frames)}", _copy(), frames)
 
     def _stop(self) -> None:
         self._closed.set()
@@ -92,17 +91,16 @@ class CollectiveLog:
             self._since_s = now_s
             if self._copied or now_s - self._written_s >= MOVING_S:
                 self._copied = False
-                self._write([], None)
+                self._write(None)
         elif not self._copied and now_s - self._since_s >= self.still_s:
             self._copied = True
             frames = _main_thread()
-            self._write(_copy(), _place(frames), frames)
+            self._write(_place(frames), _copy(), frames)
 
-    def _write(self, recent: list[Collective], place: str | None, frames: Frames = ()) -> None:
+    def _write(self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = ()) -> None:
         self._written_s = time.monotonic()
-        still_s = self._written_s - self._since_s
         try:
-            _write(self.file, self.rank, recent, place, bool(self._status), still_s, frames)
+            _write(self.file, self.rank, place, recent, frames, still_s=self._written_s - self._since_s)
         except OSError:
             self._closed.set()  # the folder is gone, or the disk is full: a log must not end the training
 
@@ -135,7 +133,7 @@ class Heartbeat:
             self.beat("set-up")
 
     def beat(self, position: str) -> None:
-        self._write([], position)
+        self._write(position)
 
     def close(self) -> None:
         """Remove the file. A file that is left shows that its rank was killed or hangs."""
@@ -147,36 +145,42 @@ class Heartbeat:
         while number := os.read(signals, 1):  # the numbers of all signals arrive here
             if number[0] == ASK:
                 frames = _main_thread()
-                self._write(_copy(), _place(frames), frames)
+                self._write(_place(frames), _copy(), frames)
             else:
                 threading.Thread(target=self.on_other_signal, args=(number[0],), daemon=True).start()
 
-    def _write(self, recent: list[Collective], place: str | None, frames: Frames = ()) -> None:
+    def _write(self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = ()) -> None:
         with contextlib.suppress(OSError):  # no folder yet, or not on this machine, or the disk is full
-            _write(self.file, self.rank, recent, place, bool(_ring()), 0.0, frames)
+            _write(self.file, self.rank, place, recent, frames)
 
 
 def _write(
     file: Path,
     rank: int,
-    recent: list[Collective],
     place: str | None,
-    recorded: bool,
-    still_s: float,
+    recent: Sequence[Collective],
     frames: Frames,
+    still_s: float = 0.0,
 ) -> None:
     log = RankLog(
         rank=rank,
-        ranks=dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1)),
+        ranks=int(os.environ.get("WORLD_SIZE", 1)),
         pid=os.getpid(),
         written_unix_s=time.time(),
         still_s=still_s,
-        recorded=recorded,
+        recorded=bool(_ring()),
         place=place,
-        calls=[_call(frame.f_code) for frame, _ in frames][:MOST_CALLS],
-        groups=_groups(),
-        recent=recent,
+        calls=[_call(frame.f_code) for frame, _ in frames[:MOST_CALLS]],
+        recent=list(recent),
     )
+    if dist.is_initialized():
+        world = dist.distributed_c10d._world
+        log = log.model_copy(
+            update={
+                "ranks": dist.get_world_size(),
+                "groups": {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()},
+            }
+        )
     files.write_below(file.parent, file.name, log.model_dump_json().encode(), to_disk=False)
 
 
@@ -200,13 +204,6 @@ def _copy() -> list[Collective]:
     return [collective_of(entry) for entry in entries[-KEPT:]]
 
 
-def _groups() -> dict[str, list[int]]:
-    if not dist.is_initialized():
-        return {}
-    world = dist.distributed_c10d._world
-    return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
-
-
 def _main_thread() -> Frames:
     """Return the frames of the main thread and their lines, the innermost first."""
     return list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident or 0)))
@@ -214,14 +211,10 @@ def _main_thread() -> Frames:
 
 def _place(frames: Frames) -> str | None:
     """Return the first line that is not in an installed package; the first of all if there is none."""
-    places = []
-    for frame, line in frames:
-        code = frame.f_code
-        place = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
-        if _is_of_script(code):
-            return place
-        places.append(place)
-    return places[0] if places else None
+    of_script = [(frame, line) for frame, line in frames if _is_of_script(frame.f_code)]
+    for frame, line in (*of_script, *frames):
+        return f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+    return None
 
 
 def _is_of_script(code: CodeType) -> bool:
@@ -229,4 +222,5 @@ def _is_of_script(code: CodeType) -> bool:
 
 
 def _call(code: CodeType) -> str:
-    return f"{'script:' * _is_of_script(code)}{Path(code.co_filename).stem}.{code.co_name}"
+    kind = {True: "script:", False: ""}[_is_of_script(code)]
+    return f"{kind}{Path(code.co_filename).stem}.{code.co_name}"

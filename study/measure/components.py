@@ -25,13 +25,12 @@ class ComponentLook:
         self._looks: list[RankComponents] = []
         self._peak_before: int | None = None
         self._after: dict[str, int] = {}
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "ComponentLook":
         # At the update every gradient exists. DDP's buckets outlive the gradients in them.
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(before_each_update(self._optimizer, self._mark))
-            stack.enter_context(self.mode)
-            self._stack = stack.pop_all()
+        self._stack.enter_context(before_each_update(self._optimizer, self._mark))
+        self._stack.enter_context(self.mode)
         return self
 
     def __exit__(self, *error) -> None:

@@ -33,10 +33,11 @@ def reset_peaks() -> None:
 def peaks() -> RankMemory:
     """This rank's peaks since `reset_peaks`. The device's are None without a GPU."""
     status = fields("/proc/self/status")
-    result = RankMemory(
-        host_peak_bytes=_kib(status.get("VmHWM")),
-        host_resident_bytes=_kib(status.get("VmRSS")),
-    )
+    kib = {name: int(status[name].split()[0]) for name in ("VmHWM", "VmRSS") if name in status}
+    result = RankMemory()
+    if kib:  # Linux
+        result.host_peak_bytes = kib["VmHWM"] * 1024
+        result.host_resident_bytes = kib["VmRSS"] * 1024
     if CUDA:
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         result.peak_allocated_bytes = torch.cuda.max_memory_allocated()
@@ -50,8 +51,8 @@ def peaks() -> RankMemory:
 
 def freed_bytes() -> int | None:
     """Return the host memory that this process had at its highest point and has given back. None if unknown."""
-    status = fields("/proc/self/status")
-    return difference(_kib(status.get("VmHWM")), _kib(status.get("VmRSS")))
+    host = peaks()
+    return difference(host.host_peak_bytes, host.host_resident_bytes)
 
 
 def written_bytes() -> int | None:
@@ -65,17 +66,13 @@ def disk_bytes() -> dict[str, int | None]:
 
 
 def _counted(name: str) -> int | None:
-    io = fields("/proc/self/io")
-    return int(io[name]) if name in io else None
+    count = fields("/proc/self/io").get(name)
+    return None if count is None else int(count)
 
 
 def difference(after: int | None, before: int | None) -> int | None:
     """Return what was counted between two readings. None if one of them is unknown."""
     return None if after is None or before is None else after - before
-
-
-def _kib(text: str | None) -> int | None:
-    return int(text.split()[0]) * 1024 if text else None
 
 
 # --- memory by component -------------------------------------------------------------------------------------------
@@ -115,9 +112,9 @@ class MemoryWatch(TorchDispatchMode):
     def __enter__(self):
         if self.collect:
             gc.collect()
-        # By type: isinstance would read __class__ of lazy proxies.
-        for tensor in [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]:
-            self._add(tensor, "before")
+        for item in gc.get_objects():
+            if issubclass(type(item), torch.Tensor):  # by type: isinstance would read __class__ of lazy proxies
+                self._add(item, "before")
         self.peak = self.total
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign]
@@ -132,9 +129,8 @@ class MemoryWatch(TorchDispatchMode):
 
         def resize_(storage: torch.UntypedStorage, size: int):
             result = resize(storage, size)
-            if (live := self._live.get(id(storage))) is not None and live.phase != "gloo":
-                self.total += size - live.size
-                live.size = size
+            if (live := self._live.get(id(storage))) is not None:
+                self._change(live, size)
                 self._rise()
             return result
 
@@ -159,11 +155,11 @@ class MemoryWatch(TorchDispatchMode):
     def by_role(self) -> dict[str, int]:
         """Live bytes by role. A storage without a role is named by the phase that allocated it."""
         # Hold the storages while they are sorted: if gloo's threads freed one, the parts would not add up.
-        alive = [(live, storage) for live in list(self._live.values()) if (storage := live.ref()) is not None]
+        alive = [(live, live.ref()) for live in list(self._live.values())]
         roles = self.roles()
         sums: Counter[str] = Counter()
         for live, storage in alive:
-            if live.size:
+            if storage is not None and live.size:
                 sums[roles.get(storage._cdata) or live.role or PHASE_ROLES[live.phase]] += live.size
         return dict(sums)
 
@@ -180,6 +176,7 @@ class MemoryWatch(TorchDispatchMode):
     def _follow(self, function, args, out) -> None:
         if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
             self._set_apart(args[0])
+        # Most operations give one tensor, and tree_leaves takes as long as a small operation.
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
@@ -204,18 +201,21 @@ class MemoryWatch(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
             key = id(storage)
-            known = self._live.get(key)
-            if known is None and not isinstance(tensor, FakeTensor):
+            if key not in self._live and not isinstance(tensor, FakeTensor):
                 storage.data_ptr()
         except (NotImplementedError, RuntimeError):
             return  # a tensor without memory, as torch.compile uses for tracing
-        size = storage.nbytes()
-        if known is None:
-            self._live[key] = Live(weakref.ref(storage, lambda _: self._gone(key)), size, phase or _phase())
-            self.total += size
-        elif known.size != size and known.phase != "gloo":  # resized in place
-            self.total += size - known.size
-            known.size = size
+        if key in self._live:
+            self._change(self._live[key], storage.nbytes())  # resized in place
+            return
+        live = Live(weakref.ref(storage, lambda _: self._gone(key)), storage.nbytes(), phase or _phase())
+        self._live[key] = live
+        self.total += live.size
+
+    def _change(self, live: Live, size: int) -> None:
+        if live.phase != "gloo":
+            self.total += size - live.size
+            live.size = size
 
     def _set_apart(self, tensor: torch.Tensor) -> None:
         """Do not count gloo's copy: it runs a reduce-scatter as an all-reduce of a copy, which it then splits.
@@ -223,7 +223,7 @@ class MemoryWatch(TorchDispatchMode):
         Neither NCCL nor a virtual rank makes this copy, so it does not count as the arm's memory.
         """
         self._add(tensor, "gloo")
-        if (live := self._live.get(id(tensor.untyped_storage()))) is not None:
+        if (live := self._live.get(id(tensor.untyped_storage()))) is not None:  # None: on another device
             self.total -= live.size
             live.size = 0
 

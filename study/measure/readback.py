@@ -6,7 +6,7 @@ Nothing here copies a request. A value that cannot be read is None.
 import contextlib
 import hashlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,43 +26,45 @@ OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momen
 
 
 def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
-    """Return how training is distributed, read from the engine, the optimizer and the process group.
+    """How training is distributed, read from the engine, the optimizer and the process group.
 
     A loop without Accelerate has no accelerator. Values that only an accelerator has are then None.
     """
     inner = inner_optimizer(optimizer)
     group = inner.param_groups[0]
-    plain = plain_model(model)
-    mixed = getattr(accelerator, "mixed_precision", "no")
-    seen = Observed(
-        distributed_type=str(accelerator.distributed_type.value) if accelerator else None,
-        device=(accelerator.device if accelerator else device_of(model)).type,
-        ranks=dist.get_world_size() if dist.is_initialized() else 1,
-        backend=dist.get_backend() if dist.is_initialized() else None,
-        wrapper=type(model).__name__,
-        optimizer=type(inner).__name__,
-        optimizer_settings={name: _plain(group.get(name)) for name in OPTIMIZER_SETTINGS},
-        offload_optimizer="none",
-        offload_param="none",
-        clipping=0.0,
-        accumulation=getattr(accelerator, "gradient_accumulation_steps", None),
-        attention=getattr(getattr(plain, "config", None), "_attn_implementation", None),
-        checkpointing=getattr(plain, "is_gradient_checkpointing", None),
-        compiled=getattr(model, "is_compiled", False) or isinstance(model, torch._dynamo.OptimizedModule),
-        threads=torch.get_num_threads(),
-        autocast=mixed if mixed != "no" else None,
-        tf32=torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
-    ).model_copy(update=_sizes(model))
+    is_compiled = getattr(model, "is_compiled", False)  # DeepSpeed's engine compiles itself
+    values: dict[str, Any] = {
+        "device": getattr(accelerator, "device", device_of(model)).type,
+        "ranks": 1,
+        "wrapper": type(model).__name__,
+        "optimizer": type(inner).__name__,
+        "optimizer_settings": {name: _plain(group.get(name)) for name in OPTIMIZER_SETTINGS},
+        "offload_optimizer": "none",
+        "offload_param": "none",
+        "clipping": 0.0,
+        "attention": getattr(getattr(plain_model(model), "config", None), "_attn_implementation", None),
+        "checkpointing": getattr(plain_model(model), "is_gradient_checkpointing", None),
+        "compiled": is_compiled or isinstance(model, torch._dynamo.OptimizedModule),
+        "threads": torch.get_num_threads(),
+    }
+    if accelerator is not None:
+        values["distributed_type"] = str(accelerator.distributed_type.value)
+        values["accumulation"] = accelerator.gradient_accumulation_steps
+        if accelerator.mixed_precision != "no":
+            values["autocast"] = accelerator.mixed_precision
+    if dist.is_initialized():
+        values |= {"ranks": dist.get_world_size(), "backend": dist.get_backend()}
+    if CUDA:
+        values["tf32"] = torch.backends.cuda.matmul.allow_tf32
     if hasattr(model, "zero_optimization_stage"):
-        return seen.model_copy(update=_engine(model, zero_optimizer(optimizer)))
-    if roles.fsdp_version(model) == 2:
+        values |= _engine(model, zero_optimizer(optimizer))
+    elif roles.fsdp_version(model) == 2:
         sharding = roles.describe_fsdp(model)
-        home = "cpu" if sharding["offloads"] else "none"
-        seen = seen.model_copy(update={"fsdp": sharding, "offload_optimizer": home, "offload_param": home})
-    if hasattr(model, "bucket_bytes_cap"):
-        seen.bucket_bytes = model.bucket_bytes_cap
-        seen.overlap = True  # DDP always overlaps
-    return seen
+        home = {True: "cpu", False: "none"}[sharding["offloads"]]
+        values |= {"fsdp": sharding, "offload_optimizer": home, "offload_param": home}
+    elif hasattr(model, "bucket_bytes_cap"):
+        values |= {"bucket_bytes": model.bucket_bytes_cap, "overlap": True}  # DDP always overlaps
+    return Observed(**values | _sizes(model))
 
 
 def device_of(model) -> torch.device:
@@ -75,49 +77,59 @@ def device_of(model) -> torch.device:
 
 def _sizes(model) -> dict[str, int]:
     """Return parameters of the model, those that this rank holds, and those that train."""
-    whole = held_parameters = trained = 0
-    for parameter in model.parameters():
-        if hasattr(parameter, "ds_tensor"):
-            size = parameter.ds_numel
-            part = parameter.ds_tensor.numel()
-        else:
-            size = _shape(parameter).numel()
-            part = getattr(parameter, "_local_tensor", parameter).numel()
-        whole += size
-        held_parameters += part
-        trained += size * parameter.requires_grad
     if roles.fsdp_version(model) == 1:
         return roles.fsdp_sizes(model)
-    return {"parameters": whole, "held_parameters": held_parameters, "trained_parameters": trained}
+    whole = held = trained = 0
+    for parameter in model.parameters():
+        part = getattr(parameter, "ds_tensor", None)  # under stage 3 the parameter itself is empty
+        if part is None:
+            part = getattr(parameter, "_local_tensor", parameter)  # of FSDP2's DTensor
+        size = getattr(parameter, "ds_numel", _shape(parameter).numel())
+        whole += size
+        held += part.numel()
+        trained += size * parameter.requires_grad
+    return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
 
 
 def _engine(engine, zero) -> dict:
-    config = engine.config if isinstance(engine.config, dict) else {}
+    """Return what a DeepSpeed engine does, by the names of `Observed`."""
+    offload = "none"
     # Stages 1 and 2 silently treat `nvme` as `cpu`: `cpu_offload` is what they do, not what the config asks for.
-    on_disk = bool(getattr(zero, "swap_optimizer", False))
-    on_host = bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False))
-    home = "cpu" if on_host else "none"
-    if on_disk:
-        home = "nvme"
-    on_param = getattr(engine.zero_offload_param(), "device", None) if getattr(zero, "offload_param", False) else None
-    autocast = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
-    second = [getattr(parameter, "ds_secondary_tensor_group_size", 1) for parameter in engine.parameters()]
-    return {
+    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
+        offload = "cpu"
+    if getattr(zero, "swap_optimizer", False):
+        offload = "nvme"
+    offload_param = None
+    if getattr(zero, "offload_param", False):
+        offload_param = getattr(engine.zero_offload_param(), "device", None)
+    values = {
         "stage": engine.zero_optimization_stage(),
-        "offload_optimizer": home,
-        "offload_param": str(getattr(on_param, "value", on_param)) if on_param else "none",
+        "offload_optimizer": offload,
+        "offload_param": str(getattr(offload_param, "value", offload_param or "none")),
         "clipping": float(engine.gradient_clipping()),
         "accumulation": engine.gradient_accumulation_steps(),
         "bucket_elements": int(engine.zero_reduce_bucket_size()),
         "overlap": bool(engine.zero_overlap_comm()),
-        # Ranks that share the second copy of hpZ. DeepSpeed stores the number in each parameter.
-        "second_partition_ranks": max(second) if engine.zero_hpz_partition_size() > 1 else None,
-        "sequence_ranks": size if (size := getattr(engine, "sequence_parallel_size", 1)) > 1 else None,
-        "tensor_ranks": size if (size := engine.autotp_size()) > 1 else None,
-        "linear_parameters_kept": _linear_parameters_kept(engine) if engine.zero_optimization_stage() == 3 else None,
-        "autocast": autocast.get(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
-        "deepspeed": _plain(config),
+        "sequence_ranks": _if_several(getattr(engine, "sequence_parallel_size", 1)),
+        "tensor_ranks": _if_several(engine.autotp_size()),
+        "autocast": None,  # DeepSpeed's own: Accelerate's is off in its arms
+        "deepspeed": _plain(engine.config) if isinstance(engine.config, dict) else {},
     }
+    if engine.torch_autocast_enabled():
+        names = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
+        values["autocast"] = names.get(engine.torch_autocast_dtype())
+    if engine.zero_hpz_partition_size() > 1:
+        # Ranks that share the second copy of hpZ. DeepSpeed stores the number in each parameter.
+        sharing = [getattr(parameter, "ds_secondary_tensor_group_size", 1) for parameter in engine.parameters()]
+        values["second_partition_ranks"] = max(sharing)
+    if values["stage"] == 3:
+        values["linear_parameters_kept"] = _linear_parameters_kept(engine)
+    return values
+
+
+def _if_several(ranks: int) -> int | None:
+    """Return a number of ranks that share something; None if none share it."""
+    return ranks if ranks > 1 else None
 
 
 def _linear_parameters_kept(engine) -> int:
@@ -163,32 +175,13 @@ def count_ranks(accelerator: "Accelerator") -> int | None:
 
 def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int) -> list[str]:
     """Return a text for each difference between what was observed and what the arm and the settings promise."""
-    promised = _promises(arm, settings, seen, ranks_launched)
-    differences = _differences({name: (value, getattr(seen, name)) for name, value in promised.items()})
-    classes = optimizers.classes(settings.optimizer, arm)
-    if seen.optimizer not in classes:
-        differences.append(f"optimizer: promised {' or '.join(sorted(classes))}, observed {seen.optimizer}")
-    if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
-        differences.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
-    # Without a GPU, Accelerate calls MULTI_GPU so.
-    if seen.distributed_type not in (arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")):
-        differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
-    if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
-        differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
-    if arm.fsdp is not None:
-        differences += _sharded_otherwise(arm, arm.fsdp, settings, seen)
-    return differences
-
-
-def _promises(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int) -> dict[str, object]:
-    """Return the values that the arm and the settings promise, by the names of `Observed`."""
-    return {
+    promised: dict[str, object] = {
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "stage": arm.stage,
         "second_partition_ranks": arm.second_partition(seen.ranks or ranks_launched),
-        "sequence_ranks": arm.sequence_ranks if arm.sequence_ranks > 1 else None,
-        "tensor_ranks": arm.tensor_ranks if arm.tensor_ranks > 1 else None,
+        "sequence_ranks": _if_several(arm.sequence_ranks),
+        "tensor_ranks": _if_several(arm.tensor_ranks),
         "offload_optimizer": arm.offload_optimizer,
         "offload_param": arm.offload_param,
         "clipping": float(arm.clipping),
@@ -198,26 +191,32 @@ def _promises(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int)
         "compiled": settings.compile,
         "tf32": settings.tf32 if seen.device == "cuda" else None,
     }
-
-
-def _differences(pairs: dict[str, tuple]) -> list[str]:
-    return [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
-
-
-def _sharded_otherwise(arm: Arm, config: dict, settings: Settings, seen: Observed) -> list[str]:
-    """Differences of FSDP2 from what the arm promises. Accelerate may train without it and print nothing."""
-    if seen.fsdp is None:
-        return [f"wrapper: promised FSDP2, observed {seen.wrapper}, not sharded"]
-    half = AUTOCAST.get(settings.precision)
-    sharing = arm.sharing_ranks(seen.ranks or 1)
-    expected = {
-        "mesh": [[arm.replicas, sharing] if arm.replicas > 1 else [sharing]],
-        "reshards after forward": config["fsdp_reshard_after_forward"],
-        "gather_dtype": half,
-        "reduce_dtype": half,
-    }
-    observed = seen.fsdp | {"reshards after forward": seen.fsdp["units_resharded_after_forward"] > 0}
-    return _differences({name: (value, observed[name]) for name, value in expected.items()})
+    observed = dict(seen)
+    if arm.fsdp is not None and seen.fsdp is not None:
+        observed |= seen.fsdp | {"reshards after forward": seen.fsdp["units_resharded_after_forward"] > 0}
+        mesh = [arm.replicas, arm.sharing_ranks(seen.ranks or 1)]
+        promised |= {
+            "mesh": [mesh if arm.replicas > 1 else mesh[1:]],
+            "reshards after forward": arm.fsdp["fsdp_reshard_after_forward"],
+            "gather_dtype": AUTOCAST.get(settings.precision),
+            "reduce_dtype": AUTOCAST.get(settings.precision),
+        }
+    wrong = [(name, value) for name, value in promised.items() if value != observed[name]]
+    texts = [f"{name}: promised {value!r}, observed {observed[name]!r}" for name, value in wrong]
+    # Accelerate may train without a wrapper and print nothing: see reproductions/fsdp_on_a_cpu_is_none.py.
+    if arm.fsdp is not None and seen.fsdp is None:
+        texts.append(f"wrapper: promised FSDP2, observed {seen.wrapper}, not sharded")
+    if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
+        texts.append(f"wrapper: promised DDP, observed {seen.wrapper}")
+    # Without a GPU, Accelerate calls MULTI_GPU so.
+    if seen.distributed_type not in (arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")):
+        texts.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
+    classes = optimizers.classes(settings.optimizer, arm)
+    if seen.optimizer not in classes:
+        texts.append(f"optimizer: promised {' or '.join(sorted(classes))}, observed {seen.optimizer}")
+    if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
+        texts.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
+    return texts
 
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
@@ -265,15 +264,15 @@ def _whole(parameter, device: torch.device):
     """Gather a parameter with all its values for a while."""
     if hasattr(parameter, "full_tensor"):  # FSDP2's; what is offloaded is gathered on the device
         yield parameter.detach().to(device).full_tensor()
-    elif getattr(parameter, "ds_is_replaced_module", False):
+    elif getattr(parameter, "ds_is_replaced_module", False):  # AutoTP's
         from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
         with GatherReplacedLayerParams([parameter], None):
             yield parameter
-    elif not hasattr(parameter, "ds_tensor"):
-        yield parameter
-    else:
+    elif hasattr(parameter, "ds_tensor"):  # stage 3's
         import deepspeed
 
         with deepspeed.zero.GatheredParameters([parameter]):
             yield parameter
+    else:
+        yield parameter

@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -20,6 +21,9 @@ ROLES = {
     "temp_grad_buffer_for_gpu_offload lp_param_contiguous_pin_buffer hp_params_pin_buffers",
     "swap": "optimizer_swapper",
 }
+# Two tensors may share a storage, as a gradient that is a part of a bucket: the first role here keeps it.
+ORDER = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
+DEEPEST = 6  # lists in lists: DeepSpeed nests three, and one that contains itself must end
 
 
 def inner_optimizer(optimizer) -> torch.optim.Optimizer:
@@ -52,53 +56,48 @@ def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
     """Return every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(value, torch.Tensor):
         return [getattr(value, "_local_tensor", value)]  # the local part of a DTensor
-    if depth > 6:
-        return []
-    if type(value).__name__.startswith("IPGBucket"):
+    kind = type(value).__name__
+    if kind.startswith("IPGBucket"):
         value = [value.buffer]
-    if type(value).__name__.endswith("OptimizerSwapper"):
+    elif kind.endswith("OptimizerSwapper"):
         value = value.swap_buffer_manager.all_buffers
-    if isinstance(value, dict):
+    elif isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors_in(item, depth + 1)]
-    return []
+    if not isinstance(value, (list, tuple)) or depth > DEEPEST:
+        return []
+    return [tensor for item in value for tensor in tensors_in(item, depth + 1)]
 
 
 def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
     """Return the tensors that hold the training state now, by role."""
     zero = zero_optimizer(optimizer)
-    tensors: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
-
-    def add(role: str, value) -> None:
-        tensors[role] += tensors_in(value)
-
     inner = inner_optimizer(optimizer)
-    for state in inner.state.values():
-        add("moments", [value for name, value in state.items() if name != "step"])
-    add("master", getattr(inner, "master", []))
-    for role, names in ROLES.items():
-        for name in names.split():
-            add(role, getattr(zero, name, None))
-    add("gradients", [tensor.grad for tensor in tensors["master"]])
-    in_parts = fsdp_version(model) is not None  # the model's own parameters are then the gathered ones
-    for role, value in fsdp_tensors(model) if in_parts else ():
-        add(role, value)
+    moments = [value for state in inner.state.values() for name, value in state.items() if name != "step"]
+    pairs: list[tuple[str, object]] = [("moments", moments), ("master", getattr(inner, "master", []))]
+    pairs += [(role, getattr(zero, name, None)) for role, names in ROLES.items() for name in names.split()]
+    pairs += [("gradients", [tensor.grad for role, value in pairs if role == "master" for tensor in tensors_in(value)])]
+    parameters = "weights"
+    if fsdp_version(model) is not None:
+        pairs += fsdp_tensors(model)
+        parameters = "gathered_weights"  # the model's own parameters are then the gathered ones
     for parameter in model.parameters():
-        partition = getattr(parameter, "ds_tensor", None)
-        add("weights" if partition is None and not in_parts else "gathered_weights", parameter.data)
-        add("weights", [partition, getattr(parameter, "ds_secondary_tensor", None)])
-        add("gradients", parameter.grad)
-    add("constants", list(model.buffers()))
+        part = getattr(parameter, "ds_tensor", None)  # of stage 3, where the parameter itself is gathered
+        pairs += [
+            (parameters if part is None else "gathered_weights", parameter.data),
+            ("weights", [part, getattr(parameter, "ds_secondary_tensor", None)]),
+            ("gradients", parameter.grad),
+        ]
+    tensors: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+    for role, value in [*pairs, ("constants", list(model.buffers()))]:
+        tensors[role] += tensors_in(value)
     return tensors
 
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
-    """The role of each storage, by the address of its C++ object. The first role that claims a storage keeps it."""
+    """The role of each storage, by the address of its C++ object."""
     claimed: dict[int, str] = {}
     by_role = tensors_by_role(model, optimizer)
-    order = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
-    for role in order:
+    for role in ORDER:
         for tensor in by_role[role]:
             if tensor.numel() and tensor.device.type != "meta" and tensor.layout == torch.strided:
                 claimed.setdefault(tensor.untyped_storage()._cdata, role)
@@ -108,12 +107,11 @@ def claimed_storages(model, optimizer) -> dict[int, str]:
 def dtypes(model, optimizer) -> dict[str, str | None]:
     """Return the dtypes of the parts of the training state; None for a part that does not exist now."""
     by_role = tensors_by_role(model, optimizer)
-    result = {}
-    for role in ("weights", "gradients", "master", "moments"):
-        numbers = [tensor for tensor in by_role[role] if tensor.is_floating_point() or tensor.dtype == torch.uint8]
-        kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in numbers}
-        result[role] = " ".join(sorted(kinds)) or None
-    return result
+    return {
+        # uint8 are moments in 8 bits; other integers are counters
+        role: _names(each.dtype for each in by_role[role] if each.is_floating_point() or each.dtype == torch.uint8)
+        for role in ("weights", "gradients", "master", "moments")
+    }
 
 
 @contextlib.contextmanager
@@ -126,14 +124,16 @@ def before_each_update(optimizer, call):
         hook.remove()
 
 
+# --- FSDP ------------------------------------------------------------------------------------------------------------
+
+
 def fsdp_version(model) -> int | None:
-    """1 or 2; None without FSDP."""
+    """1 or 2; None without FSDP. The trainer has only the second; a watched script may have either."""
     if "torch.distributed.fsdp" not in sys.modules:
         return None
-    modules = list(model.modules())
-    if any(hasattr(module, "_get_fsdp_state") for module in modules):
+    if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
         return 2
-    return 1 if any(hasattr(getattr(module, "_handle", None), "flat_param") for module in modules) else None
+    return 1 if list(_flat_parameters(model)) else None
 
 
 def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
@@ -157,6 +157,7 @@ def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
 def fsdp_units(model) -> Iterator:
     """FSDP2's units: groups of parameters that are gathered together."""
     for module in model.modules():
+        # A state that several modules share belongs to the first of them.
         if hasattr(module, "_get_fsdp_state") and (state := module._get_fsdp_state())._modules[0] is module:
             yield from _listed(state, "_fsdp_param_group")
 
@@ -178,9 +179,10 @@ def fsdp_sizes(model) -> dict[str, int]:
 def describe_fsdp(model) -> dict:
     """Return how FSDP2 shards a model, as the record keeps it. Arms promise some of these values."""
     units = list(fsdp_units(model))
-    root = model._get_fsdp_state() if hasattr(model, "_get_fsdp_state") else None
-    # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
-    stay = _listed(root, "_fsdp_param_group") if root and root._auto_reshard_after_forward else ()
+    stay = []
+    if hasattr(model, "_get_fsdp_state") and (root := model._get_fsdp_state())._auto_reshard_after_forward:
+        # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
+        stay = _listed(root, "_fsdp_param_group")
     reshards = [unit for unit in units if unit.post_forward_mesh_info is not None and unit not in stay]
     policies = {unit.mp_policy for unit in units}
     return {
@@ -198,11 +200,12 @@ def describe_fsdp(model) -> dict:
 def _flat_parameters(model) -> Iterator:
     """Return the flat parameters of FSDP1."""
     for module in model.modules():
-        if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
+        handle: Any = getattr(module, "_handle", None)
+        if hasattr(handle, "flat_param"):
             yield handle.flat_param
 
 
 def _names(dtypes) -> str | None:
-    """Return the names of dtypes. None: the parameters' own dtype."""
-    names = {str(dtype).removeprefix("torch.") for dtype in dtypes if isinstance(dtype, torch.dtype)}
+    """Return the names of dtypes, without repetition. None: there is none, or FSDP2 keeps the parameters' own."""
+    names = {str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None}
     return " ".join(sorted(names)) or None

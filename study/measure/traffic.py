@@ -5,6 +5,8 @@ of the whole tensor that a collective produces or consumes, whatever the backend
 gloo sends for them, and the kernel's count of the bytes that the process wrote is a check of both.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +30,7 @@ NAMES = {  # the dispatcher's names of each kind; names without a final _ are th
     "recv": "recv_",
     "barrier": "barrier",
 }
-MOVES_NOTHING = ("wait_tensor",)
+MOVES_NOTHING = {"wait_tensor"}
 KINDS = {name: kind for kind, names in NAMES.items() for name in names.split()}
 
 
@@ -48,25 +50,27 @@ class CollectiveCounter(TorchDispatchMode):
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it comes again with the local parts
         out = function(*args, **(kwargs or {}))
+        name = function.__name__.split(".")[0]
         if function.namespace == "c10d":
-            self._count(function.__name__.split(".")[0], args[:2], args)
-        elif function.namespace == "_c10d_functional" or function.__name__.startswith(ULYSSES):
-            self._count(function.__name__.split(".")[0], (args[0], out), args)  # these return their output
+            self._count(name, args[:2], args)
+        elif function.namespace == "_c10d_functional" or name == ULYSSES:
+            self._count(name, (args[0], out), args)  # these return their output
         return out
 
     def _count(self, name: str, values, args) -> None:
-        if name in MOVES_NOTHING:
+        """Count one collective. Its input and output are both among the values; the larger one is the full tensor."""
+        kind = KINDS.get(name)
+        if kind is None:
+            self.not_counted |= {name} - MOVES_NOTHING
             return
-        if (kind := KINDS.get(name)) is None:
-            self.not_counted.add(name)
-            return
-        # Input and output are both among them; the larger one is the full tensor.
         sides = [[leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)] for value in values]
-        full = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
+        full = max(sides, key=lambda side: sum(tensor.nbytes for tensor in side), default=[])
         count = self.counts.setdefault(kind, Collective(calls=0, bytes=0, bytes_by_dtype={}))
         count.calls += 1
+        if kind == "barrier":  # its tensor only chooses the backend
+            return
         group = _some_of_the_ranks(args)
-        for tensor in full if kind != "barrier" else ():
+        for tensor in full:
             dtype = str(tensor.dtype).removeprefix("torch.")
             count.bytes += tensor.nbytes
             count.bytes_by_dtype[dtype] = count.bytes_by_dtype.get(dtype, 0) + tensor.nbytes
@@ -76,10 +80,14 @@ class CollectiveCounter(TorchDispatchMode):
 
 def _some_of_the_ranks(args) -> str | None:
     """Return the ranks that take part in a collective, from its arguments: "0 2". None if all do."""
-    scripted = (arg for arg in args if isinstance(arg, torch.ScriptObject))
-    boxed = next((arg for arg in scripted if arg._type().qualified_name().endswith(".ProcessGroup")), None)
-    by_name = dist.distributed_c10d._resolve_process_group
-    ranks = dist.get_process_group_ranks(by_name(args[-1]) if boxed is None else dist.ProcessGroup.unbox(boxed))
+    # A functional collective has the name of its group as its last argument, the others have the group in a box.
+    group: Any = args[-1]
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and arg._type().qualified_name().endswith(".ProcessGroup"):
+            group = dist.ProcessGroup.unbox(arg)
+    if isinstance(group, str):
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    ranks = dist.get_process_group_ranks(group)
     return " ".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else None
 
 

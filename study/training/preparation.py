@@ -28,28 +28,35 @@ if TYPE_CHECKING:
 def prepare(run: Run) -> None:
     """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
     settings = run.settings
-    accelerator = run.accelerator
+    arm = run.arm
     model = _build(run)
-    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
-    has_weights = settings.init != "in_place" and not run.is_virtual
-    checksum = readback.weights_checksum(accelerator, model) if has_weights else None
+    # --- what the model is before Accelerate has it
+    has_weights = settings.init != "in_place" and not run.is_virtual  # that other arms have as well
+    checksum = readback.weights_checksum(run.accelerator, model) if has_weights else None
     shapes = readback.shapes(model)
+    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     _wrap(run, model)
+    # --- and after
     seen = run.record.observed = _observed(run)
     seen.built_in_parts = built_in_parts
     if has_weights:
-        seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
+        seen.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     run.keep()
-    if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
-        what = f"{run.arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
+    if wrong := readback.mismatches(arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
+        what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
         raise Stop(what, "fix the arm's files", where="prepare")
     # FSDP separates tied weights; PyTorch itself reports that in the first pass.
-    if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
-        what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
+    if seen.weights_checksum != checksum or (not arm.fsdp and readback.shapes(run.model) != shapes):
+        what = f"{arm.name} does not train the weights that were loaded: preparing the model changed them"
         remedy = "find the feature in the arm's files that does this, such as ZenFlow of DeepSpeed 0.19.8"
         raise Stop(what, remedy, where="prepare")
-    if run.arm.for_cuda_alone == "DeepCompile":
-        _refuse_without_deepcompile(run)
+    # DeepSpeed 0.19.8 trains without it and prints nothing.
+    if arm.for_cuda_alone == "DeepCompile" and not cast("DeepSpeedEngine", run.model).is_deepcompile_active():
+        from deepspeed.compile.util import is_deepcompile_supported
+
+        supported = is_deepcompile_supported()
+        what = f"{arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
+        raise Stop(what, {True: "give --compile", False: "use an NVIDIA GPU"}[supported], where="prepare")
 
 
 def _build(run: Run) -> PreTrainedModel:
@@ -71,7 +78,7 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
     settings = run.settings
     arm = run.arm
-    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None
+    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None  # DeepSpeed has its own
     if arm.fsdp:
         patches.name_layers(run.accelerator, model)
     if "optimizer" in (arm.deepspeed or {}):
@@ -87,16 +94,12 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     if run.is_virtual:
         patches.reduce_in_python(run.model)
         patches.compare_no_rows(run.model)
-    if settings.save and arm.stage == 3 and not _engine(run).zero_gather_16bit_weights_on_model_save():
+    engine = cast("DeepSpeedEngine", run.model)
+    if settings.save and arm.stage == 3 and not engine.zero_gather_16bit_weights_on_model_save():
         remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
     if settings.precision == "fp16" and arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
-
-
-def _engine(run: Run) -> "DeepSpeedEngine":
-    """Return the prepared model of an arm with DeepSpeed."""
-    return cast("DeepSpeedEngine", run.model)
 
 
 def _observed(run: Run) -> Observed:
@@ -117,17 +120,6 @@ def _observed(run: Run) -> Observed:
     return seen
 
 
-def _refuse_without_deepcompile(run: Run) -> None:
-    """Raise Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
-    from deepspeed.compile.util import is_deepcompile_supported
-
-    if not _engine(run).is_deepcompile_active():
-        supported = is_deepcompile_supported()
-        what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
-        remedy = "give --compile" if supported else "use an NVIDIA GPU"
-        raise Stop(what, remedy, where="prepare")
-
-
 def flops_per_row(run: Run) -> float:
     """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
 
@@ -145,49 +137,42 @@ def flops_per_row(run: Run) -> float:
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 MOMENTUM = 0.9  # of SGD; Muon's own default is 0.95
+# Fused: one kernel for all parameters, which keeps no temporary copies of them. PyTorch has no fused Adafactor.
+OPTIMIZERS: dict[str, tuple[type[Optimizer], dict]] = {
+    "adamw": (torch.optim.AdamW, {"fused": True}),
+    "sgd": (torch.optim.SGD, {"momentum": MOMENTUM, "fused": True}),
+    "adafactor": (torch.optim.Adafactor, {}),
+}
 
 
 def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: bool = False) -> Optimizer:
     """Return the optimizer over the parameters that train."""
-    kind, options = _optimizer_kind(settings)
-    if with_master:
-        kind = type(f"Master{kind.__name__}", (Master, kind), {})
-    return kind(_parameter_groups(settings, model), **options)
-
-
-def _optimizer_kind(settings: Settings) -> tuple[type[Optimizer], dict]:
-    """Return the class of the optimizer, and its arguments besides the parameters."""
-    options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW, options | {"fused": True}
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD, options | {"momentum": MOMENTUM, "fused": True}
-    if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor, options
-    if settings.optimizer == "muon":
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    groups: list[dict] = [{"params": trained}]
+    kind: type[Optimizer]
+    options: dict
+    if settings.optimizer == "muon":  # updates the matrices of the layers; its AdamW updates everything else
+        from deepspeed import set_optimizer_flags
         from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
-        return MuonWithAuxAdam, {"adam_optimizer": torch.optim.AdamW, "adam_optimizer_kwargs": {"fused": True}}
-    if importlib.util.find_spec("bitsandbytes") is None:
-        what = f"--optimizer {settings.optimizer} needs bitsandbytes, which is not installed"
-        raise Stop(what, "pip install bitsandbytes, or the extra `bits`")
-    from bitsandbytes.optim import AdamW8bit
+        # As `deepspeed.initialize` marks them for a Muon that its config names.
+        set_optimizer_flags(types.SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
+        halves = [(of_muon, [p for p in trained if vars(p)["use_muon"] is of_muon]) for of_muon in (True, False)]
+        groups = [{"params": half, "use_muon": of_muon} | common for of_muon, half in halves if half]
+        kind, options = MuonWithAuxAdam, {"adam_optimizer": torch.optim.AdamW, "adam_optimizer_kwargs": {"fused": True}}
+    elif settings.optimizer == "adamw_8bit":
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise Stop("--optimizer adamw_8bit needs bitsandbytes, which is not installed", "pip install bitsandbytes")
+        from bitsandbytes.optim import AdamW8bit
 
-    return AdamW8bit, options
-
-
-def _parameter_groups(settings: Settings, model: torch.nn.Module) -> list[dict]:
-    """Return the parameters that train. Muon updates the matrices of the layers; its AdamW updates everything else."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if settings.optimizer != "muon":
-        return [{"params": trained}]
-    from deepspeed import set_optimizer_flags
-
-    # As `deepspeed.initialize` marks them for a Muon that its config names.
-    set_optimizer_flags(types.SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
-    common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    halves = [(of_muon, [p for p in trained if vars(p)["use_muon"] is of_muon]) for of_muon in (True, False)]
-    return [{"params": half, "use_muon": of_muon} | common for of_muon, half in halves if half]
+        kind, options = AdamW8bit, common
+    else:
+        kind, more = OPTIMIZERS[settings.optimizer]
+        options = common | more  # Accelerate reads the rate of an optimizer that it replaces from its defaults
+    if with_master:
+        kind = type(f"Master{kind.__name__}", (Master, kind), {})
+    return kind(groups, **options)
 
 
 class Master(Optimizer):
@@ -198,10 +183,15 @@ class Master(Optimizer):
     """
 
     def __init__(self, groups: list[dict], **options):
-        self.weights = [parameter for group in groups for parameter in group["params"]]
-        self.master = [weight.detach().float().requires_grad_() for weight in self.weights]
-        copies = iter(self.master)
-        super().__init__([group | {"params": [next(copies) for _ in group["params"]]} for group in groups], **options)
+        self.weights: list[torch.Tensor] = []
+        self.master: list[torch.Tensor] = []
+        of_copies = []
+        for group in groups:
+            copies = [weight.detach().float().requires_grad_() for weight in group["params"]]
+            self.weights += group["params"]
+            self.master += copies
+            of_copies.append(group | {"params": copies})
+        super().__init__(of_copies, **options)
 
     @torch.no_grad()
     def step(self, closure=None):
