@@ -1,6 +1,5 @@
 """The run folder and the disk folder: whose they are, what is refused, and how much room is asked for."""
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -37,37 +36,6 @@ def test_a_file_of_somebody_else_is_not_added_to(name, tmp_path):
     with pytest.raises(Stop, match=f"already holds {name}"):
         opened(tmp_path)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
-
-
-def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
-    """As from a variable that is not set."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Stop, match="--run-dir is empty"):
-        opened(Path())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("rank", [0, 3])
-def test_on_several_machines_the_folder_has_to_be_named(rank, tmp_path, monkeypatch):
-    """Each would name its own by its own launcher."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    with pytest.raises(Stop, match="several machines needs --run-dir"):
-        opened(None, rank)
-    assert opened(tmp_path / "run", rank) == tmp_path / "run"
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
-    assert opened(None, rank).parent == tmp_path / "runs"
-
-
-def test_a_disk_that_would_go_wrong_in_silence_is_refused(tmp_path, monkeypatch):
-    """DeepSpeed takes nvme for cpu below stage 3; and beside the run folder may be another machine's disk."""
-    arm = read(all_paths()["zero3_nvme"])
-    settings = resolve(Flags(task="wikitext", model="gpt2"), gpu=False)
-    with pytest.raises(Stop, match="is stage 2 with nvme"):
-        setup.claim_disk(settings, dataclasses.replace(arm, stage=2), LAUNCH, tmp_path / "run")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    with pytest.raises(Stop, match="zero3_nvme on several machines needs --nvme-dir"):
-        setup.claim_disk(settings, arm, LAUNCH, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -222,5 +222,5 @@ def _is_of_script(code: CodeType) -> bool:
 
 
 def _call(code: CodeType) -> str:
-    kind = {True: "script:", False: ""}[_is_of_script(code)]
+    kind = "script:" if _is_of_script(code) else ""
     return f"{kind}{Path(code.co_filename).stem}.{code.co_name}"

@@ -60,7 +60,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         values |= _engine(model, zero_optimizer(optimizer))
     elif roles.fsdp_version(model) == 2:
         sharding = roles.describe_fsdp(model)
-        home = {True: "cpu", False: "none"}[sharding["offloads"]]
+        home = "cpu" if sharding["offloads"] else "none"
         values |= {"fsdp": sharding, "offload_optimizer": home, "offload_param": home}
     elif hasattr(model, "bucket_bytes_cap"):
         values |= {"bucket_bytes": model.bucket_bytes_cap, "overlap": True}  # DDP always overlaps

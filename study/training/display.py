@@ -16,7 +16,6 @@ from study.core.arms import Arm
 from study.core.settings import Settings
 from study.measure import hardware
 from study.records import metrics, store
-from study.records.schema import Record
 from study.records.sections import Evaluation
 
 if TYPE_CHECKING:
@@ -72,27 +71,24 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
     say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {device}")
 
 
-def write_step(run: "Run", step: int, values: dict) -> None:
-    """Append values of a step to the run's file. Only called between windows."""
-    store.append_step(run.folder, {"step": step} | values)
-
-
 def print_window(run: "Run", window: range, history: "History", losses: list[float]) -> None:
     """Print the last loss of a window, and the median time of its steps."""
     speed = "warm-up"
     if not run.has_values:
         speed = "no values"
     elif window.stop > run.timed_from:
-        step_s = history.clock.step_s
-        speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step"
-    loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
+        step_s = history.clock.step_s[-len(window) :]
+        speed = f"{statistics.median(step_s):.3f} s/step"
+    loss = f"virtual, rank 0 of {run.settings.virtual_ranks}"
+    if losses:
+        loss = f"loss {losses[-1]:.4f}"
     say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 
 
 def report(run: "Run", result: Evaluation) -> None:
     """Write and print an evaluation."""
     values = result.model_dump(exclude_none=True, exclude={"step"})
-    write_step(run, result.step, values)
+    store.append_step(run.folder, {"step": result.step} | values)
     texts = [f"{name} {value:.4f}" for name, value in values.items()]
     say(run.folder, f"  step {result.step:>5}  {'  '.join(texts)}")
 
@@ -102,28 +98,23 @@ def print_summary(run: "Run") -> None:
     record = run.record
     if not run.accelerator.is_main_process:
         return
-    parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"] if record.loss.train else []
-    if run.is_virtual:
-        parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
-    for name in ("accuracy", "perplexity"):
-        if (value := metrics.value(record, name)) is not None:
-            parts.append(f"{name} {value:.4f}")
-    if speed := metrics.tokens_per_s(record):
-        parts.append(f"{speed:.0f} tokens/s")
-    say(run.folder, f"done: {', '.join(parts + _memory_and_traffic(record))}")
+    # Of a rank without a GPU the device's peak is unknown, and of one without values any.
+    peaks_gb = [(rank.peak_allocated_bytes or rank.host_peak_bytes or 0) / 1e9 for rank in record.memory.per_rank]
+    moved_mb = [sum(count.bytes for count in rank.values()) / 1e6 for rank in record.traffic.per_rank]
+    where = "device" if record.hardware.devices else "host"
+    values = {
+        "accuracy {:.4f}": metrics.value(record, "accuracy"),
+        "perplexity {:.4f}": metrics.value(record, "perplexity"),
+        "{:.0f} tokens/s": metrics.tokens_per_s(record),
+        f"{{:.2f}} GB {where} peak per rank": max(peaks_gb, default=0) or None,
+        "{:.1f} MB in collectives per step and rank": next(iter(moved_mb), None),
+    }
+    parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
+    if losses := record.loss.train:
+        parts = [f"loss {losses[0]:.4f} -> {losses[-1]:.4f}"]
+    parts += [text.format(value) for text, value in values.items() if value is not None]
+    say(run.folder, f"done: {', '.join(parts)}")
     for part in ("save", "instruments"):
         if reason := getattr(record.observed, f"{part}_failed"):
             say(run.folder, f"but without its {part} ({reason})")
     say(run.folder, str(run.folder / "record.json"))
-
-
-def _memory_and_traffic(record: Record) -> list[str]:
-    parts = []
-    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes for rank in record.memory.per_rank]
-    if known := [peak for peak in peaks if peak]:
-        where = "device" if record.hardware.devices else "host"
-        parts.append(f"{max(known) / 1e9:.2f} GB {where} peak per rank")
-    if record.traffic.per_rank:
-        moved_bytes = sum(count.bytes for count in record.traffic.per_rank[0].values())
-        parts.append(f"{moved_bytes / 1e6:.1f} MB in collectives per step and rank")
-    return parts

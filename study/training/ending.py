@@ -15,13 +15,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from study.core import machine
 from study.core.errors import Stop
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store
-from study.training.display import print_summary, say
+from study.training.display import say
 from study.training.launch import Launch, rank_name, ranks_that_died
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.EN
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
 PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
-NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 MARGIN_S = 60  # clocks of one cluster differ by less, and the kernel rounds its boot time to seconds
 REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
@@ -171,26 +169,6 @@ def give_up(run: "Run", part: str, why: str) -> None:
             setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
     run.record.finished_utc = store.now_utc()
     run.keep()
-
-
-def end_with_the_others(run: "Run", over: threading.Event) -> None:
-    """In a thread of each rank: end this process if another rank has given up and this one does not notice.
-
-    With gloo the connection breaks. With NCCL a collective may wait for the other rank until the process group's
-    timeout, and Python handles no signal meanwhile.
-    """
-    while not over.wait(1):
-        with contextlib.suppress(OSError, Stop):
-            observed = store.load(run.folder).observed
-            whys = {part: getattr(observed, f"{part}_failed") for part in PARTS}
-            failed = [part for part, why in whys.items() if why not in (None, store.UNFINISHED)]
-            if failed and not over.wait(NOTICES_WITHIN_S):
-                give_up(run, failed[0], whys[failed[0]])
-                print_summary(run)
-                machine.remove_swap_folder(run.disk)
-                if run.heartbeat is not None:
-                    run.heartbeat.close()
-                leave(0)
 
 
 def leave(code: int) -> NoReturn:

@@ -1,7 +1,6 @@
 """After the last step: completes and checks the record, saves weights, and runs the instruments."""
 
 import logging
-import threading
 from collections.abc import Callable
 
 from safetensors.torch import load_file
@@ -51,7 +50,8 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     """Save the weights and run the instruments. The run is already done, and stays done if this fails.
 
     `step` takes one more optimizer step, because instruments must not disturb timed steps. Returns whether all ranks
-    got to the end. If not, they are out of step, and none of them may wait for another.
+    got to the end. If not, they are out of step, and none of them may wait for another. A rank that has failed leaves,
+    which breaks the others' connection with gloo; with NCCL they notice at the process group's timeout.
     """
     record = run.record
     parts = [part for part in ending.PARTS if getattr(run.settings, part)]
@@ -62,9 +62,6 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     record.finished_utc = store.now_utc()
     run.keep()
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
-    over = threading.Event()
-    if run.accelerator.num_processes > 1 and not run.is_virtual:
-        threading.Thread(target=ending.end_with_the_others, args=(run, over), daemon=True).start()
     for part in parts:
         try:
             run.at(part)
@@ -73,12 +70,10 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             else:
                 inspect(run, step)
         except BaseException as error:  # Ctrl-C and a full device as well
-            over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             ending.give_up(run, part, ending.reason(error).what)
             return False
         setattr(record.observed, f"{part}_failed", None)
-    over.set()
     record.finished_utc = store.now_utc()
     run.keep()
     run.accelerator.wait_for_everyone()

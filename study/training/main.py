@@ -76,11 +76,11 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     launch = opened.launch = opened.launch or find_launch()
     arm = arms.read(arms.find(launch.config_file))
     if flags.virtual_ranks and rank != 0:
-        os._exit(0)
+        os._exit(0)  # they exist only as numbers
     shrink_group(arm, launch)
     settings = resolve(flags, CUDA)
     folder, record = setup.open_folder(settings, arm, launch, rank)
-    opened.folder = folder
+    opened.folder = folder  # from here on the record says why a run ends
     end = functools.partial(ending.end_if_unresponsive, folder, rank, launch)
     heartbeat = Heartbeat(folder, rank, on_other_signal=end)
     stack.callback(heartbeat.close)
@@ -93,8 +93,23 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     stack.callback(machine.remove_swap_folder, disk)
     started = time.perf_counter()
     run = open_run(settings, arm, folder, record, disk, heartbeat)
-    with patches.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext():
-        in_step = train_and_inspect(train, run, started)
+    if settings.init == "none":
+        stack.enter_context(patches.without_values(arm.fsdp is not None))
+    cap = cap_memory(settings.memory_cap_gib)
+    if CUDA and arm.deepspeed:
+        patches.deepspeed_sees_free_memory(cap)
+    try:
+        prepare(run)
+        run.record.observed.memory_cap = cap
+        run.record.time = Time(setup_s=time.perf_counter() - started)
+        step_again = train(run)
+    except Exception as error:
+        if CUDA or arm.for_cuda_alone is None or isinstance(error, Stop):
+            raise
+        line = str(error).strip().partition("\n")[0]
+        what = f"{arm.for_cuda_alone} of {arm.name} needs an NVIDIA GPU ({type(error).__name__}: {line})"
+        raise Stop(what, f"use one; study estimate --arm {arm.name} predicts it", where="prepare") from error
+    in_step = finish.after_training(run, step_again)
     print_summary(run)
     if in_step and dist.is_initialized():  # out of step, this call could wait for another rank
         dist.destroy_process_group()
@@ -109,7 +124,7 @@ def open_run(
 
         setup.load_operators(doctor.needed_by(arm, torch.cuda.device_count()), folder)
     with quiet():
-        accelerator = setup.open_accelerator(settings, arm, disk, folder)
+        accelerator = setup.open_accelerator(settings, arm, disk)
     # After Accelerate, which turns TF32 on for a compiled model.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     if accelerator.is_main_process:
@@ -127,22 +142,3 @@ def open_run(
     run.steps = settings.steps or max(settings.warmup_steps + 1, of_epochs)
     check_steps(settings, run.steps)
     return run
-
-
-def train_and_inspect(train: Train, run: Run, started: float) -> bool:
-    """Prepare the model, train it, and run the instruments. Returns whether all ranks reached the end together."""
-    cap = cap_memory(run.settings.memory_cap_gib)
-    if CUDA and run.arm.deepspeed:
-        patches.deepspeed_sees_free_memory(cap)
-    try:
-        prepare(run)
-        run.record.observed.memory_cap = cap
-        run.record.time = Time(setup_s=time.perf_counter() - started)
-        step_again = train(run)
-    except Exception as error:
-        if CUDA or run.arm.for_cuda_alone is None or isinstance(error, Stop):
-            raise
-        line = str(error).strip().partition("\n")[0]
-        what = f"{run.arm.for_cuda_alone} of {run.arm.name} needs an NVIDIA GPU ({type(error).__name__}: {line})"
-        raise Stop(what, f"use one; study estimate --arm {run.arm.name} predicts it", where="prepare") from error
-    return finish.after_training(run, step_again)

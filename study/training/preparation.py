@@ -56,7 +56,7 @@ def prepare(run: Run) -> None:
 
         supported = is_deepcompile_supported()
         what = f"{arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
-        raise Stop(what, {True: "give --compile", False: "use an NVIDIA GPU"}[supported], where="prepare")
+        raise Stop(what, "give --compile" if supported else "use an NVIDIA GPU", where="prepare")
 
 
 def _build(run: Run) -> PreTrainedModel:

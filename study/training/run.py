@@ -21,7 +21,7 @@ from study.records import store
 from study.records.schema import Record
 from study.records.sections import Evaluation, RankMemory
 from study.training.data import Data, Rows, part_of_rows
-from study.training.display import print_window, write_step
+from study.training.display import print_window
 
 
 @dataclass
@@ -140,12 +140,12 @@ def arrange(run: Run, window: range) -> list[Rows]:
 
 def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) -> None:
     """Between windows: fetch and write the losses, print the last one, and stop if the run has diverged."""
-    values = run.mean_losses(losses)
+    values = run.mean_losses(losses)  # waits for the device, which is why nothing does it within a window
     history.losses += values
     finite = [value if math.isfinite(value) else None for value in values]
     if run.accelerator.is_main_process:
         for step, loss in itertools.zip_longest(window, finite):
-            write_step(run, step + 1, {"loss": loss, "lr": history.rates[step]})
+            store.append_step(run.folder, {"step": step + 1, "loss": loss, "lr": history.rates[step]})
         print_window(run, window, history, values)
     if None in finite:
         raise Stop(f"the loss is no longer finite by step {window.stop}", "give a lower --lr", "diverged", "train")

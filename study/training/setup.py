@@ -30,7 +30,7 @@ from study.records.schema import Record
 from study.records.sections import Requested
 from study.training import models, patches
 from study.training.display import log_to, quiet, say
-from study.training.launch import Launch, on_several_machines
+from study.training.launch import Launch
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 # Accelerate 1.15 leaves out what equals its default, and the default of its class is NCCL's 10 minutes: with gloo
@@ -39,11 +39,10 @@ WAIT = datetime.timedelta(minutes=10, seconds=1)
 
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tuple[Path, Record]:
-    """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it."""
-    if settings.run_dir is None and on_several_machines():
-        raise Stop("a run on several machines needs --run-dir", "give --run-dir a folder that all of them can reach")
-    if settings.run_dir == Path():
-        raise Stop("--run-dir is empty or the current folder", "name a folder, such as --run-dir runs/first")
+    """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it.
+
+    On several machines, only a --run-dir that all of them reach has the heartbeats of all ranks.
+    """
     when = datetime.datetime.fromtimestamp(launch.started, datetime.UTC).strftime("%Y%m%d-%H%M%S")
     name = f"{when}-{arm.name}-{settings.task}-{Path(settings.model).name}-s{settings.seed}-{launch.pid}"
     folder = (settings.run_dir or safe_join(Path("runs"), name)).resolve()
@@ -53,7 +52,6 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
     first = [folder / "output.txt", *collectives.paths(folder)]  # of a sweep, and of ranks that wrote no record
     if taken := sorted(path.name for path in folder.glob("*") if path not in first):
         raise Stop(f"--run-dir {folder} already holds {joined(taken[:3])}", "give a new folder")
-    disk = settings.nvme_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
         store.reserve(folder)
@@ -62,7 +60,8 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         # JSON has no NaN. The settings are checked once there is a record to say what is wrong with them.
         wanted = {name: value for name, value in as_dict(settings).items() if str(value) not in ("nan", "inf", "-inf")}
         record.requested = Requested(**wanted, arm=arm.name, config_file=launch.config_file)
-        record.hardware = hardware.describe(disk if disk and disk.exists() else folder)
+        disks = [path for path in (settings.nvme_dir, folder) if path and path.exists()]
+        record.hardware = hardware.describe(disks[0])
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:
@@ -71,19 +70,13 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:
-    """Return the folder for offloading, for arms that use it. What would fail silently there is a Stop."""
+    """Return the folder for offloading, for arms that use it, if its disk has room for the ranks of this machine."""
     if not arm.uses_nvme:
         return None
-    if arm.stage != 3:
-        what = f"{arm.name} is stage {arm.stage} with nvme, which DeepSpeed quietly treats as cpu"
-        raise Stop(what, "use stage 3 for the disk, or write cpu")
-    if settings.nvme_dir is None and on_several_machines():
-        what = f"{arm.name} on several machines needs --nvme-dir: the run folder's disk may be another machine's"
-        raise Stop(what, "name a folder that each machine has on a disk of its own")
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     ranks_here = 1 if settings.virtual_ranks else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    all_bytes = sum(p.numel() for p in model.parameters()) * machine.BYTES_PER_PARAMETER
+    all_bytes = sum(parameter.numel() for parameter in model.parameters()) * machine.BYTES_PER_PARAMETER
     base = (settings.nvme_dir or folder.parent / "nvme").resolve()
     return machine.give_swap_folder(base, launch.pid, all_bytes * ranks_here // ranks)
 
@@ -101,51 +94,54 @@ def load_operators(names: list[str], folder: Path) -> None:
         loading.load(names, torch.cuda.device_count(), tell)
 
 
-def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
+def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
     """The Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder filled in."""
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
-    sharing_ranks = arm.sharing_ranks(ranks)
+    sharing_ranks = arm.sharing_ranks(ranks)  # a Stop if the ranks do not fill the arm's groups
     backend = None  # no process group
-    if "LOCAL_RANK" in os.environ:
-        backend = "nccl" if CUDA else "gloo"
     if settings.virtual_ranks:
         patches.become_virtual_rank(settings.virtual_ranks)
-        backend = None if arm.deepspeed is None else "fake"  # Accelerate uses the existing group
+        if arm.deepspeed is not None:
+            backend = "fake"  # Accelerate uses the existing group
+    elif "LOCAL_RANK" in os.environ:
+        backend = "nccl" if CUDA else "gloo"
     if not settings.compile:
         # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose
         # torch.compile decorators would import the whole compiler.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    group = InitProcessGroupKwargs(backend=backend, timeout=WAIT)
+    os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
     # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
-    common = {
+    options = {
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": "inductor" if settings.compile else "no",
-        "kwargs_handlers": [group, ddp],
+        "kwargs_handlers": [InitProcessGroupKwargs(backend=backend, timeout=WAIT), ddp],
     }
     if settings.precision == "fp8":
-        common["mixed_precision"] = "fp8"  # Accelerate reports what it lacks
-    os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
+        options["mixed_precision"] = "fp8"  # Accelerate reports what it lacks
     if arm.deepspeed is None:
-        return _open_without_deepspeed(settings, arm, sharing_ranks, common)
+        return _open_without_deepspeed(settings, arm, sharing_ranks, options)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
     plugin = DeepSpeedPlugin()
     _fill_in(plugin.deepspeed_config, settings, arm, disk)
-    return Accelerator(deepspeed_plugin=plugin, parallelism_config=_sequence(settings, arm, ranks), **common)
+    if arm.sequence_ranks > 1:
+        options["parallelism_config"] = _sequence(settings, arm, ranks)
+    return Accelerator(deepspeed_plugin=plugin, **options)
 
 
-def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, common: dict) -> Accelerator:
+def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, options: dict) -> Accelerator:
     if settings.precision == "fp16" and not CUDA:
         what = f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU"
         raise Stop(what, "give bf16")
-    autocast = settings.precision if settings.precision in AUTOCAST else "no"
+    # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
+    options = {"mixed_precision": settings.precision if settings.precision in AUTOCAST else "no"} | options
     plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher read in the yaml
     groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
-    # Without a GPU, cpu=False would give two independent trainings.
-    common = {"mixed_precision": autocast} | common | {"cpu": not CUDA, "fsdp_plugin": plugin}
-    accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
-    if plugin and not CUDA:
+    if CUDA:
+        return Accelerator(fsdp_plugin=plugin, parallelism_config=groups, **options)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **options)  # cpu=False would give independent trainings
+    if plugin is not None:
         patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision, groups)
     return accelerator
 
@@ -171,10 +167,8 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
             section["nvme_path"] = str(disk)
 
 
-def _sequence(settings: Settings, arm: Arm, ranks: int) -> ParallelismConfig | None:
-    """Accelerate's config of sequence parallelism, for rows of equal length. None without it."""
-    if arm.sequence_ranks == 1:
-        return None
+def _sequence(settings: Settings, arm: Arm, ranks: int) -> ParallelismConfig:
+    """Accelerate's config of sequence parallelism, for rows of equal length."""
     if settings.sequence % arm.sequence_ranks:
         what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
         raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
