@@ -16,7 +16,7 @@ def test_a_gpu_is_what_its_name_says():
     for name, gpu in GPUS.items():
         assert {gpu.host_link, gpu.peer_link, gpu.network} <= set(LINKS)
         assert gpu.has_bf16 == ("tf32" in gpu.peaks), "both came with Ampere"
-        assert gpu.half_flops_per_s == gpu.peaks.get("bf16", gpu.peaks["fp16"])
+        assert gpu.flops_per_s(False) == gpu.peaks.get("bf16", gpu.peaks["fp16"])
         assert gpu.flops_per_s(False) > gpu.flops_per_s(True) >= gpu.flops_per_s(True, tf32=False) == gpu.peaks["fp32"]
         printed = name.rpartition("-")[2].removesuffix("GB")
         if printed.isdigit():

@@ -62,8 +62,8 @@ def test_values_that_do_not_fit_each_other_are_refused(values, words):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"micro_batch": "4"}, r"^a\.toml: micro_batch must be a whole number \(got '4'\)$"),
-        ({"lr": 0}, r"^a\.toml: lr must be greater than 0 \(got 0\)$"),
+        ({"micro_batch": "4"}, r"^a\.toml: --micro-batch must be a whole number \(got '4'\)$"),
+        ({"lr": 0}, r"^a\.toml: --lr must be greater than 0 \(got 0\)$"),
         ({"micro_bath": 4}, r"^a\.toml: there is no setting micro_bath$"),
         ({"steps": 2, "warmup_steps": 5}, r"^a\.toml: --steps 2 leaves nothing to time"),
     ],

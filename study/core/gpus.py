@@ -47,15 +47,13 @@ class Gpu:
     def has_bf16(self) -> bool:
         return "bf16" in self.peaks
 
-    @property
-    def half_flops_per_s(self) -> float:
-        """The speed in bf16, or in fp16 if there is no bf16. GPUs with both are equally fast in both."""
-        return self.peaks["fp16"]
-
     def flops_per_s(self, whole: bool, tf32: bool = True) -> float:
-        """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32."""
+        """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32.
+
+        GPUs with bf16 and fp16 are equally fast in both.
+        """
         if not whole:
-            return self.half_flops_per_s
+            return self.peaks["fp16"]
         return self.peaks.get("tf32" if tf32 else "fp32", self.peaks["fp32"])
 
 
@@ -92,22 +90,23 @@ GPUS = {name: Gpu(**gpu) for name, gpu in json.loads(Path(__file__).with_suffix(
 
 
 def gpu_named(text: str) -> str:
-    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
-    lower = text.lower()
-    lower = re.sub(r"(\d+) gi?b", r"\1gb", lower)
-    for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
-        meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
+    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name.
+
+    Each part of the text must begin a word of the GPU's names: `80` begins 80GB, but `a10` does not begin A100.
+    """
+    lower = re.sub(r"(\d+) gi?b", r"\1gb", text.lower())
+    for pattern in (r"[a-z0-9]+", r"[a-z]+\d+|[a-z]+|\d+(?:gb)?"):  # the second: `rtx4090` and `h100sxm` in parts
+        parts = [re.sub(r"(\d)$", r"\1(?!\\d)", part) for part in re.findall(pattern, lower)]
+        meant = [
+            name
+            for name, gpu in GPUS.items()
+            # PyTorch omits the vendor of a Tesla.
+            if all(re.search(rf"\b{part}", f"{name} {gpu.name} {gpu.also} nvidia".lower()) for part in parts)
+        ]
         if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
             return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
-
-
-def _begins_a_word(part: str, name: str, gpu: Gpu) -> bool:
-    """Return whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
-    vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # PyTorch omits it for a Tesla
-    words = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
-    return any(re.match(rf"{part}(?!\d)" if part[-1].isdigit() else part, word) for word in words)
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
@@ -238,11 +237,8 @@ def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
     split: dict[str, dict[str, float]] = {"inside": {}, "between": {}}
     for kind, groups in moved.items():
         for ranks, size in groups.items():
-            where = split["inside" if len(_nodes(ranks, node_ranks)) == 1 else "between"]
+            nodes = {rank // node_ranks for rank in ranks}
+            where = split["inside" if len(nodes) == 1 else "between"]
             if size:
                 where[kind] = where.get(kind, 0) + size
     return split
-
-
-def _nodes(ranks: tuple[int, ...], node_ranks: int) -> set[int]:
-    return {rank // node_ranks for rank in ranks}

@@ -5,7 +5,6 @@ that were used.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -182,19 +181,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check(settings: Flags, name_of: Callable[[str], str] = flag) -> None:
+def check(settings: Flags) -> None:
     """Raise Stop for an impossible value. It names the flag, what was expected, and the value."""
     try:
         _adapter().validate_python(settings)
     except ValidationError as error:
-        raise Stop(sentence(error, name=lambda path: name_of(path[0])), "correct the value") from None
-    _check_virtual(settings)
-    if settings.steps is not None:
-        check_steps(settings, settings.steps)
-
-
-def _check_virtual(settings: Flags) -> None:
-    """Raise Stop for what only virtual ranks can do, and for what they cannot."""
+        raise Stop(sentence(error, name=lambda path: flag(path[0])), "correct the value") from None
     if settings.virtual_ranks is None:
         if settings.init == "none":
             raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
@@ -202,6 +194,8 @@ def _check_virtual(settings: Flags) -> None:
             raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
     if settings.init == "none" and settings.precision == "fp16":
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
+    if settings.steps is not None:
+        check_steps(settings, settings.steps)
 
 
 def check_steps(settings: Flags, steps: int) -> None:
@@ -224,7 +218,7 @@ def build(values: dict, where: str) -> Flags:
         raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, names))
     settings = Flags(**values)
     try:
-        check(settings, name_of=str)
+        check(settings)
     except Stop as stop:
         raise Stop(f"{where}: {stop.what}", stop.remedy) from None
     return settings
@@ -237,40 +231,33 @@ def _adapter() -> TypeAdapter:
 
 def resolve(flags: Flags, gpu: bool) -> Settings:
     """Return the settings of a run. Defaults depend on the task, the model, and whether there is a GPU."""
-    task: Task = flags.task or ("synthetic" if flags.init == "none" and flags.model else "imdb")
-    model = flags.model or _model(flags, DEFAULT_MODEL[task, gpu])
-    data = "synthetic" if task == "synthetic" else flags.data or _data(model, gpu)
+    task: Task = "imdb"
+    if flags.init == "none" and flags.model:
+        task = "synthetic"
+    task = flags.task or task
+    defaults: dict[str, Any] = {"task": task, "train_rows": None, "eval_rows": 100, "lr": 5e-5, "init": "pretrained"}
+    if task == "imdb":
+        defaults |= {"train_rows": 800, "eval_rows": 200}
+
+    model = DEFAULT_MODEL[task, gpu]
+    if flags.data == "embedded":
+        model = WITHOUT_WEIGHTS.get(model, model)
+    model = flags.model or model
+    if model in TINY:
+        defaults["lr"] = 1e-3
+    if model in SHAPES or is_local(model):
+        defaults["init"] = "random"
+    # None: transformers decides.
+    kind = model_type(model)
+    fused = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}
+    attention = (fused | dict.fromkeys(NO_FUSED_ATTENTION, "eager")).get(kind or "")
+
+    data = "hub" if gpu and model not in TINY else "embedded"
+    data = "synthetic" if task == "synthetic" else flags.data or data
     short = task == "imdb" or data in ("embedded", "synthetic")
-    defaults = {
-        "task": task,
-        "model": model,
-        "data": data,
-        "init": "random" if model in SHAPES or is_local(model) else "pretrained",
-        "sequence": 128 if short else 1024,
-        "lr": 1e-3 if model in TINY else 5e-5,
-        "train_rows": 800 if task == "imdb" else None,
-        "eval_rows": 200 if task == "imdb" else 100,
-        "attention": _attention(model),
-    }
+    defaults |= {"model": model, "data": data, "sequence": 128 if short else 1024, "attention": attention}
     given = {name: value for name, value in vars(flags).items() if value is not None}
     return Settings(**defaults | given | {"cache_dir": flags.cache_dir.expanduser()})
-
-
-def _model(flags: Flags, default: str) -> str:
-    return WITHOUT_WEIGHTS.get(default, default) if flags.data == "embedded" else default
-
-
-def _data(model: str, gpu: bool) -> str:
-    return "hub" if gpu and model not in TINY else "embedded"
-
-
-def _attention(model: str) -> Literal["sdpa", "eager"] | None:
-    """Return the default attention of a model. None if transformers decides."""
-    kind = model_type(model)
-    if kind in NO_FUSED_ATTENTION:
-        return "eager"
-    fused = {shape["model_type"] for shape in SHAPES.values()}
-    return "sdpa" if kind in fused else None
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
@@ -282,5 +269,4 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
 
 def as_dict(settings: Flags) -> dict[str, Any]:
     """Return the settings by name, with paths as texts."""
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}

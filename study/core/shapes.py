@@ -30,7 +30,7 @@ NO_FUSED_ATTENTION = ("gptj", "gemma2")  # model types for which transformers 5 
 
 def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
     """Return the config of a built-in shape. `vocabulary` is for shapes that take the vocabulary of their data."""
-    shape = _without(models()[name], "hub")
+    shape = {key: value for key, value in models()[name].items() if key not in ("hub", "parameters")}
     if shape.get("vocab_size", 0) is None:
         shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
     return shape
@@ -45,8 +45,7 @@ def shape_of(model: str) -> str:
 @functools.cache
 def models() -> dict[str, dict]:
     """Return the configs of all models that have a name: the built-in shapes, and those that are only predicted."""
-    further = json.loads(Path(__file__).with_name("models.json").read_text())
-    return SHAPES | {name: _without(config, "parameters") for name, config in further.items()}
+    return SHAPES | json.loads(Path(__file__).with_name("models.json").read_text())
 
 
 def model_of_name(name: str) -> str | None:
@@ -63,10 +62,6 @@ def model_of_name(name: str) -> str | None:
     return None
 
 
-def _without(config: dict, *names: str) -> dict:
-    return {key: value for key, value in config.items() if key not in names}
-
-
 def with_size(size: str) -> list[str]:
     """Return the built-in shapes whose names end with a size such as 7B."""
     return [name for name in SHAPES if name.endswith(f"-{size.strip().lower()}")]
@@ -79,15 +74,18 @@ def letters(name: str) -> str:
 
 def model_type(model: str) -> str | None:
     """Return the `model_type` of a built-in shape, a local folder or the hub name of a shape. None if unknown."""
-    if model in SHAPES:
-        return SHAPES[model]["model_type"]
-    if not is_local(model):
-        return SHAPES.get(shape_of(model), {}).get("model_type")
+    if model not in SHAPES and is_local(model):
+        return _local_config(model).get("model_type")
+    return SHAPES.get(shape_of(model), {}).get("model_type")
+
+
+def _local_config(model: str) -> dict:
+    """Return the config of a model in a folder; empty if it cannot be read. Whoever builds the model says why."""
     try:
         config = files.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
     except (OSError, ValueError):
-        return None  # whoever builds the model says what is wrong with it
-    return config.get("model_type") if isinstance(config, dict) else None
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def is_local(name: str) -> bool:
@@ -160,14 +158,10 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
     """
     if trust_remote_code or not is_local(model):
         return  # for a hub name, transformers itself checks this
-    try:
-        values = files.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
-    except (OSError, ValueError):
-        return  # the code that reads the config reports the mistake
-    wanted = json.dumps(values.get("auto_map") if isinstance(values, dict) else None, ensure_ascii=False)
-    modules = sorted({f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', wanted)})  # of "module.Class"
-    if {file.name for file in Path(model).glob("*.py")} & set(modules):
-        what = f"--model {model} has Python code of its own ({', '.join(modules)}), which was not run"
+    classes = json.dumps(_local_config(model).get("auto_map"))
+    modules = {f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', classes)}  # of "module.Class"
+    if any(Path(model, module).exists() for module in modules):
+        what = f"--model {model} has Python code of its own ({', '.join(sorted(modules))}), which was not run"
         own = "take auto_map out of its config.json to use transformers' own class, if it has one"
         raise Stop(what, f"read the code and give --trust-remote-code, or {own}")
 
@@ -183,11 +177,10 @@ def code_digest(model: str) -> str | None:
 def not_found(model: str, error: Exception) -> Stop:
     """Return the error for a model that cannot be loaded. The remedy names its built-in shape, if there is one."""
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
-    hubs = {shape: config["hub"] or "" for shape, config in SHAPES.items()}
-    ours = next((shape for shape, name in hubs.items() if model in (name, name.partition("/")[2])), None)
-    known = nearest(model.rpartition("/")[2], models(), most=3).replace("choose one", "give one").removesuffix("?")
-    shapes = f"give {ours}, the built-in shape of that model" if ours else known
-    return Stop(f"{what} ({why_not_loaded(model, error)})", f"{shapes}, or a local folder")
+    remedy = nearest(model.rpartition("/")[2], models(), most=3).replace("choose one", "give one").removesuffix("?")
+    if (ours := shape_of(model)) in SHAPES:
+        remedy = f"give {ours}, the built-in shape of that model"
+    return Stop(f"{what} ({why_not_loaded(model, error)})", f"{remedy}, or a local folder")
 
 
 def why_not_loaded(name: str, error: Exception) -> str:
@@ -198,5 +191,4 @@ def why_not_loaded(name: str, error: Exception) -> str:
         return "it needs Python code of its own, and the study never runs code from a model or a data set"
     if type(error).__name__ == "HFValidationError":
         return "there is no such folder"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+    return f"{type(error).__name__}: {files.why(error)}"

@@ -158,7 +158,7 @@ def assumptions(question: Question) -> list[str]:
     half = {True: "bf16", False: "fp16"}[gpu.has_bf16]
     assumed = [
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
-        f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.half_flops_per_s / 1e12:.0f} TFLOP/s in {half}, "
+        f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in {half}, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes, question.unit)} of host memory in a node (--host-memory)",
