@@ -17,7 +17,7 @@ from conftest import ROOT
 from shaped import record as shaped
 
 from study.cli import commands
-from study.cli.progress import Progress
+from study.cli.experiments import Progress
 from study.core.errors import Stop
 from study.records import store
 from study.records.sections import Requested

@@ -14,7 +14,8 @@ from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
 from study.core.text import say
 
-# By heading and name: the module with the function of this name, and the line of help.
+# By heading and name: the module with the function of this name, and the line of help. The lines are not taken from the
+# docstrings, because that would import every module: `study` alone would take seconds instead of a tenth of one.
 GROUPS = {
     "Run the study": {
         "arms": ("study.cli.machine", "list the ways to distribute a training (arms), and which can run here"),
@@ -71,13 +72,10 @@ def start(words: list[str]) -> None:
     if name in ("-h", "--help", "help"):
         return say(*help_lines())
     if name == "--version":
-        from study.records.store import commit_of_this_tree
+        from study.records.store import commit_of_this_tree  # it runs git
 
-        commit, is_changed = commit_of_this_tree()
-        lines = [f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}"]
-        if is_changed:
-            lines.append("changed since that commit")
-        return say(*lines)
+        commit, _ = commit_of_this_tree()
+        return say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     import tyro  # takes longer to import than all that this module needs
@@ -100,8 +98,10 @@ def start(words: list[str]) -> None:
             raise
         remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
         raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
+    # A command that has already printed its answer returns None.
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))
+    # Of `study doctor --json`, which has to print before it ends with its exit code.
     if isinstance(answer, dict) and answer.get("fine") is False:
         sys.exit(1)
     return None

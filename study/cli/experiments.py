@@ -1,24 +1,27 @@
-"""`study sweep`: runs experiments."""
+"""`study sweep`: runs experiments, and shows how far it is."""
 
 import itertools
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import tyro
+from rich.live import Live
+from rich.text import Text
 
-from study.cli.progress import Progress
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
-from study.core.text import part_of, say, show
+from study.core.text import console, part_of, say, show
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
-from study.sweeps.launches import Turn
+from study.sweeps.launches import Turn, last_step
 from study.sweeps.protocol import Cell
+from study.sweeps.sweep import Outcome
 
 # Of a sweep with a cell that ended so; the largest wins. The same command continues with those that are left or killed.
 # Out of memory is an answer: it shows how much is too much.
@@ -61,6 +64,7 @@ def sweep(
         raise Stop(f"--timeout-s must be above 0 (got {timeout_s:g})", "give a number of seconds")
     if minutes is not None and not minutes >= 0:
         raise Stop(f"--minutes must be 0 or more (got {minutes:g})", "give a number of minutes")
+    # --- which cells, and in which order
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), tuple(itertools.chain(*only)))
     if pack is not None:
         if not (pack / "pack.json").exists():
@@ -68,6 +72,7 @@ def sweep(
         # Relative to the folder in which launches run, so that a cell has the same name on another machine.
         cells = [cell.from_pack(Path(os.path.relpath(pack, ROOT))) for cell in cells]
     turns = sweeping.plan(cells, repeat)
+    # --- run them, or say what would be run: a dry run needs neither a GPU nor the packages of the trainer
     if dry_run:
         return _show_plan(cells)
     if stop := launches.lacking():
@@ -83,7 +88,7 @@ def _run(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None,
     with Progress(len(turns)) as progress:
         try:
             outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the cell that ran has its record already: status killed
             progress.say("stopped; run the same command again to continue")
             sys.exit(130)
         counts = Counter(outcome.status for outcome in outcomes)
@@ -95,6 +100,7 @@ def _run(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None,
 def _show_plan(cells: list[Cell]) -> None:
     """List the cells: their ranks, the settings in which they differ, and whether this machine can run them."""
     gpus = num_gpus()
+    # Most protocols vary two or three of many settings: only these are columns.
     names = dict.fromkeys(itertools.chain(*(cell.settings for cell in cells)))
     differ = [name for name in names if len({str(cell.settings.get(name)) for cell in cells}) > 1]
     rows = []
@@ -103,6 +109,7 @@ def _show_plan(cells: list[Cell]) -> None:
         row |= {name: cell.value(name) for name in differ}
         if cell.arm == "single":
             row["ranks"] = 1
+        # Of virtual ranks a single process is started, so their number is no number of processes.
         if number := row.pop("virtual_ranks", cell.value("virtual_ranks")):
             row["ranks"] = f"{number} virtual"
         row["here"] = "yes"
@@ -112,3 +119,77 @@ def _show_plan(cells: list[Cell]) -> None:
     possible = sum(row["here"] == "yes" for row in rows)
     say(f"{part_of(possible, len(rows), 'cells')} possible on this machine.", "")
     show(rows)
+
+
+# --- how far a sweep is ----------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """What a sweep calls at each start, step and end of a turn. On a terminal it redraws a last line at each step."""
+
+    def __init__(self, turns: int):
+        self.console = console()
+        # No thread draws, as it would disturb the timed steps. Nothing is drawn where the output is a file.
+        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        self.turns = turns
+        self.ended = 0
+        self.ran: set[int] = set()  # the turns that were run, and not done before
+        self.started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.live.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.live.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def start(self, turn: Turn) -> None:
+        self.turn = turn
+        if self.console.is_terminal:
+            self._draw("")
+        else:
+            self.say(f"{self._position(turn)}{self.left()}")
+
+    def step(self, folder: Path, seconds: float) -> None:
+        if not self.console.is_terminal:
+            return  # a file gets no line for each step
+        newest = last_step(folder)
+        position = "starting"
+        if newest:
+            position = f"step {newest['step']}"
+        if newest.get("loss") is not None:  # None of a virtual rank, and where it is not finite
+            position += f"  loss {newest['loss']:.4f}"
+        self._draw(f"  {position}  {seconds:.0f} s")
+
+    def end(self, turn: Turn, outcome: Outcome) -> None:
+        if outcome.ran:
+            self.ran.add(self.ended)
+        text = outcome.status
+        if text == "done" and not outcome.ran:
+            text = "done before"
+        if outcome.reason:
+            text += f": {outcome.reason}"
+        self.say(f"{self._position(turn)}  {text}")
+
+    def next(self) -> None:
+        """Go on to the next turn. A search for a frontier is one turn with many runs."""
+        self.ended += 1
+
+    def left(self) -> str:
+        """The time that remains, by the mean of the turns that were run so far; empty before the first."""
+        if not self.ran:
+            return ""
+        minutes = (time.monotonic() - self.started) / len(self.ran) * (self.turns - self.ended) / 60
+        if minutes < 1:
+            return "  under a minute left"
+        return f"  about {minutes:.0f} min left"
+
+    def _position(self, turn: Turn) -> str:
+        what = filter(None, map(turn.cell.value, ("arm", "task", "model")))
+        return f"[{self.ended + 1}/{self.turns}] {', '.join(map(str, what))}"
+
+    def _draw(self, text: str) -> None:
+        self.live.update(Text(f"{self._position(self.turn)}{text}{self.left()}", no_wrap=True), refresh=True)

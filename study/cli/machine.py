@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 from study.core import doctor as examination
-from study.core.arms import ROOT, Arm, all_paths, load_arm
+from study.core.arms import Arm, all_paths, load_arm
 from study.core.gpus import num_gpus
 from study.core.options import AsJson
 from study.core.text import say, say_wrapped, show
 from study.sweeps import launches
 
+# Where an arm keeps something, by the word that DeepSpeed's config has for the offloading.
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 MARKS = {True: "ok", False: "NO"}
 
@@ -22,7 +23,7 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
     """
     gpus = num_gpus()
     rows: list[dict] = []
-    for name, path in all_paths().items():
+    for name in all_paths():
         arm = load_arm(name)
         rows.append(
             {
@@ -30,22 +31,23 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
                 "stage": arm.stage,
                 "optimizer states": HOMES[arm.offload_optimizer],
                 "weights": HOMES[arm.offload_param],
-                "file": path.relative_to(ROOT),
                 "here": _support(arm, gpus),
             }
         )
     if as_json:
         return rows
+    # The reasons are sentences: they would make the table wider than a screen, so they come below it.
     missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
     say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
-    show([row | {"file": row["file"].name, "here": row["here"].partition(":")[0]} for row in rows])
-    files = "Files: accelerate_configs/ (the arms of the README) and accelerate_configs/variants/."
+    show([row | {"here": row["here"].partition(":")[0]} for row in rows])
+    files = "Files: accelerate_configs/NAME.yaml (the arms of the README) and accelerate_configs/variants/NAME.yaml."
     say_wrapped("", files, *missing, indent="    ")
     return None
 
 
 def _support(arm: Arm, gpus: int) -> str:
     """Return yes if this machine can run an arm, or why not."""
+    # What a user can install or compile comes before what only another machine would change.
     if stop := launches.lacking() or examination.why_not(arm, gpus):
         return f"no: {stop.what}; {stop.remedy}"
     if arm.for_cuda_alone and not gpus:

@@ -31,15 +31,16 @@ from study.predict.front import (
     reserve_bytes,
     settled_arm,
     step_time,
+    usual_precision,
 )
 from study.predict.front import advise as recommend
 from study.predict.front import estimate as predict
 from study.report import advice as answer
 
 Quantized = Literal["nf4", "nf4_double", "int8"]
-GPUS_AT_MOST = 2**16
+GPUS_AT_MOST = 2**16  # more is a typing error
 ANY_GPU = "H100"  # where no time is asked for, the kind of GPU changes no number
-USUAL_RANKS = 8
+USUAL_RANKS = 8  # those of most nodes
 CHECKPOINTING = {"on": True, "off": False}
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
 
@@ -132,10 +133,11 @@ def advise(
         as_json: Print the answer as JSON.
     """
     model = asked_for(wanted, training.sequence or 1)
-    gpu = gpu_named(place.gpu or "")
+    gpu = gpu_named(place.gpu or "")  # without --gpu its message lists the kinds
     given = _given(training, place) | {"batch": batch, "host_memory": host_memory}
     given["checkpointing"] = CHECKPOINTING.get(checkpointing or "")
     lines = []
+    # --- the advice, for these GPUs or for the fewest that are enough
     if training.gpus is not None:
         advice = recommend(Question.of(model, training.gpus, gpu, **given))
     elif smallest := fewest(model, gpu, **given):
@@ -147,6 +149,7 @@ def advise(
     question, choice = advice.question, advice.choice
     lines += answer.in_words(advice)
     detail = ""
+    # --- what to do next: more GPUs or less memory if nothing fits, else the command that shows the choice in detail
     if choice is None:
         if larger := fewest(model, gpu, 2 * question.gpus, **given):
             lines.append(f"Enough: {larger.question.gpus} x {gpu}.")
@@ -156,9 +159,9 @@ def advise(
             lines.append("Adapters need far less memory: give --lora-rank 16.")
     else:
         lines += answer.recompute_note(choice.checkpointing, model)
-        # The options of `study estimate` that show the chosen row in detail.
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         detail = _command(vars(wanted) | vars(training) | vars(place) | {"gpus": question.gpus} | row)
+    # --- print it: the sentences first, because the table takes a whole screen
     assumed = answer.assumptions(question)
     if as_json:
         return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
@@ -189,6 +192,7 @@ def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Lit
     headroom_bytes = GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
     if headroom_bytes < 0:
         return "no"
+    # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
     if headroom_bytes < MISS * peak_bytes or fills(gpu, driver_bytes):
         return "only just"
     return "yes"
@@ -204,7 +208,7 @@ def setup_of(
     arm = arms.load_arm(passes.arm)
     gpus = training.gpus or USUAL_RANKS
     if arm.distributed_type == "NO":
-        gpus = 1
+        gpus = 1  # whatever --gpus says: this arm uses one
     given = _given(training, place) | {"checkpointing": passes.checkpointing}
     if place.gpu is None:
         if place.link or place.gpus_per_node or place.disk:
@@ -242,7 +246,8 @@ def estimate(
         as_json: Print the prediction as JSON.
     """
     arm = arms.load_arm(passes.arm)
-    if stop := refusal(arm, training.optimizer, training.precision or "bf16_cast"):
+    # The predictor would give numbers for what the library refuses to train.
+    if stop := refusal(arm, training.optimizer, training.precision or usual_precision(arm)):
         raise stop
     setup, machine = setup_of(asked_for(wanted, training.sequence or 1), training, place, passes, buckets)
     whole = predict(setup)
@@ -252,6 +257,8 @@ def estimate(
         step = step_time(setup, machine)
     elif timeline:
         raise Stop("--timeline needs a predicted time", "give --gpu")
+    # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
+    # depends on the GPU, so it is told only with --gpu.
     kinds = memory_kinds(setup, gpu)
     text = (
         f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of GPU memory at the peak, predicted"

@@ -73,6 +73,7 @@ def compare(
         as_json: Print the comparison as JSON instead of a table.
     """
     tries = [store.newest_try(folder) for folder in folders]
+    # Two folders that are runs themselves, and not folders of runs.
     if len(tries) == 2 and all((folder / store.RECORD).is_file() for folder in tries):
         first, second = (Run(folder, store.load(folder)) for folder in tries)
         return _compare_peaks(first, second, as_json)
@@ -126,6 +127,7 @@ def _compare_peaks(first: Run, second: Run, as_json: bool) -> dict | None:
         say("They differ in more than the arm:", "")
         show(unlike)
         say("")
+    # The reasons are sentences, which stand below the table.
     reasons = [(row["component"], row.pop("why")) for row in rows]
     show([row | {name: _size(row[name]) for name in SIZES} for row in rows])
     say("")
@@ -154,7 +156,7 @@ def claims(
     chosen: list[Claim | Fault] = [*texts.claims()]
     if claim:
         chosen = texts.named(claim)
-    if as_json:
+    if as_json:  # by alias: as the ledger's files have it
         return [each.model_dump(mode="json", by_alias=True) for each in chosen]
     if runs:
         _compare_claims(chosen, _load(runs), in_full=bool(claim))
@@ -205,6 +207,7 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     yours = number_of(len(loaded), "runs")
     answer = f"Your {yours} agree with {agree} numbers of published claims, and differ from {differ};"
     say_wrapped(f"{answer} {lack} need experiments that you have not run.", "")
+    # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
     table = []
     for row in rows:
         if in_full or row.answer == texts.DIFFERS:
@@ -222,4 +225,5 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build")) -> None
     """
     from study.report.site import build
 
+    # It returns the names of the notebooks that failed; the others are there all the same.
     sys.exit(int(bool(build(list(runs), out))))

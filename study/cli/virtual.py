@@ -43,16 +43,17 @@ def virtual(
         run_dir: Keep the run in this new folder.
         as_json: Print the memory and the traffic as JSON.
     """
-    ranks = training.gpus or USUAL_RANKS
-    arm = arms.load_arm(passes.arm)
+    given: dict[str, Any] = vars(training) | vars(passes)
+    given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task}
+    ranks = given.pop("gpus") or USUAL_RANKS
+    arm = arms.load_arm(given.pop("arm"))
+    given["precision"] = training.precision or usual_precision(arm)
     # Two steps: the optimizer makes its states in the first, so that the second is like all that follow.
-    given: dict[str, Any] = {"steps": 2, "warmup_steps": 1, "virtual_ranks": ranks, "init": "none", "task": task}
-    given |= {"optimizer": training.optimizer, "precision": training.precision or usual_precision(arm)}
-    given |= {"sequence": training.sequence, "micro_batch": passes.micro_batch, "accumulation": passes.accumulation}
-    given |= {"checkpointing": passes.checkpointing, "lora_rank": lora_rank, "trust_remote_code": trust_remote_code}
+    given |= {"steps": 2, "warmup_steps": 1, "virtual_ranks": ranks, "init": "none"}
     if model is not None:
         shape = named(model, trust_remote_code=trust_remote_code)
         refuse_long_rows(shape, training.sequence or 0)
+        # The trainer's own default is shorter, for its tiny models: the answers of `estimate` would be of other rows.
         given["sequence"] = training.sequence or default_sequence(shape)
         given["model"] = model
         if is_local(model) and model not in SHAPES:
@@ -71,12 +72,14 @@ def virtual(
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
 
     turn = Turn(Cell("", "virtual", "tiny", arm.name, None, settings), 1)
+    # --- The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
     with tempfile.TemporaryDirectory() as temporary, during(f"running rank 0 of {ranks} under {arm.name}"):
         folder = run_dir or Path(temporary, "run")
         folder.parent.mkdir(parents=True, exist_ok=True)
         record = launches.run(turn, folder, math.inf, math.inf, None, lambda *_: None)
     if record.error:
         raise Stop(record.error.message, record.error.what_to_do)
+    # --- The answer, from the record: memory by component, and what the second step sent.
     rank = record.memory.components.per_rank[0]
     collectives = record.traffic.per_rank[0]
     if as_json:
@@ -100,9 +103,11 @@ def virtual(
 def _show_tables(at_peak: dict[str, int], after_step: dict[str, int], collectives: dict) -> None:
     components = []
     for name in at_peak | after_step:
-        peak, after = (size(moment.get(name, 0)) for moment in (at_peak, after_step))
-        components.append({"component": name, "at the peak": peak, "after a step": after})
+        peak = size(at_peak.get(name, 0))
+        components.append({"component": name, "at the peak": peak, "after a step": size(after_step.get(name, 0))})
     show(components)
     say("")
-    columns = ("collective", "calls of a step", "bytes of a step")
-    show([dict(zip(columns, (kind, sent.calls, size(sent.bytes)), strict=True)) for kind, sent in collectives.items()])
+    sent = []
+    for kind, moved in collectives.items():
+        sent.append({"collective": kind, "calls of a step": moved.calls, "bytes of a step": size(moved.bytes)})
+    show(sent)

@@ -96,7 +96,7 @@ def sweep(
     runs: Path,
     timeout_s: float,
     nvme_dir: Path | None,
-    progress: Any,  # study.cli.progress.Progress
+    progress: Any,  # study.cli.experiments.Progress
     minutes: float | None = None,
 ) -> list[Outcome]:
     """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
