@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from study.cli.predictions import fits_on
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.predict import papers
-from study.predict.advise import MISS, Advice, Row, advise, best_of, fewest, fills
+from study.predict.advise import MISS, Advice, Row, advise, best_of, fewest, fills, fits_on
 from study.predict.architecture import named
 from study.predict.estimate import Estimate, estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES

@@ -11,12 +11,11 @@ from study.core.options import AsJson
 from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped, short, show, size
 from study.predict.front import Wanted, reserve_bytes
-from study.records import collectives, store
-from study.records.schema import Record
-from study.watch import hangs, sources, trends
-from study.watch.diagnosis import judge
+from study.records import store
+from study.watch import sources
+from study.watch.about import about
 from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
-from study.watch.findings import Finding, ordered
+from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, Explanation, Proposal, explain, proposals
 
@@ -41,89 +40,35 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     """
     if not runs:
         raise Stop("no run is given", "name the folder of a run, or its record.json")
-    answers = [_answer(store.newest_try(path)) for path in runs]
+    answers = [about(store.newest_try(path)) for path in runs]
     if as_json:
-        return answers
+        return [asdict(answer) for answer in answers]
     for answer in answers:
-        number = len(answer["findings"])
+        number = len(answer.findings)
         result = number_of(number, "findings") if number else "nothing was found"
-        say_wrapped(f"{answer['run']}: {answer['how']}: {result}.")
-        if error := answer["error"]:
+        say_wrapped(f"{answer.run}: {answer.how}: {result}.")
+        if error := answer.error:
             _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.", indent="  ")
-        if answer["ranks"]:
-            _say_indented(f"{answer['ranks']}.", indent="  ")
-        for number, finding in enumerate(answer["findings"], 1):
+        if answer.ranks:
+            _say_indented(f"{answer.ranks}.", indent="  ")
+        for number, finding in enumerate(answer.findings, 1):
             _show_finding(f"{number:>2}. ", finding)
-        if answer["not_known"]:
-            _say_indented("", f"Not in this record: {', '.join(answer['not_known'])}.", indent="  ")
+        if answer.not_known:
+            _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.", indent="  ")
     return None
-
-
-def _answer(path: Path) -> dict:
-    """What is known by a config, by Flight Recorder dumps, or by a run: its record, steps and collectives."""
-    answer: dict = {"run": path.name, "how": "no record yet", "error": None, "ranks": None, "not_known": []}
-    if config := sources.read_config(path):
-        return answer | {"how": config.words, "findings": list(map(asdict, mistakes(config)))}
-    folder, file, logs = path.parent, path, []
-    if path.is_dir():
-        folder, file, logs = path, path / store.RECORD, collectives.load(path)
-    findings: list[Finding] = []
-    if (
-        not (folder / store.RECORD).exists()
-        and not logs
-        and (path.is_file() or (path.is_dir() and hangs.dumps_in(path)))
-    ):
-        logs = hangs.dumps(path)
-        answer["how"] = "Flight Recorder dumps"
-    elif file.exists() or not logs:
-        record = store.read(file)
-        observed = record.observed
-        arm = observed.arm or record.requested.arm or observed.wrapper or "unknown"
-        virtual = ", virtual" if record.is_virtual else ""
-        answer["run"] = record.run_id
-        answer["how"] = f"{arm} on {number_of(observed.ranks or 0, 'ranks')}{virtual}, {record.status}"
-        if record.error:
-            answer["error"] = record.error.model_dump()
-        steps = trends.findings(trends.load(folder))
-        judged, answer["not_known"] = judge(record)
-        findings = [*_out_of_memory(record, file), *ordered([*mistakes(sources.read(file)), *steps, *judged])]
-        if record.status == "done":
-            logs = []  # nobody waits any more
-    if logs:
-        answer["ranks"] = hangs.state(logs)
-        findings = [*hangs.causes(logs), *hangs.hangs(logs), *findings]
-    return answer | {"findings": list(map(asdict, findings))}
-
-
-def _out_of_memory(record: Record, file: Path) -> list[Finding]:
-    """Return what `study oom` reads in the error of a run that ended so, and the command that finds what would fit."""
-    if record.status != "oom" or record.error is None:
-        return []
-    seen = record.observed
-    flags = {"arm": seen.arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}
-    words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
-    remedy = f"`study oom {file} --model MODEL {words}` names the tensor, and predicts which arms fit"
-    sentence = "The memory was full"
-    try:
-        cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
-        sentence += f"; the likeliest cause: {cause.what}"
-        remedy = f"{cause.remedy}; {remedy}"
-    except (Stop, IndexError):
-        pass  # the message has no sizes
-    return [Finding(sentence, remedy, id="memory_full")]
 
 
 def _say_indented(*texts: str, indent: str = "    ") -> None:
     say_wrapped(*texts, indent=indent, first=indent)
 
 
-def _show_finding(first: str, finding: dict) -> None:
+def _show_finding(first: str, finding: Finding) -> None:
     say("")
-    say_wrapped(f"{finding['sentence']}.", indent="    ", first=first)
-    if finding["remedy"]:
-        _say_indented(f"What to do: {finding['remedy']}.")
-    if finding["evidence"]:
-        say(f"    Shown by: {finding['evidence']}")
+    say_wrapped(f"{finding.sentence}.", indent="    ", first=first)
+    if finding.remedy:
+        _say_indented(f"What to do: {finding.remedy}.")
+    if finding.evidence:
+        say(f"    Shown by: {finding.evidence}")  # a path to copy: it is not wrapped
 
 
 # --- study diff ------------------------------------------------------------------------------------------------------
@@ -146,10 +91,10 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
     pairs = ((first, second), (second, first))
-    found = [list(map(asdict, (*mistakes(side), *found_in_one(side, other)))) for side, other in pairs]
+    found = [[*mistakes(side), *found_in_one(side, other)] for side, other in pairs]
     if as_json:
         rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-        return rows | {"found_in_a": found[0], "found_in_b": found[1]}
+        return rows | {"found_in_a": list(map(asdict, found[0])), "found_in_b": list(map(asdict, found[1]))}
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
     for letter, side, findings in zip("AB", (first, second), found, strict=True):

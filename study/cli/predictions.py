@@ -14,7 +14,6 @@ from study.core.options import AsJson
 from study.core.settings import Optimizer, Tokens, flag
 from study.core.text import say, say_wrapped, show, size
 from study.predict.front import (
-    MISS,
     MOST_GPUS,
     Estimate,
     Machine,
@@ -26,7 +25,7 @@ from study.predict.front import (
     Wanted,
     asked_for,
     fewest,
-    fills,
+    fits_on,
     memory_kinds,
     reserve_bytes,
     settled_arm,
@@ -42,6 +41,7 @@ GPUS_AT_MOST = 2**16  # more is a typing error
 ANY_GPU = "H100"  # where no time is asked for, the kind of GPU changes no number
 USUAL_RANKS = 8  # those of most nodes
 CHECKPOINTING = {"on": True, "off": False}
+FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
 
 
@@ -185,20 +185,6 @@ def _command(options: dict) -> str:
 
 
 # --- study estimate --------------------------------------------------------------------------------------------------
-
-
-def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
-    """Return whether a peak fits on a GPU, by the rule of an advice, which keeps a reserve free."""
-    headroom_bytes = GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
-    if headroom_bytes < 0:
-        return "no"
-    # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
-    if headroom_bytes < MISS * peak_bytes or fills(gpu, driver_bytes):
-        return "only just"
-    return "yes"
-
-
-FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 
 
 def setup_of(

@@ -9,7 +9,7 @@ are. Arms that divide rows or layers are not advised: no published row has teste
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from study.core import arms
 from study.core.arms import Arm
@@ -134,6 +134,17 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
 def fills(gpu: str, driver_bytes: int | None) -> bool:
     """Whether nvidia-smi will show the whole card. None: not known."""
     return (driver_bytes or 0) >= FULL * GPUS[gpu].memory_bytes
+
+
+def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
+    """Whether a peak fits on a GPU, by the rule of an advice, which keeps a reserve free."""
+    headroom_bytes = GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
+    if headroom_bytes < 0:
+        return "no"
+    # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
+    if headroom_bytes < MISS * peak_bytes or fills(gpu, driver_bytes):
+        return "only just"
+    return "yes"
 
 
 def setup_of_row(question: Question, row: Row) -> Setup:

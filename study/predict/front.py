@@ -2,7 +2,7 @@
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
 from study.predict import papers
-from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fills
+from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fits_on
 from study.predict.architecture import Wanted, asked_for, generic, named, refuse_long_rows
 from study.predict.estimate import Estimate, estimate, inputs_bytes
 from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, on_gpus_bytes, peaks

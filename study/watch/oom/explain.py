@@ -32,7 +32,9 @@ from study.predict.front import (
     usual_precision,
     with_zero,
 )
+from study.records.schema import Record
 from study.watch import sources
+from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.causes import Cause, Match, causes
 from study.watch.oom.reading import Asked, OomError
@@ -283,3 +285,20 @@ def proposals(seen: Explanation) -> list[Proposal]:
     now, *others = tried
     fitting = [each for each in others if each.step_s is not None and each.peak_bytes < now.peak_bytes]
     return [now, *sorted(fitting, key=lambda each: each.step_s or 0)[:MOST]]
+
+
+def memory_full(record: Record, file: Path) -> list[Finding]:
+    """What the error of a run says that ended for lack of memory, and the command that finds what would fit."""
+    if record.status != "oom" or record.error is None:
+        return []
+    seen = record.observed
+    flags = {"arm": seen.arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}
+    words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
+    remedy = f"`study oom {file} --model MODEL {words}` names the tensor, and predicts which arms fit"
+    sentence = "The memory was full"
+    # A message without sizes has no causes.
+    with contextlib.suppress(Stop, IndexError):
+        cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
+        sentence += f"; the likeliest cause: {cause.what}"
+        remedy = f"{cause.remedy}; {remedy}"
+    return [Finding(sentence, remedy, id="memory_full")]
