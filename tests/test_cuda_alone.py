@@ -6,20 +6,10 @@ import pytest
 import torch
 from conftest import ROOT, launch
 
-from study.core.arms import all_paths, read
-from study.predict.architecture import named
-from study.predict.estimate import estimate
-from study.predict.setup import Setup
+from study.core.arms import all_paths
 
 SHORT = ("--steps", "2", "--warmup-steps", "1", "--sequence", "16", "--eval-rows", "8")
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-OF_CUDA = {
-    "zero3_qwz": "qwZ",
-    "zero3_qgz": "qgZ",
-    "zero3_superoffload": "SuperOffload",
-    "zero3_zenflow": "ZenFlow",
-    "zero3_deepcompile": "DeepCompile",
-}
 
 
 @WITHOUT_CUDA
@@ -52,21 +42,3 @@ def test_weights_that_preparing_changes_are_noticed(tmp_path, cache):
     run = launch(path, tmp_path / "run", *SHORT, cache=cache, launcher=("--num_processes", "1"))
     assert run.code == 1
     assert "preparing the model changed them" in run.record["error"]["message"]
-
-
-@pytest.mark.parametrize("arm", OF_CUDA)
-def test_each_is_predicted(arm):
-    model = named("bert-large")
-    assert read(all_paths()[arm]).for_cuda_alone == OF_CUDA[arm]
-    ours, plain = (
-        estimate(Setup.of_arm(model, name, ranks=8, precision="bf16_cast", device="cuda")) for name in (arm, "zero3")
-    )
-    assert (ours.host_bytes > 0) is (arm in ("zero3_superoffload", "zero3_zenflow"))
-    whole = model.parameters
-    if arm == "zero3_qwz":
-        assert ours.traffic["all_gather"] == pytest.approx(plain.traffic["all_gather"] / 2, rel=0.01)
-    elif arm == "zero3_qgz":
-        assert ours.traffic["all_to_all"] == pytest.approx(whole / 2, rel=0.01)
-        assert "reduce_scatter" not in ours.traffic
-    else:
-        assert ours.traffic == plain.traffic

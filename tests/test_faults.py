@@ -51,22 +51,18 @@ def struck(tmp_path, monkeypatch, cache):
     return sweep_one
 
 
-def test_an_exception_of_a_rank_is_the_reason_in_the_record(struck):
-    record = struck("exception")
-    assert record.status == "failed"
-    assert "no such row" in record.error.message
-
-
-def test_a_rank_that_is_killed_is_named(struck):
-    record = struck("SIGKILL")
-    assert (record.status, record.error.where) == ("failed", "rank 1")
-    assert "was killed (SIGKILL; not for lack of memory)" in record.error.message
-
-
-def test_a_rank_that_is_refused_memory_is_not_a_failure_of_the_trainer(struck):
-    record = struck("out of memory")
-    assert record.status == "oom"
-    assert "refused more memory" in record.error.message
+@pytest.mark.parametrize(
+    ("fault", "status", "where", "words"),
+    [
+        ("exception", "failed", "rank 1", "no such row"),
+        ("SIGKILL", "failed", "rank 1", "was killed (SIGKILL; not for lack of memory)"),
+        ("out of memory", "oom", "rank 1", "refused more memory"),  # not a failure of the trainer
+    ],
+)
+def test_the_rank_that_a_fault_strikes_is_the_reason(fault, status, where, words, struck):
+    record = struck(fault)
+    assert (record.status, record.error.where) == (status, where)
+    assert words in record.error.message
 
 
 def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck):
@@ -131,7 +127,6 @@ def record_of(what: str, status: str = "failed", where: str | None = None, error
 
 NO_RECORD = store.new("run", [])
 BUG = record_of("ValueError: no such row", error="ValueError")
-ASKED_TO_END = record_of("killed", "interrupted", error="KeyboardInterrupt")
 GONE = record_of("another rank ended without an error message", where="another rank")
 IN_IMPORTS = """Traceback (most recent call last):
   File "study/train.py", line 1, in <module>
@@ -148,24 +143,20 @@ FAILED = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
 SIGKILLED = TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL")
 TERMINATED_3 = TORCHRUN.replace("-11", "-15")
 SIGNALLED = "torch.distributed.elastic.SignalException: Process 9 got signal: 2"
-HUNG_UP = "subprocess.CalledProcessError: it died with <Signals.SIGHUP: 1>."
 NO_REASON = "rank 3 ended with exit code 1 and no record of why: "
 NO_ROW = f"{NO_REASON}ValueError: no such row"
 NO_SPACE = f"{NO_REASON}record.json cannot be written (No space left on device)"
 # fmt: off
 ENDS = [  # record, output, exit code, killed by the kernel; status, words, rank
     (BUG, SIGKILLED, 1, 1, "oom", None, "rank 3"),
-    (ASKED_TO_END, "", 1, 1, "oom", None, None),
     (GONE, TORCHRUN.replace("-11", "3"), 1, 0, "failed", "exit code 3 and no record of why: ", "rank 3"),
     # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
     (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, 0, "failed", NO_ROW, "rank 3"),
-    (NO_RECORD, IN_IMPORTS + FAILED + TERMINATED, 1, 0, "failed", NO_ROW, "rank 3"),
     # On a full disk there is no room for the record, but some in the last block of the output.
     (NO_RECORD, PRINTED + FAILED, 1, 0, "failed", NO_SPACE, "rank 3"),
     (NO_RECORD, TERMINATED_3, 1, 0, "killed", "interrupted: SIGTERM ended rank 3", "rank 3"),
     (NO_RECORD, SIGNALLED, 1, 0, "killed", "interrupted: SIGINT ended the launcher", None),
     (NO_RECORD, "", -15, 0, "killed", "interrupted: SIGTERM ended the launcher", None),
-    (NO_RECORD, HUNG_UP, 1, 0, "killed", "interrupted: SIGHUP ended a rank", None),
 ]
 # fmt: on
 

@@ -3,20 +3,16 @@
 pytest -m gpu tests/test_gpu.py      some ten minutes; the first run compiles DeepSpeed's operators besides
 """
 
-import json
-import subprocess
-import sys
+import time
 
 import pytest
 import torch
-from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
+from conftest import DECODERS_ALONE, launch, traceback_of_ours
 
 from study.core import doctor
 from study.core.arms import NAMES, all_paths, read
 from study.core.settings import Flags, resolve
 from study.measure.clock import Clock
-from study.records import metrics
-from study.records.schema import Record
 from study.training import models, tasks
 from study.training.data import load_data
 
@@ -79,18 +75,16 @@ def test_every_arm_trains_and_loses_what_one_gpu_alone_loses(arm, on_gpu):
     assert None not in record["energy"]["joules_per_rank"]
 
 
-@pytest.mark.parametrize(
-    ("arm", "kind"),
-    [("ddp", "all_reduce"), ("zero1", "all_reduce"), ("zero2", "all_reduce"), ("zero3", "reduce_scatter")],
-)
+KINDS = [("ddp", "all_reduce"), ("zero2", "all_reduce"), ("zero3", "reduce_scatter")]
+
+
+@pytest.mark.parametrize(("arm", "kind"), KINDS)
 def test_bytes_at_one_rank_are_the_gradients(arm, kind, on_gpu):
     """As on a CPU: each gradient goes into one collective, and of weights there is nothing to gather."""
     record = on_gpu(arm, *TINY)
     (counts,) = record["traffic"]["per_rank"]
     assert counts[kind]["bytes"] == pytest.approx(4 * record["observed"]["parameters"], rel=1e-4)
     assert counts.get("all_gather", {"bytes": 0})["bytes"] == 0
-    (alone,) = on_gpu("single", *TINY)["traffic"]["per_rank"]
-    assert alone == {}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16_cast"])
@@ -126,16 +120,6 @@ def test_offloading_to_disk_writes_and_tidies_up(on_gpu, tmp_path, cache):
     assert run.record["loss"]["train"] == pytest.approx(on_gpu("single", *TINY)["loss"]["train"], abs=2e-4)
 
 
-def test_a_virtual_rank_holds_its_share(on_gpu):
-    record = on_gpu("zero3", *LARGE, "--virtual-ranks", "8", "--precision", "bf16_cast")
-    after = record["memory"]["components"]["per_rank"][0]["after_step"]
-    eighth = record["observed"]["parameters"] / 8
-    assert after["moments"] == pytest.approx(8 * eighth, rel=0.02)
-    assert after["master"] == pytest.approx(4 * eighth, rel=0.02)
-    assert record["loss"]["train"] is None
-    assert min(record["time"]["step_s"]) > 0
-
-
 @pytest.mark.parametrize("arm", ["ddp", "zero2", "zero3", "zero2_cpu", "zero3_cpu"])
 def test_a_virtual_rank_runs_with_values_and_without(arm, on_gpu):
     """Without values the device holds nothing, and what it would hold is what the rank with values does.
@@ -144,8 +128,6 @@ def test_a_virtual_rank_runs_with_values_and_without(arm, on_gpu):
     """
     flags = (*TINY, "--virtual-ranks", "8")
     record, empty = on_gpu(arm, *flags), on_gpu(arm, *flags, "--init", "none")
-    assert record["observed"]["ranks"] == 8
-    assert min(record["time"]["step_s"]) > 0
     assert sum(count["bytes"] for count in record["traffic"]["per_rank"][0].values()) > 0
     held, without = (run["memory"]["components"]["per_rank"][0] for run in (record, empty))
     assert without["allocator_peak_bytes"] is None
@@ -172,8 +154,6 @@ def test_components_add_up_to_the_allocators_peak(arm, on_gpu):
 
 def test_the_clock_of_events_agrees_with_the_hosts():
     """A piece of work that keeps the device busy for a while: both clocks see the same, within a tenth."""
-    import time
-
     a = torch.randn(4096, 4096, device="cuda")
     for _ in range(10):
         a @ a
@@ -192,8 +172,6 @@ def test_energy_is_what_a_gpu_may_take(on_gpu):
     record = on_gpu("single", *LARGE)
     watts = record["energy"]["joules_per_rank"][0] / sum(record["time"]["step_s"])
     assert 20 < watts < 2000
-    share = metrics.value(Record.model_validate(record), "mfu")
-    assert share is None or 0 < share < 1
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -237,21 +215,3 @@ def test_the_cap_is_kept_and_told(tmp_path, cache):
     assert tight.record["status"] == "oom"
     assert "the device ran out of memory" in tight.record["error"]["message"]
     assert not traceback_of_ours(tight.output)
-
-
-# --- beside the trainer --------------------------------------------------------------------------------------------
-
-
-def test_peaks_and_the_bench_know_the_device(tmp_path):
-    """Three trainers on a tiny model, against what the matrix units were measured to do."""
-    peaks, speeds = tmp_path / "peaks.json", tmp_path / "bench.json"
-    words = ["--size", "4096", "--copy-mib", "256", "--disk-mib", "64", "--disk", tmp_path, "--json", peaks]
-    subprocess.run([sys.executable, "reproductions/laboratories/peaks.py", *map(str, words)], cwd=ROOT, check=True)
-    measured = json.loads(peaks.read_text())
-    assert measured["flops_per_s"]["bf16"]["median"] > measured["flops_per_s"]["fp32"]["median"]
-    copies = measured["copy_bytes_per_s"]
-    assert copies["within device"]["median"] > copies["host to device"]["low"]
-    words = ["--repeats", "2", "--steps", "20", "--precision", "bf16", "--peaks", peaks, "--json", speeds]
-    subprocess.run([sys.executable, "reproductions/laboratories/bench.py", *map(str, words)], cwd=ROOT, check=True)
-    for speed in json.loads(speeds.read_text())["speed"].values():
-        assert 0 < speed["of measured"] < 1

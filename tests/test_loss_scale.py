@@ -5,11 +5,6 @@ import json
 import pytest
 from conftest import TRAINED, launch, ranks_of, traceback_of_ours
 
-from study.core.gpus import matrix_peak, peak_flops
-from study.predict.architecture import named
-from study.predict.estimate import profile
-from study.predict.setup import Setup
-
 SHORT = ("--steps", "24", "--sequence", "32", "--micro-batch", "4", "--no-instruments")
 
 # A gradient of 100 is above what fp16 holds until the scale has been halved seven times: 13 of 20 steps are left.
@@ -70,16 +65,3 @@ def test_without_deepspeed_it_needs_a_gpu(arm, tmp_path, cache):
     assert run.code != 0
     assert f"--precision fp16 needs a GPU under {arm}" in run.output
     assert not traceback_of_ours(run.output)
-
-
-def test_it_takes_what_bf16_takes_and_is_held_against_its_own_peak():
-    setups = {
-        name: Setup(model=named("gpt2"), micro_batch=2, sequence=64, precision=name)
-        for name in ("fp32", "bf16", "fp16")
-    }
-    kept = {name: profile(setup) for name, setup in setups.items()}
-    assert kept["fp16"] == kept["bf16"] != kept["fp32"]
-    assert peak_flops("Tesla T4", "fp16", True) == 65e12
-    peaks = {"flops_per_s": {kind: {"median": number} for number, kind in enumerate(("bf16", "fp16", "tf32"))}}
-    kinds = [{"precision": precision} for precision in ("bf16", "bf16_cast", "fp16", "fp32")]
-    assert [matrix_peak(peaks, kind) for kind in kinds] == [0, 0, 1, 2]

@@ -8,15 +8,6 @@ import pytest
 import torch
 
 from study.measure import readback, roles
-from study.training import patches
-
-
-def test_a_patch_ends_with_its_block_and_keeps_its_name(monkeypatch):
-    monkeypatch.setattr(patches, "applied", set())
-    with patches.patched(math, "tau", "ours", "some_patch"):
-        assert math.tau == "ours"
-    assert math.tau == 2 * math.pi
-    assert patches.applied == {"some_patch"}
 
 
 def test_a_hook_before_updates_is_gone_when_a_step_fails():

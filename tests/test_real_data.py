@@ -25,20 +25,6 @@ def test_real_reviews_train(trained):
     assert sum(losses[-20:]) / 20 < 0.3
 
 
-@pytest.mark.slow  # what it trains on is held to the text in test_tasks
-@needs_data
-def test_real_text_trains(trained):
-    run = trained(
-        "ddp", "--task", "wikitext", "--data", str(SHARED / "data" / "wikitext-2"), "--model", "gpt-tiny",
-        "--tokenizer", str(SHARED / "models" / "gpt2"), "--sequence", "64", "--steps", "16", "--train-rows", "960",
-        "--eval-rows", "32", "--no-instruments", "--micro-batch", "4",
-    )  # fmt: skip
-    losses = run.record["loss"]["train"]
-    assert 10 < losses[0] < 11.5, "ln 50257 = 10.8"
-    assert losses[-1] < losses[0] - 1
-    assert run.record["loss"]["eval"][-1]["perplexity"] < 50257
-
-
 @pytest.mark.slow
 def test_bert_large_steps_under_stage_3(trained):
     """335 million parameters, two ranks, a machine of 24 GiB: each holds half."""

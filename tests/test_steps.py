@@ -1,16 +1,13 @@
 """Every step of a watched loop: what is planted is found with its numbers, and the training is not touched."""
 
-import io
 import json
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT, ranks_of
 
 from study.cli import diagnosis as command
 from study.watch import trends
-from study.watch.steps import Step, StepLog, in_words
 
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
 # grows, and the loss of step 70 is far off.
@@ -117,19 +114,6 @@ def test_a_rank_is_slow_only_by_its_own_work():
     (finding,) = trends.findings({0: table(waiting=0.01), 1: slow, 2: table(waiting=0.01)})
     assert (finding.id, finding.lost_s) == ("straggler", pytest.approx(0.01))
     assert "Rank 1 is slower than the others in 100% of the steps, most in the phase `backward`" in finding.sentence
-
-
-def test_the_live_line_is_shown_in_a_terminal(tmp_path, monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr("sys.stderr", terminal)
-    log = StepLog(tmp_path, rank=0)
-    log.add(Step(losses=[torch.tensor(2.5), torch.tensor(0.5)], backwards=2))
-    log.close()
-    assert "step 1: " in terminal.getvalue()
-    assert "loss 3" in terminal.getvalue()
-    assert trends.load(tmp_path)[0]["loss"].tolist() == [3.0]
-    assert "67% backward" in in_words(table())
 
 
 def test_a_watch_costs_less_than_1_percent_of_long_steps():

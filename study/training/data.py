@@ -16,8 +16,6 @@ from study.core.settings import Settings
 from study.core.shapes import VOCABULARY
 from study.training import models, tasks
 
-ROWS = "rows.safetensors"  # in each entry of the cache
-
 Rows = dict[str, torch.Tensor]
 
 
@@ -63,42 +61,46 @@ def load_data(settings: Settings) -> Data:
         return _embedded(settings)
     source = tasks.data_source(settings)
     tokenizer = tasks.load_tokenizer(settings)
+    counts = {"train": settings.train_rows, "eval": settings.eval_rows}
     key = {
         "task": settings.task,
         "source": source,
         "sequence": settings.sequence,
         "split": tasks.SPLIT_SEED,
-        "rows": [settings.train_rows, settings.eval_rows],
+        "rows": counts,
         "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
     }
 
     def write(folder: Path) -> None:
-        prepare = tasks.review_rows if settings.task == "imdb" else tasks.text_blocks
+        prepare = {"imdb": tasks.review_rows, "wikitext": tasks.text_blocks}[settings.task]
         splits = tasks.dataset(settings)
-        tensors = {}
-        for part, count in (("train", settings.train_rows), ("eval", settings.eval_rows)):
-            for name, rows in prepare(settings, tokenizer, splits[part], part, count).items():
-                tensors[f"{part}.{name}"] = rows
-        save_file(tensors, folder / ROWS)
+        parts = {part: prepare(settings, tokenizer, splits[part], part, count) for part, count in counts.items()}
+        # Both first: a number of rows that is too large must not leave a half of them.
+        for part, rows in parts.items():
+            save_file(rows, folder / f"{part}.safetensors")
 
-    parts: dict[str, Rows] = {"train": {}, "eval": {}}
     entry = cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write)
-    for key_of_rows, rows in load_file(entry / ROWS).items():
-        part, _, name = key_of_rows.partition(".")
-        parts[part][name] = rows
-    return Data(parts["train"], parts["eval"], vocabulary=len(tokenizer), source=source)
+    train, rows = (load_file(entry / f"{part}.safetensors") for part in counts)
+    return Data(train, rows, vocabulary=len(tokenizer), source=source)
 
 
 def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
-    parts = {}
-    for part, rows in (("train", settings.train_rows or 1600), ("validation", settings.eval_rows)):
-        if settings.task == "imdb":
-            arrays = tasks.reviews(rows, settings.sequence, tasks.SPLIT_SEED + (part != "train"))
-        else:
-            arrays = {"input_ids": tasks.stream(rows * settings.sequence, tasks.SPLIT_SEED, part).reshape(rows, -1)}
-        parts[part] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Data(parts["train"], parts["validation"], vocabulary=VOCABULARY, source="embedded")
+    seed = tasks.SPLIT_SEED
+    train_rows = settings.train_rows or 1600
+    if settings.task == "imdb":
+        arrays = [
+            tasks.reviews(train_rows, settings.sequence, seed),
+            tasks.reviews(settings.eval_rows, settings.sequence, seed + 1),
+        ]
+    else:
+        streams = [
+            tasks.stream(train_rows * settings.sequence, seed, "train"),
+            tasks.stream(settings.eval_rows * settings.sequence, seed, "validation"),
+        ]
+        arrays = [{"input_ids": stream.reshape(-1, settings.sequence)} for stream in streams]
+    train, rows = ({name: torch.from_numpy(array) for name, array in part.items()} for part in arrays)
+    return Data(train, rows, vocabulary=VOCABULARY, source="embedded")
 
 
 def _synthetic(settings: Settings) -> Data:
