@@ -13,7 +13,7 @@ from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.text import number_of, short, times
 from study.records import metrics
-from study.records.groups import grouped
+from study.records.groups import differing, grouped
 from study.records.runs import Run, Runs
 from study.records.sections import RankMemory
 
@@ -86,14 +86,15 @@ def answer(compared: Comparison) -> str:
 def notes(compared: Comparison) -> list[str]:
     """Lines below the table: the letters of the environments, and the runs that are not in the table."""
     machines = compared.environments
+    # What tells the machines apart; of a single one all that is known.
     names = differing(list(machines.values())) or list(machines.get("A", {}))
     if any("changed" in machine.get("commit", "") for machine in machines.values()):
         names = list(dict.fromkeys([*names, "commit"]))
-    lines = [
-        f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
-        for letter, machine in machines.items()
-    ]
-    lines += [NOTE, *(f"left out: {number} {status}" for status, number in compared.left_out.items())]
+    lines = []
+    for letter, machine in machines.items():
+        lines.append(f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names))
+    lines.append(NOTE)
+    lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
     return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
 
 
@@ -123,12 +124,6 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
         "loss": middle["train_loss"],
         "eval loss": middle["eval_loss"],
     }
-
-
-def differing(several: list[dict]) -> list[str]:
-    """The names whose values are not the same in all of them, in the order in which they come."""
-    names = dict.fromkeys(itertools.chain.from_iterable(several))
-    return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]
 
 
 # --- losses of arms and of a baseline -------------------------------------------------------------------------------
@@ -285,5 +280,9 @@ def _difference(lower: int | None, upper: int | None) -> int | None:
 def unlike(first: Run, second: Run) -> list[dict]:
     """The settings besides the arm and the seed in which two runs differ."""
     sides = [run.cell | {"measure version": run.record.measure_version} for run in (first, second)]
-    names = [name for name in differing(sides) if name not in ("arm", "seed")]
-    return [{"setting": name, "first": sides[0].get(name), "second": sides[1].get(name)} for name in names]
+    rows = []
+    for name in differing(sides):
+        # Another arm is what they are compared for, and another seed changes no size.
+        if name not in ("arm", "seed"):
+            rows.append({"setting": name, "first": sides[0].get(name), "second": sides[1].get(name)})
+    return rows

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,6 +33,13 @@ def grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Ru
 def by(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
     """Runs grouped by these of their facts."""
     return grouped(runs, lambda run: tuple(run.facts[name] for name in names))
+
+
+def differing(several: list[dict]) -> list[str]:
+    """The names whose values are not the same in all of them, in the order in which they come."""
+    # As JSON, because a setting may be a list.
+    names = dict.fromkeys(itertools.chain.from_iterable(several))
+    return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]
 
 
 def groups(runs: Iterable[Run], only: Iterable[str] | None = None) -> dict[str, list[Run]]:
@@ -71,13 +77,11 @@ def labels(cells: list[dict]) -> list[str]:
     in_order = [*(name for name in LABELS if name in settings), *sorted(settings - LABELS.keys())]
     # Twice: a setting that is rarely named gets its turn where the others leave two cells with one name.
     for quiet in (RARELY_NAMED, set()):
-        places = defaultdict(list)
-        for place, name in enumerate(names):
-            places[name].append(place)
-        for alike, setting in itertools.product(places.values(), in_order):
-            if setting not in quiet and len({json.dumps(cells[place].get(setting)) for place in alike}) > 1:
-                for place in alike:
-                    names[place] += _setting(setting, cells[place].get(setting))
+        longer = []
+        for name, cell in zip(names, cells, strict=True):
+            shown = {*differing([other for other, same in zip(cells, names, strict=True) if same == name])} - quiet
+            longer.append(name + "".join(_setting(each, cell.get(each)) for each in in_order if each in shown))
+        names = longer
     # A setting that is off is not shown, so even now two may have one name. They get numbers.
     return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
