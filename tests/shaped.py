@@ -54,8 +54,13 @@ def finished(
     requested = {"arm": arm, "model": model, "precision": precision, "seed": seed, "sequence": sequence}
     requested |= {"micro_batch": micro_batch, "accumulation": accumulation, "virtual_ranks": ranks if virtual else None}
     requested |= {"task": "wikitext", "data": "embedded", "init": "random", "steps": STEPS, "warmup_steps": 5}
-    requested |= {"compile": False, "checkpointing": False, "attention": "sdpa", "tf32": True, "lr": 1e-3}
-    requested |= {"instruments": True, "run_dir": f"runs/{run_id}", "config_file": f"accelerate_configs/{arm}.yaml"}
+    requested |= {
+        "attention": "sdpa",
+        "tf32": True,
+        "lr": 1e-3,
+        "run_dir": f"runs/{run_id}",
+        "config_file": f"accelerate_configs/{arm}.yaml",
+    }
     batch = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": accumulation}
     observed = {
         "arm": arm,
@@ -70,10 +75,7 @@ def finished(
         "stage": promised.stage,
         "offload_optimizer": promised.offload_optimizer,
         "offload_param": promised.offload_param,
-        "clipping": 0.0,
         "accumulation": accumulation,
-        "checkpointing": False,
-        "compiled": False,
         "deepspeed": promised.deepspeed and promised.deepspeed | batch,
         "autocast": "bf16" if precision == "bf16" else None,
         "parameters": count,
@@ -83,8 +85,6 @@ def finished(
         "rows_per_step": rows,
         "tokens_per_step": rows * sequence,
         "data_checksum": "aa",
-        "data_source": "embedded",
-        "weights_checksum": f"seed{seed}",
         "dtypes": {"weights": dtype, "gradients": dtype, "master": "float32", "moments": "float32"},
     }
     classes = 2 if changes.get("requested__task") == "imdb" else SHAPES[model]["vocab_size"] or VOCABULARY
@@ -94,6 +94,7 @@ def finished(
         "train": [first] + [loss * (1 + 0.5 / (number + 1)) for number in range(1, STEPS - 1)] + [loss],
         "eval": [evaluation],
     }
+    step_s = [step * factor for factor in random.Random(number).sample(FACTORS, len(FACTORS))]
     flops = named(model).flops_per_row(sequence) * micro_batch * accumulation
     record = Record(
         run_id=run_id,
@@ -102,28 +103,16 @@ def finished(
         finished_utc=(start + datetime.timedelta(seconds=3 + 3 * STEPS * step)).isoformat(),
         commit=COMMIT,
         dirty=False,
-        argv=["study/train.py"],
         requested=requested,
         observed=observed,
         hardware={"devices": [GPU] * ranks * gpu, "cpu": "Some CPU", "cores": 2, "host_memory_bytes": 25 * 10**9},
         software={"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8"},
         loss={} if virtual else losses,
-        time=_time(number, step, flops),
+        time={"setup_s": 1.0, "step_s": step_s, "window_s": math.fsum(step_s), "flops_per_rank_and_step": flops},
         memory=_memory(promised.stage, count, weight_bytes, ranks, writers, gpu),
-        traffic=_traffic(promised.stage or 0, count, weight_bytes, accumulation, writers, ranks),
-        energy={"joules_per_rank": [None] * writers, "steps": 7},
+        traffic=_traffic(promised.stage or 0, count, weight_bytes, accumulation, writers),
     )
     return changed(record.model_dump(mode="json", by_alias=True), **changes)
-
-
-def _time(number: int, step: float, flops: float) -> dict:
-    step_s = [step * factor for factor in random.Random(number).sample(FACTORS, len(FACTORS))]
-    return {
-        "setup_s": 1.0,
-        "step_s": step_s,
-        "window_s": math.fsum(step_s),
-        "flops_per_rank_and_step": flops,
-    }
 
 
 def _memory(stage: int | None, count: int, weight_bytes: int, ranks: int, writers: int, gpu: bool) -> dict:
@@ -141,7 +130,7 @@ def _memory(stage: int | None, count: int, weight_bytes: int, ranks: int, writer
     return {"per_rank": [peaks] * writers, "components": components}
 
 
-def _traffic(stage: int, count: int, weight_bytes: int, accumulation: int, writers: int, ranks: int) -> dict:
+def _traffic(stage: int, count: int, weight_bytes: int, accumulation: int, writers: int) -> dict:
     """As DeepSpeed 0.19.8 and DDP really move it."""
     size = count * weight_bytes
     moved = {"all_reduce": size} if stage < 3 else {"reduce_scatter": size * accumulation}
@@ -152,9 +141,7 @@ def _traffic(stage: int, count: int, weight_bytes: int, accumulation: int, write
     counts = {
         kind: {"calls": 4, "bytes": size, "bytes_by_dtype": {DTYPE[weight_bytes]: size}} for kind, size in moved.items()
     }
-    wire = sum(size * (1 if kind == "all_gather" else 2) * (ranks - 1) / ranks for kind, size in moved.items())
-    wires = {"kernel_bytes_written": [int(wire) + 5000] * writers}
-    return {"per_rank": [counts] * writers} | wires
+    return {"per_rank": [counts] * writers}
 
 
 def script(run_id: str = "script", repair: str = "none", seed: int = 42, **changes) -> dict:
@@ -174,7 +161,6 @@ def script(run_id: str = "script", repair: str = "none", seed: int = 42, **chang
             "steps": 50,
             "training_s": 1.0 + 0.01 * number,
             "peak_bytes": 10**9,
-            "printed_peak_bytes": 10**9,
             "losses": [loss + 0.1, loss + seed / 1000],
             "evals": [{"step": 50, "eval_loss": loss + seed / 1000}],
             "deepspeed_initialize_calls": int(repair == "engaged" and name == "zero"),
