@@ -107,17 +107,6 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
     assert f"but without its {part}" in capsys.readouterr().out
 
 
-def test_a_part_that_succeeds_is_not_called_failed(folder, monkeypatch, capsys):
-    monkeypatch.setattr(finish, "inspect", lambda run, step: setattr(run.record.observed, "backend", step))
-    run = Run(Flags(), None, folder, store.load(folder), ALONE, None)
-    assert finish.after_training(run, "step") is True
-    kept = store.load(folder)
-    assert (kept.status, kept.observed.instruments_failed, kept.observed.backend) == ("done", None, "step")
-    assert kept.observed.save_failed is None
-    print_summary(run)
-    assert "but without" not in capsys.readouterr().out
-
-
 def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
     """Two ranks that wait for each other before each of two windows, and are slow in turns within the first."""
     clocks = [Clock(), Clock()]

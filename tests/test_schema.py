@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -10,10 +9,9 @@ from pydantic import ValidationError
 from shaped import changed, failed, finished, script
 
 from study.core.files import sentence
-from study.core.settings import Flags, as_dict
 from study.records import runs
 from study.records.schema import OLD_ENDINGS, SCHEMA, Record
-from study.records.sections import Cell, Requested
+from study.records.sections import Cell
 
 # What older records hold and no reader reads: it can be computed, or nobody asked.
 IGNORED = re.compile(
@@ -73,14 +71,6 @@ def test_the_cell_of_an_old_record_is_in_its_name():
     cell = Record.model_validate(old | {"run_id": "held-out-gpt-j-zero2-0123-r2.1"}).cell
     assert (cell.part, cell.repeat, cell.protocol) == ("held-out-gpt-j", 2, None)
     assert Record.model_validate(old | {"run_id": "by-hand"}).cell == Cell()
-
-
-def test_what_is_asked_for_is_every_setting_of_the_trainer():
-    # Of an emulated network and of checkpoints, which the trainer no longer has.
-    of_old_records = {"hosts", "bandwidth_mbit", "checkpoint_every"}
-    assert set(Requested.model_fields) == {*as_dict(Flags()), "arm", "config_file", "repair"} | of_old_records
-    Requested(arm="ddp", **as_dict(Flags(run_dir=Path("runs/a"))))
-    assert Requested(micro_batch=-1).micro_batch == -1, "a refused value is recorded as it was given"
 
 
 @pytest.mark.parametrize(
