@@ -68,9 +68,8 @@ def compare(runs: Runs) -> Comparison:
                 row = {name: settings.get(name) for name in columns} | {"environment": letter}
                 rows.append(row | _numbers(in_environment[letter], in_environment.get("A", [])))
     left_out = Counter[str](run.record.status for run in runs if run.record.status != "done")
-    if runs.copies:
-        left_out["copy"] = runs.copies
-    return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
+    left_out["copy"] = runs.copies
+    return Comparison(rows, runs.environments, dict(+left_out), list(runs.set_aside))  # without a count of 0
 
 
 def answer(compared: Comparison) -> str:

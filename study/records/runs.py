@@ -205,31 +205,39 @@ def load(
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
     tops = tuple(map(Path, folders))
     set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
-    # --- read: each folder once, however it was named; the first record of several copies
-    below = {top: store.run_folders(top) for top in tops}
-    empty = [top for top in tops if not below[top]]
-    if every_folder_has_runs and empty:
-        raise Stop(f"there is no run below {empty[0]}", "name a folder that holds run folders")
+    paths: dict[Path, None] = {}  # each folder once, however it was named
+    for top in tops:
+        below = store.run_folders(top)
+        if every_folder_has_runs and not below:
+            raise Stop(f"there is no run below {top}", "name a folder that holds run folders")
+        paths |= dict.fromkeys(path.resolve() for path in below)
+    records, problems = _read(paths, to_share)
+    set_aside += problems
     by_identity: dict[str, Run] = {}
-    copies = 0
-    for folder in dict.fromkeys(path.resolve() for top in tops for path in below[top]):
-        try:
-            record = store.load(folder)
-        except Stop as stop:
-            set_aside.append(f"{stop.what}. {stop.remedy}")
-            continue
-        if to_share:
-            record = shared(record)
-        if record.status == "running":
-            set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
+    for folder, record in records.items():
         # The same run may lie in several folders: in runs/, and kept in reports/.
-        copies += record.identity in by_identity
         by_identity.setdefault(record.identity, Run(folder, _with_settings(record)))
     runs, environments = _by_environment([*by_identity.values()])
     # --- in the order in which tables and figures show arms; one that is no longer an arm comes last
     places = {arm: number for number, arm in enumerate(NAMES)}
     runs.sort(key=lambda run: (places.get(run.record.arm, len(places)), run.record.arm, run.record.run_id))
-    return Runs(tuple(runs), tuple(set_aside), copies, tops, environments)
+    return Runs(tuple(runs), tuple(set_aside), len(records) - len(runs), tops, environments)
+
+
+def _read(paths: Iterable[Path], to_share: bool) -> tuple[dict[Path, Record], list[str]]:
+    """The records in these run folders, and what is wrong with some of them."""
+    records = {}
+    problems = []
+    for folder in paths:
+        try:
+            record = store.load(folder)
+        except Stop as stop:
+            problems.append(f"{stop.what}. {stop.remedy}")
+            continue
+        if record.status == "running":
+            problems.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
+        records[folder] = shared(record) if to_share else record
+    return records, problems
 
 
 def _by_environment(runs: list[Run]) -> tuple[list[Run], dict[str, dict]]:
