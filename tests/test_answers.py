@@ -33,8 +33,7 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
     assert len(chosen) >= 8
     totals = rows.groupby(["source", "arm"])["bytes"].sum()
     assert {*totals["measured"].index} == {run.record.arm for run in chosen if not memory.has_one_memory(run)}
-    image = style.svg(index["memory"].figure, "memory")
-    drawn = re.findall(r"<text[^>]*>([^<]+)</text>", image)
+    drawn = re.findall(r"<text[^>]*>([^<]+)</text>", style.svg(index["memory"].figure, "memory"))
     shown = index["memory"].table.set_index("arm")["Llama-3-8B"]
     for run in chosen:
         if not memory.has_one_memory(run):

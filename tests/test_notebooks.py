@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, at_home, launch
 from packaging.requirements import Requirement
-from shaped import put
 from test_cli import in_this_process
 
 from study.core.errors import Stop
@@ -25,8 +24,7 @@ from study.report.notebook import Book
 from study.sweeps import launches
 from study.sweeps.launches import options
 
-PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NAMES = [path.stem for path in PATHS]
+NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def cells(path: Path) -> list[dict]:
@@ -39,41 +37,28 @@ def sources(path: Path) -> list[str]:
     return [re.sub(r"^( *)!(.*)$", r"\1_exit_code = shell(f'''\2''')", text, flags=re.MULTILINE) for text in texts]
 
 
-def outputs(path: Path) -> list[dict]:
-    """What an executed notebook shows. None of it is an error."""
-    shown = [output for cell in cells(path) for output in cell.get("outputs", [])]
-    assert [output for output in shown if output["output_type"] == "error"] == []
-    return shown
-
-
-def said(path: Path) -> str:
-    """All that an executed notebook says, as text."""
-    return json.dumps([output.get("data", output.get("text")) for output in outputs(path)], ensure_ascii=False)
-
-
-def execute(name: str, out: Path, *words: str) -> str:
+def execute(name: str, out: Path, *words: str | Path) -> str:
+    """Execute a notebook as a user types it, and return what it says, as text. None of that is an error."""
     command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", out, *words, "--no-progress-bar"]
     for _ in range(3):
-        words = list(map(str, command))
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
         if "Kernel died before" not in done.stderr:  # the port that was chosen for it was taken meanwhile
             break
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    shown = [output for cell in cells(out) for output in cell.get("outputs", [])]
+    return json.dumps([output.get("data", output.get("text")) for output in shown], ensure_ascii=False)
 
 
 # --- as they lie ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS, ids=NAMES)
-def test_outputs_are_stripped_and_there_are_parameters(path):
-    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_stripped_and_there_are_parameters(name):
+    code = [cell for cell in cells(ROOT / "notebooks" / f"{name}.ipynb") if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
     (cell,) = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
     names = {node.targets[0].id for node in ast.parse("".join(cell["source"])).body}
-    assert names >= ({"runs"} if path.stem == "colab" else {"runs", "data"})
-    if path.stem == "compare":
-        assert names == {"runs", "data", "baseline", "tasks"}
+    assert names >= {"colab": {"runs"}, "compare": {"runs", "data", "baseline", "tasks"}}.get(name, {"runs", "data"})
 
 
 # --- executed ------------------------------------------------------------------------------------------------------
@@ -81,9 +66,8 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    expected = dict.fromkeys(("stages",), 'class="dataframe"')
     text = (site / f"{name}.html").read_text()
-    assert expected.get(name, "<figure><svg") in text
+    assert {"stages": 'class="dataframe"'}.get(name, "<figure><svg") in text
     assert "text_cell_render" in text, "the prose is there"
 
 
@@ -99,33 +83,20 @@ def test_over_nothing(name, home, tmp_path, monkeypatch):
             space |= {"runs": str(tmp_path), "data": ""}
     text = "\n".join(shown)
     assert "**0 runs**" in text
-    if name != "claims":  # which needs no run
-        assert "Not here yet" in text
-        assert "study sweep " in text
+    assert name == "claims" or ("Not here yet" in text and "study sweep " in text), "that one needs no run"
 
 
 def test_as_typed_with_its_parameters(real_runs, tmp_path):
     """`papermill notebooks/compare.ipynb out.ipynb -p runs ...`, what baseline and tasks do, and where files go."""
-    out = tmp_path / "out.ipynb"
     words = ("-p", "runs", real_runs, "-p", "baseline", "zero2", "-p", "tasks", "imdb", "-p", "data", tmp_path)
-    execute("compare", out, *words)
+    assert "difference from zero2" in execute("compare", tmp_path / "out.ipynb", *words)
     assert {path.suffix for path in tmp_path.glob("compare-losses-1.*")} == {".csv", ".svg"}
-    assert "difference from zero2" in said(out)
 
 
-@pytest.fixture
-def book(tmp_path):
-    def over(*records: dict) -> Book:
-        (tmp_path / "runs").mkdir()
-        return Book("compare", str(put(tmp_path / "runs", *records)))
-
-    return over
-
-
-def test_a_folder_that_is_not_there_names_those_that_are():
+def test_a_folder_that_is_not_there_is_named_in_one_sentence():
     with pytest.raises(Stop, match="runs = 'nosuch' is not a folder") as caught:
         Book("compare", "nosuch")
-    assert caught.value._render_traceback_() == [caught.value.sentence], "a notebook shows one sentence"
+    assert caught.value._render_traceback_() == [caught.value.sentence]
 
 
 def run_colab(shell, **parameters) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
-from study.core.text import nats, size
+from study.core.text import nats
 from study.records.runs import Runs, load
 from study.report import answers, style
-from study.report.topics import losses
+from study.report.topics import losses, memory, traffic
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 CAPTION = "Compared with DDP: the same losses, less GPU memory, more traffic"
@@ -31,11 +31,11 @@ def picture(runs: Runs) -> Figure:
     losses.draw_curves(left, rows[rows["difference"].notna() | (rows["arm"] == answers.BASELINE)])
     left.set_title(f"Same losses\nof every arm, at most {nats(rows['difference'].max())} apart")
     below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
-    style.draw_stacks(middle, held.assign(length=held["bytes"]), "part", style.PARTS, size)
-    middle.legend(handles=style.stack_keys(held, "part", style.PARTS), **below)
+    style.draw_stacks(middle, held, memory.BARS)
+    middle.legend(handles=style.stack_keys(held, memory.BARS), **below)
     middle.set_title(f"Less GPU memory\n{held['model'].iloc[0]} on {answers.RANKS} virtual ranks")
-    style.draw_stacks(right, sent.assign(length=sent["times"]), "collective", style.COLLECTIVES, "{:.2g}".format)
-    right.legend(handles=style.stack_keys(sent, "collective", style.COLLECTIVES), **below)
+    style.draw_stacks(right, sent, traffic.BARS._replace(words="{:.2g}".format))
+    right.legend(handles=style.stack_keys(sent, traffic.BARS), **below)
     right.set_title("More traffic\nthe same runs, one pass in a step")
     return drawing
 

@@ -15,6 +15,7 @@ class Plain(nn.Module):
     """Layers with residuals. The others are like it, with one thing changed."""
 
     may_leave_some = False  # parameters without a gradient
+    frozen: tuple[str, ...] = ()  # how the names of frozen parameters begin
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -22,6 +23,8 @@ class Plain(nn.Module):
         self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
         self.last = nn.Linear(width, FEATURES)
         self.change(width)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not name.startswith(self.frozen))
 
     def change(self, width: int) -> None:
         """Add to the parameters, or replace some."""
@@ -51,23 +54,21 @@ class Tied(Plain):
 class Frozen(Plain):
     """The first block is frozen."""
 
-    def change(self, width: int) -> None:
-        self.blocks[0].requires_grad_(False)
+    frozen = ("blocks.0",)
 
 
 class MostlyFrozen(Plain):
     """Only the last layer is trained."""
 
-    def change(self, width: int) -> None:
-        self.requires_grad_(False)
-        self.last.requires_grad_(True)
+    frozen = ("first", "blocks")
 
 
 class Lora(Plain):
     """Frozen layers, each with a small trained product beside it."""
 
+    frozen = ("first", "blocks", "last")
+
     def change(self, width: int) -> None:
-        self.requires_grad_(False)
         # PEFT begins with zeros in `up`. Here both parts of the product have gradients from the first update on.
         self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
         self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])

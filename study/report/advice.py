@@ -32,15 +32,24 @@ def in_words(advice: Advice) -> list[str]:
     choice = advice.choice
     if choice is None:
         return [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}."]
+    # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
         lines.append("It fits only just: if it runs out of memory, take fewer rows, a shorter sequence, or more GPUs.")
     if advice.alternative:
         lines.append(f"Alternative: {use(advice.alternative, question)}.")
-    return [*lines, _reason(advice, choice), *_to_load(choice, question)]
+    # --- why, and what comes before the first step
+    lines.append(_reason(advice, choice))
+    # Published weights have 16 bits, and recipes with fp32 weights widen them.
+    needed_bytes = on_gpus_bytes(question.model, question.local, 2 if choice.precision in HALF_WEIGHTS else 4)
+    if needed_bytes > question.host_memory_bytes:
+        has, needs = (amount(each, question.unit) for each in (question.host_memory_bytes, needed_bytes))
+        lines.append(f"To load it, a node may need {needs} of host memory and has {has}: {LOAD}.")
+    return lines
 
 
 def _reason(advice: Advice, choice: Row) -> str:
+    # What was chosen among: `study.predict.advise` prefers arms that do not fit only just, and do not offload.
     alike = [row for row in advice.rows if row.fits and row.is_tight <= choice.is_tight]
     kept = [row for row in alike if not row.offloads]
     fastest = min(kept or alike, key=lambda row: row.seconds)
@@ -53,23 +62,12 @@ def _reason(advice: Advice, choice: Row) -> str:
     return "Why: of the arms that fit without offloading, it is the fastest."
 
 
-def _to_load(row: Row, question: Question) -> list[str]:
-    """Say what a node needs to load the model, if that may be more than it has. Published weights have 16 bits."""
-    weight_bytes = 4
-    if row.precision in HALF_WEIGHTS:
-        weight_bytes = 2
-    needed = on_gpus_bytes(question.model, question.local, weight_bytes)
-    if needed <= question.host_memory_bytes:
-        return []
-    has, needs = (amount(each, question.unit) for each in (question.host_memory_bytes, needed))
-    return [f"To load it, a node may need {needs} of host memory and has {has}: {LOAD}."]
-
-
 def use(row: Row, question: Question) -> str:
     """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi: 61); 7 s (5 to 9) per step`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu, question.unit)
     if row.checkpointing:
         name += " with activation checkpointing"
+    # The recipes are named after bf16. On a GPU without it they are meant in fp16.
     if row.precision != "fp32" and not GPUS[question.gpu].has_bf16:
         name += " in fp16"
     if row.driver_bytes:
@@ -81,7 +79,9 @@ def use(row: Row, question: Question) -> str:
 
 
 def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
-    return [RECOMPUTE] if checkpointing and model.is_partly_frozen else []
+    if checkpointing and model.is_partly_frozen:
+        return [RECOMPUTE]
+    return []
 
 
 def _number(size_bytes: float, unit: str) -> str:
@@ -103,6 +103,7 @@ def seconds(row: Row) -> str:
     if row.step_s is None or row.step_interval_s is None:
         return UNKNOWN
     low_s, high_s = row.step_interval_s
+    # The largest number of the three decides the unit, so that all have the same.
     factor, unit = next((pair for pair in UNITS if high_s < LARGEST * pair[0]), UNITS[-1])
     step, low, high = (short(float(f"{value / factor:.2g}")) for value in (row.step_s, low_s, high_s))
     return f"{step} {unit} ({low} to {high})"
@@ -111,13 +112,14 @@ def seconds(row: Row) -> str:
 def _lacks(advice: Advice) -> str:
     """Return the arm that comes closest to fitting, and the memory that it lacks."""
     question = advice.question
-    if on_host := [row for row in advice.rows if row.limit == "host memory"]:
+    # Arms that fit on the GPUs lack host memory alone: the one with the least comes closest.
+    on_host = [row for row in advice.rows if row.limit == "host memory"]
+    row = max(advice.rows, key=lambda row: row.headroom_bytes)
+    lacks_bytes, where = -row.headroom_bytes, "on each GPU"
+    if on_host:
         row = min(on_host, key=lambda row: row.host_bytes)
-        lacks, where = row.host_bytes - question.host_memory_bytes, "of host memory"
-    else:
-        row = max(advice.rows, key=lambda row: row.headroom_bytes)
-        lacks, where = -row.headroom_bytes, "on each GPU"
-    return f"{row.arm} comes closest, and lacks {amount(lacks, question.unit)} {where}"
+        lacks_bytes, where = row.host_bytes - question.host_memory_bytes, "of host memory"
+    return f"{row.arm} comes closest, and lacks {amount(lacks_bytes, question.unit)} {where}"
 
 
 def table(advice: Advice) -> list[dict]:
@@ -155,6 +157,7 @@ def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
     model = question.model
     gpu = GPUS[question.gpu]
+    # GPUs before Ampere have no bf16.
     half = {True: "bf16", False: "fp16"}[gpu.has_bf16]
     assumed = [
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
@@ -177,10 +180,12 @@ def accuracy() -> str:
     Seconds are those of the newest set, by today's model: it was fitted to all others. Bytes are those of all frozen
     sets, each as it was predicted at first. Refused rows have no error.
     """
+    # --- times: the newest set of published rows is the only one that no fit has seen
     everything = scores.numbers()
     newest = max(published.set_number(each.set) for each in everything)
     unseen = [each for each in everything if published.set_number(each.set) == newest]
     time = scores.score([each for each in unseen if each.quantity == "time"])
+    # --- memory: each set as it was predicted when it was frozen
     peak = scores.score([each for each in everything if each.quantity == "memory"], "first")
     return (
         f"Of the newest step times of others, to which nothing was fitted, half are predicted within "

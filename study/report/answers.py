@@ -81,6 +81,7 @@ def of_losses(runs: Runs) -> Answer:
 
 def trained_here(runs: Runs) -> list[Run]:
     """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
+    # A group without DDP has no baseline.
     for chosen in (runs.select(**TINY), runs):
         real = [run for run in chosen.done if metrics.components(run.record) and not run.record.is_virtual]
         if with_baseline := [mine for mine in groups(real).values() if BASELINE in _arms(mine)]:
@@ -105,6 +106,7 @@ def _arms(members: list[Run]) -> set[str]:
 def of_memory(runs: Runs) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
     at_scale = of_scale(runs)
+    # The last run of each arm. One process alone is no rank of several.
     tiny = {run.record.arm: run for run in trained_here(runs) if run.record.observed.ranks != 1}
     members = [*itertools.chain(*at_scale), *tiny.values()]
     rows = pd.DataFrame([row for run in members for row in memory_rows(run)])
@@ -133,6 +135,7 @@ def memory_rows(run: Run) -> list[dict]:
     models a GPU would need other memory than the CPU on which the other arms were measured.
     """
     model, arm = run.record.requested.model or "", run.record.arm
+    # --- what our bars show
     parts: dict[str, Any] = {}
     if not memory.has_one_memory(run):
         parts = {MEASURED: memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
@@ -141,6 +144,7 @@ def memory_rows(run: Run) -> list[dict]:
         parts = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
     about = {"model": title_of(run), "panel": _panel(run), "line": arm, "n": 1}
     about |= tables.columns(run, "arm", "ranks", "kind", "parameters")
+    # --- and the numbers of others, of which no parts are known
     rows = memory.stacks(about, parts, 1)
     for other in published(model):
         if run.record.is_virtual and other.memory_bytes and other.arm == arm:
@@ -209,6 +213,7 @@ def of_traffic(runs: Runs) -> Answer:
     if rows.empty:
         return Answer("traffic", AT_SCALE)
     times = rows.groupby(["arm", "source"], sort=False)["times"].sum().unstack("source", sort=False)
+    # --- with more passes than the runs have
     setups = {run.record.arm: setup_of(run.record) for run in members}
     sent = {
         arm: papers.wire_bytes(estimate(replace(setup, accumulation=PASSES)).traffic, setup.ranks)
@@ -224,6 +229,7 @@ def of_traffic(runs: Runs) -> Answer:
         },
         index=times.index,
     )
+    # The groups of `traffic.table` say how runs differ. Here there is one, and its title says what it is.
     rows = rows.assign(panel=_panel(members[0]), line=rows["arm"])
     return Answer("traffic", _unless(at_scale), table.reset_index(), rows, traffic.figure(rows))
 

@@ -44,8 +44,10 @@ PRECISIONS = {
 
 def values() -> dict:
     """Return what the page shows. Without JavaScript it names the command that answers."""
+    # The tables stay compressed in the page, and the browser inflates them: ten times as many bytes otherwise.
     tables = FILE.read_bytes()
     models = json.loads(gzip.decompress(tables))["models"]
+    # --- the choices of the form: the model that is shown first comes first, and so do large GPUs
     by_size = sorted(GPUS, key=lambda name: -GPUS[name].memory_bytes)
     choices = {
         "model_names": [(name, name) for name in sorted(models, key=lambda name: name != MODEL)],
@@ -66,7 +68,7 @@ def values() -> dict:
 
 def machines() -> dict:
     """Return what the page knows beside its tables."""
-    parts = list(memory.PARTS)
+    parts = list(memory.PARTS)  # the tables have a number for each, in this order
     return {
         "gpu_kinds": {name: _gpu(name) for name in GPUS},
         "arms": {name: _arm(name) for name in ARMS},

@@ -5,6 +5,7 @@ meaning and the unit of each column.
 """
 
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import pandas as pd
@@ -47,19 +48,22 @@ def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...]
 def _card() -> str:
     """Return the card of the data set: the head that the Hugging Face Hub reads, and the meaning of each column."""
     configs = [{"config_name": name, "data_files": f"data/{name}.parquet"} for name in FORMS]
+    # --- a table of columns for each table
     lines = []
     for name, form in FORMS.items():
         lines += [f"## {name}", "", form["about"], "", "| column | type | meaning |", "|---|---|---|"]
         lines += [f"| `{column}` | {kind} | {meaning} |" for column, (kind, meaning) in form["columns"].items()]
         lines += [""]
+    # --- the head, between lines that the template has
     head = yaml.safe_dump({"configs": configs}, sort_keys=False)
     return CARD.read_text().format(configs=head, tables="\n".join(lines))
 
 
 def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
     """Return the tables by name, each with its declared columns in their order and with their types."""
+    # --- of records: a row for each run, and for its steps and collectives
     counting = {run.folder for run in loaded.counting}
-    rows: dict[str, list[dict]] = {name: [] for name in FORMS}
+    rows: dict[str, list[dict]] = defaultdict(list)
     for run in loaded:
         place = {"run": run.record.run_id, "machine": _machine(run, loaded)}
         rows["runs"].append(_run(run) | place | {"counts": run.folder in counting})
@@ -67,6 +71,7 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
         for rank, kinds in enumerate(run.record.traffic.per_rank):
             for kind, moved in kinds.items():
                 rows["collectives"].append(place | dict(moved) | {"rank": rank, "collective": kind})
+    # --- of the ledger and of conformance
     rows["claims"] = [claim.model_dump(mode="json", by_alias=True) for claim in texts.claims()]
     rows["releases"] = releases.answers().to_dict("records")
     return {name: _typed(rows[name], form["columns"]) for name, form in FORMS.items()}
@@ -74,12 +79,14 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
 
 def _machine(run: Run, loaded: Runs) -> str:
     """Return the folder of a machine: of reports/NAME/runs it is NAME."""
+    # Several folders may be given: the one that holds this run counts.
     top = next(top.resolve() for top in loaded.folders if run.folder.is_relative_to(top.resolve()))
     return [part for part in top.parts if part != "runs"][-1]
 
 
 def _typed(rows: list[dict], columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*columns], dtype=object).map(_flat)
+    # pandas' nullable types: an integer that is unknown stays an integer column.
     return table.astype({column: DTYPES[kind] for column, (kind, _) in columns.items()})
 
 
@@ -110,6 +117,7 @@ def _steps(record: Record) -> list[dict]:
     if record.observed.steps and not record.checkpoints.get("resumes"):
         timed = record.time.step_s
         seconds = dict(enumerate(timed, start=record.observed.steps - len(timed) + 1))
+    # A step may have any of the three: losses of steps that were not timed, and evaluations in between.
     losses = dict(enumerate(record.loss.train, start=1))
     evaluations = {each.step: dict(each) for each in record.loss.eval}
     return [

@@ -29,7 +29,7 @@ class Book:
     def __init__(self, name: str, runs: str, data: str = ""):
         self.name = name
         self.data = Path(data) if data else None
-        self.runs = records.load(runs, to_share=True)
+        self.runs = records.load(runs, to_share=True)  # all that is shown may be published
         for folder in self.runs.folders:
             if not folder.is_dir():
                 raise Stop(
@@ -41,22 +41,22 @@ class Book:
         """Return the runs of some protocols."""
         return replace(self.runs, runs=tuple(run for run in self.runs if protocol_of(run) in protocols))
 
-    def figure(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", **options) -> None:
+    def figure(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
         """Draw rows as a figure, or say which command makes them."""
         if rows.empty:
             return missing(f"the figure “{name}”", command)
+        # The first line of a figure function's docstring is its caption.
         purpose = (draw.__doc__ or "").partition("\n")[0]
-        image = svg(draw(rows, **options), name, purpose)  # the label is for a reader who does not see it
-        self._show(f"<figure>{image}<figcaption>{purpose}{{}}</figcaption></figure>", rows, name)
+        image = svg(draw(rows), name, purpose)  # the label is for a reader who does not see it
         if self.data:
             safe_join(self.data, f"{self.name}-{name}.svg").write_text(image)
+        link = self._written(rows, name)
+        return show(f"<figure>{image}<figcaption>{purpose}{link}</figcaption></figure>", name)
 
-    def figures(
-        self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2, **options
-    ) -> None:
-        """Draw one figure for each of the groups with the most arms."""
-        for number, mine in enumerate(tables.largest_groups(rows, most) or [rows], 1):
-            self.figure(draw, mine, f"{name}-{number}", command, **options)
+    def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
+        """Draw one figure for each of the two groups with the most arms."""
+        for number, mine in enumerate(tables.largest_groups(rows, 2), 1):
+            self.figure(draw, mine, f"{name}-{number}", command)
 
     def table(
         self, rows: pd.DataFrame, name: str, command: str = "", columns: Collection[str] = (), most: int = 60
@@ -64,18 +64,23 @@ class Book:
         """Show rows as a table, or say which command makes them."""
         if rows.empty:
             return missing(f"the table “{name}”", command)
-        cut = f"The first {most} of {len(rows)} rows. " if len(rows) > most else ""
-        html = f'<div class="scroll" tabindex="0">{as_html(rows[:most], columns)}</div><p class="links">{cut}{{}}</p>'
-        self._show(html, rows, name)
+        below = self._written(rows, name)  # all rows, also where the table shows only the first
+        if len(rows) > most:
+            below = f"The first {most} of {len(rows)} rows. {below}"
+        html = as_html(rows[:most], columns)
+        return show(f'<div class="scroll" tabindex="0">{html}</div><p class="links">{below}</p>', name)
 
-    def _show(self, html: str, rows: pd.DataFrame, name: str) -> None:
-        """Show HTML, in which {} is the place of the link to its data, and write the data."""
-        before, _, after = html.rpartition("{}")
-        link = ""
-        if self.data:
-            write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
-            link = f' <a href="data/{self.name}-{name}.csv">data as CSV</a>'
-        display(HTML(f"{before}{link}{after}"), metadata={"study_name": name})
+    def _written(self, rows: pd.DataFrame, name: str) -> str:
+        """Write rows as a file, where this notebook writes any, and return a link to it."""
+        if not self.data:
+            return ""
+        # The page of a notebook lies beside the folder `data`, so the link is relative.
+        write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
+        return f' <a href="data/{self.name}-{name}.csv">data as CSV</a>'
+
+
+def show(html: str, name: str) -> None:
+    display(HTML(html), metadata={"study_name": name})
 
 
 def protocol_of(run: Run) -> str:
@@ -85,6 +90,7 @@ def protocol_of(run: Run) -> str:
 
 def set_aside(runs: Runs) -> list[str]:
     """Return what could not be read, with paths relative to the given folders: no page shows paths of the machine."""
+    # Records name their folders by resolved paths.
     sentences = list(runs.set_aside)
     for folder in runs.folders:
         sentences = [text.replace(f"{folder.resolve()}/", f"{folder.resolve().name}/") for text in sentences]
@@ -98,4 +104,6 @@ def say(text: str) -> None:
 
 def missing(what: str, command: str) -> None:
     """Say what is missing, and the command that makes it."""
-    say(f"> **Not here yet:** {what}." + (f" To make it: `{command}`." if command else ""))
+    if command:
+        command = f" To make it: `{command}`."
+    say(f"> **Not here yet:** {what}.{command}")

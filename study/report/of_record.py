@@ -9,15 +9,16 @@ from study.predict.front import Estimate, Setup, Transformer, estimate, inputs_b
 from study.records.schema import Record
 
 
-def predicted(record: Record, **changes: Any) -> Estimate | None:
-    """Return the estimate of a run, or of the same run with changes to its setup. None where `setup_of` is."""
+def predicted(record: Record) -> Estimate | None:
+    """Return the estimate of a run. None where `setup_of` is."""
     try:
-        setup = setup_of(record)
-        return estimate(replace(setup, **changes)) if setup else None
+        if setup := setup_of(record):
+            return estimate(setup)
     except Stop as stop:
         if stop.status != "unavailable":
             raise
-        return None  # it has to be traced, and torch is not installed
+        # The model has to be traced, and torch is not installed.
+    return None
 
 
 def setup_of(record: Record) -> Setup | None:
@@ -32,6 +33,7 @@ def setup_of(record: Record) -> Setup | None:
         return None  # what a compiler keeps and fuses is unknown here
     if requested.optimizer == "muon" and observed.stage:
         return None
+    # --- the rows of the data set: with a GPU they stay on the host, and do not matter
     model = architecture(record)
     rows = requested.train_rows  # on a rank, for training and for evaluation
     if requested.task == "synthetic":
@@ -40,14 +42,13 @@ def setup_of(record: Record) -> Setup | None:
         rows = (rows or 1600) + (requested.eval_rows or 0)
     if model is None or (rows is None and observed.device == "cpu"):  # None: all rows of the data set
         return None
-    values: dict[str, Any] = {"deepspeed": observed.deepspeed if observed.stage is not None else None}
+    # --- how it is distributed, as it was observed
+    values: dict[str, Any] = {"ranks": observed.ranks, "device": observed.device, "deepspeed": observed.deepspeed}
+    values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
     if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
-        mesh = fsdp["mesh"][0]
-        values = {"fsdp": "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op"}
-        values |= {"fsdp_by": "accelerate", "fsdp_offload": fsdp["offloads"]}
-        values["group"] = mesh[-1] if len(mesh) > 1 else None  # in a mesh of two dimensions the second one shards
-    values |= {"ranks": observed.ranks, "device": observed.device}
-    values |= {name: getattr(observed, name) or 1 for name in ("sequence_ranks", "tensor_ranks")}
+        sharded = {True: "full_shard", False: "shard_grad_op"}[bool(fsdp["units_resharded_after_forward"])]
+        values |= {"fsdp": sharded, "fsdp_by": "accelerate", "fsdp_offload": fsdp["offloads"]}
+        values["group"] = dict(enumerate(fsdp["mesh"][0])).get(1)  # of a mesh with two dimensions, the second shards
     setup = Setup.of_settings(model, requested, **values)
     # The rows are in the same memory as everything else, and so are those of the window that was read last: of the
     # steps whose rows the instruments found in memory, if no epoch ended between them.
@@ -73,4 +74,6 @@ def architecture(record: Record) -> Transformer | None:
         # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
         vocabulary = VOCABULARY + (size - model.parameters) // model.dimensions["n_embd"]
         model = Transformer.of(config_of(name, vocabulary), name, dropout=requested.dropout)
-    return model if size in (None, model.parameters) else None
+    if size not in (None, model.parameters):
+        return None
+    return model

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +27,6 @@ from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.records.runs import Runs
 from study.report import answers, calculator, notebook, style
 from study.report.tables import as_html, write_csv
 
@@ -41,9 +39,10 @@ QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and s
 
 def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> list[str]:
     """Write the site. Return the names of notebooks that failed."""
-    started = time.monotonic()
-    runs = records.load(folders, to_share=True)
-    check(runs, out)
+    runs = records.load(folders, every_folder_has_runs=True, to_share=True)
+    for folder in folders:
+        if folder.resolve().is_relative_to(out.resolve()):
+            raise Stop(f"--out {out} contains the runs in {folder}", "choose a folder that does not contain them")
     # The kernel of this environment, not one of its name that the user has installed.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     with (
@@ -58,6 +57,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         pages = Pages(site)
         pages.write("claims", texts=texts.texts(), faults=texts.faults(), count=texts.in_words(texts.claims()))
         pages.write("calculator", **calculator.values())
+        # --- the first page shows what the others have found, and is written last
         answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
         failed = []
         for name, problem in zip(NOTEBOOKS, problems, strict=True):
@@ -79,25 +79,13 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         )
         for name in ("site.css", "site.js", "calculator.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
-    say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
+    say(str(out / "index.html"))
     return failed
 
 
 def _central() -> pd.DataFrame:
     columns = ["id", "question", "verdict", "certainty"]
     return pd.DataFrame([vars(each) for each in texts.claims() if each.central])[columns].fillna("")
-
-
-def check(runs: Runs, out: Path) -> None:
-    """Stop if there is nothing to report, or if the site would replace the runs."""
-    for folder in runs.folders:
-        if not folder.is_dir():
-            raise Stop(f"--runs {folder} is not a folder", "give folders with runs")
-        if folder.resolve().is_relative_to(out.resolve()):
-            raise Stop(f"--out {out} contains the runs in {folder}", "choose a folder that does not contain them")
-    if not len(runs):
-        folders = ", ".join(map(str, runs.folders))
-        raise Stop(f"no run can be read below {folders}", "study runs FOLDER says what is wrong with its records")
 
 
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
@@ -134,6 +122,7 @@ class Pages:
         """Fill in a template. Ids of claims in tables lead to their places."""
         filled = self.templates.get_template(f"{template or name}.html")
         page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name})
+        # Only whole cells: an id inside a sentence, or of a run, is no link.
         known = rf"<td>({'|'.join(map(re.escape, self.claims))})</td>"
         page = re.sub(known, r'<td><a href="claims.html#\1">\1</a></td>', page)
         # Half of a surrogate pair, as JSON may hold, cannot be encoded.
@@ -147,6 +136,7 @@ class Pages:
                 cell.metadata["transient"] = {"remove_source": "open" not in cell.metadata.get("tags", [])}
                 # An error and a warning name folders of this machine.
                 cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]
+        # --- HTML without nbconvert's own page around it: style and navigation are ours
         exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
         exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
         body, _ = exporter.from_notebook_node(book)

@@ -10,7 +10,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
@@ -30,19 +30,11 @@ TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up
 COLUMNS = 3  # of a legend
 LINE = 0.16  # inches: the height of a line of text
 Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
-INK, FAINT, CARD, SHADE = "#1d1d1f", "#5c5c63", "#ffffff", "#f3d3ad"  # as in figures.mplstyle, and a light orange
+FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 
 COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text())
-ARMS, PARTS, COLLECTIVES = COLOURS["arms"], COLOURS["parts"], COLOURS["collectives"]
-BLUE, ORANGE, SKY, VERMILION = "#0072b2", "#e69f00", "#56b4e9", "#d55e00"  # where lines are not arms
-# Of several sources of one bar, the first is the bar, and the others are marks at their sums.
-PUBLISHED: dict[str, Any] = {"color": VERMILION, "marker": "D", "markersize": 6, "linestyle": "none"}
-MARKS: dict[str, Look] = {
-    "predicted": {"color": INK, "marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": "none"},
-    "ZeRO paper": {"color": INK, "marker": "x", "markersize": 6, "markeredgewidth": 2, "linestyle": "none"},
-    "published by others": PUBLISHED,
-    "the document": PUBLISHED | {"marker": "d"},
-}
+ARMS, PARTS, COLLECTIVES, MARKS = (COLOURS[name] for name in ("arms", "parts", "collectives", "marks"))
+PUBLISHED: Look = MARKS["published by others"]
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
 
@@ -71,17 +63,14 @@ def ordered(arms: Iterable[str]) -> list[str]:
     return [arm for arm in NAMES if arm in names] + sorted(names - set(NAMES))
 
 
-def keys(looks: Mapping[str, Look]) -> list[Line2D]:
+def keys(looks: Mapping[str, Look]) -> list:
     """Return legend entries of lines and marks by their label."""
     return [Line2D([], [], label=label, **look) for label, look in looks.items()]
 
 
-def keys_of_arms(arms: Iterable[str]) -> list[Line2D]:
-    return keys({arm: {"color": colour(arm), "marker": marker(arm)} for arm in ordered(arms)})
-
-
 def finished(drawing: Figure, entries: list, note: str) -> Figure:
     """The figure with a legend above its panels and a note below them: how many runs, and what to beware of."""
+    # --- text is wrapped here, and its lines make the figure higher
     note = textwrap.fill(note, NOTE_LETTERS)
     rows = note.count("\n") + 1 + 1.2 * math.ceil(len(entries) / COLUMNS)
     drawing.legend(handles=entries, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5)
@@ -102,61 +91,61 @@ def name_bars(axes: Axes, names: Iterable[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def stacks(
-    rows: pd.DataFrame,
-    value: str,
-    part: str,
-    colours: Mapping[str, str],
-    words: Callable[[float], str],
-    label: str,
-    note: str,
-) -> Figure:
-    """Draw the values of parts as bars, one for each line; each `panel` has axes of its own."""
-    below = parts(rows.assign(length=rows[value]), "panel")
+class Stack(NamedTuple):
+    """What bars of parts show, and how."""
+
+    value: str  # the column that is drawn
+    part: str  # the column with the names of parts
+    colours: Mapping[str, str]  # by part
+    words: Callable[[float], str]  # for a value
+    label: str = ""  # of the axis
+
+
+def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
+    """Draw a bar of parts for each line; each `panel` has axes of its own."""
+    below = parts(rows, "panel")
     drawing, axes = panels([0.8 + 0.25 * mine["line"].nunique() for mine in below.values()])
     for ax, (title, mine) in zip(axes, below.items(), strict=True):
-        draw_stacks(ax, mine, part, colours, words)
+        draw_stacks(ax, mine, stack)
         ax.set_title(title)
-    axes[-1].set_xlabel(label, loc="right")
-    return finished(drawing, stack_keys(rows, part, colours), note)
+    axes[-1].set_xlabel(stack.label, loc="right")
+    return finished(drawing, stack_keys(rows, stack), note)
 
 
-def stack_keys(rows: pd.DataFrame, part: str, colours: Mapping[str, str]) -> list:
+def stack_keys(rows: pd.DataFrame, stack: Stack) -> list:
     """Return the legend of stacks: the parts and the marks that there are."""
-    parts_shown, sources = set(rows[part]), set(rows["source"])
-    patches = [
-        Patch(facecolor=tone, edgecolor=FAINT, linewidth=0.6, label=name)
-        for name, tone in colours.items()
-        if name in parts_shown
-    ]
-    return patches + keys({name: look for name, look in MARKS.items() if name in sources})
+    shown = {*rows[stack.part], *rows["source"]}  # in the order of the tables of looks, not of the rows
+    tones = {name: tone for name, tone in stack.colours.items() if name in shown}
+    patches = [Patch(facecolor=tone, edgecolor=FAINT, linewidth=0.6, label=name) for name, tone in tones.items()]
+    return patches + keys({name: look for name, look in MARKS.items() if name in shown})
 
 
-def draw_stacks(
-    ax: Axes, rows: pd.DataFrame, part: str, colours: Mapping[str, str], words: Callable[[float], str]
-) -> None:
+def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
     """Draw each line's first source as a bar, pale if it is predicted, and the sums of its other sources as marks."""
     lines = parts(rows, "line")
     for place, mine in enumerate(lines.values()):
+        # --- the bar
         (bar, pieces), *others = parts(mine, "source").items()
         look: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}
         if bar == "predicted":
             look["alpha"] = 0.55
         elif (pieces["kind"] != "real").any():
             look["hatch"] = "////"
-        starts = pieces["length"].cumsum() - pieces["length"]
-        ax.barh(place, pieces["length"], 0.8, starts, color=[colours.get(name, FAINT) for name in pieces[part]], **look)
-        ends = [pieces["length"].sum()]
+        lengths = pieces[stack.value]
+        tones = [stack.colours.get(name, FAINT) for name in pieces[stack.part]]
+        ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **look)
+        # --- the marks, and a number behind all of them
+        ends = [lengths.sum()]
         for source, theirs in others:
-            ends.append(theirs["length"].sum())
+            ends.append(theirs[stack.value].sum())
             ax.plot(ends[-1], place, **MARKS[source])
-        on_gpu = pieces[pieces[part] != "host memory"]["length"].sum()  # host and GPU memory are never one number
-        annotate(ax, words(on_gpu), max(ends), place)
+        on_gpu = lengths[pieces[stack.part] != "host memory"].sum()  # host and GPU memory are never one number
+        annotate(ax, stack.words(on_gpu), max(ends), place)
     name_bars(ax, lines)
-    ax.margins(x=0.2, y=0.02)
+    ax.margins(x=0.2, y=0.02)  # the numbers need room
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(lambda value, _: words(value) if value else "0")
+    ax.xaxis.set_major_formatter(lambda value, _: stack.words(value) if value else "0")
 
 
 def annotate(axes: Axes, text: str, x: float, y: float) -> None:

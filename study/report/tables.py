@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from study.core.text import is_number, short, size
+from study.core.text import UNKNOWN, is_number, short, size
 from study.records.groups import by
 from study.records.runs import Run
 
@@ -32,34 +32,36 @@ UNITS = {"mb": "MB", "gb": "GB", "bytes": ""}  # as the last word of a name
 
 def heading(name: str) -> str:
     """Return the words above a column."""
-    *words, last = name.split("_")
+    *words, last = name.split("_")  # names end with their unit
     return HEADINGS.get(name) or " ".join([*words, UNITS.get(last, last)]).strip()
 
 
 def cell(value: Any, name: str) -> str:
     """Return a value as a table shows it: four significant digits, sizes with a unit, a dash for what is not known."""
-    if value == "" or (pd.api.types.is_scalar(value) and pd.isna(value)):
-        return short(None)
-    return size(value) if name.endswith("bytes") and is_number(value) else short(value)
+    if pd.api.types.is_scalar(value) and (value == "" or pd.isna(value)):
+        return UNKNOWN
+    if name.endswith("bytes") and is_number(value):
+        return size(value)
+    return short(value)
 
 
 def as_html(rows: pd.DataFrame, columns: Iterable[str] = ()) -> str:
     """Return a table for people."""
-    shown = rows[[*columns]] if columns else rows
-    cells = {heading(str(name)): [cell(each, str(name)) for each in shown[name]] for name in shown}
+    # pandas escapes what it writes.
+    cells = {heading(str(name)): [cell(each, str(name)) for each in rows[name]] for name in columns or rows}
     return pd.DataFrame(cells).to_html(index=False, border=0)
 
 
 def write_csv(path: Path, rows: pd.DataFrame) -> None:
     """Write a table as CSV, every digit of it."""
-    texts = rows.select_dtypes(exclude="number").astype(object).map(no_formula)
-    rows.assign(**{str(name): texts[name] for name in texts}).rename(columns=no_formula).to_csv(path, index=False)
+    rows.astype(object).map(no_formula).rename(columns=no_formula).to_csv(path, index=False)
 
 
 def no_formula(value: object) -> object:
     """Return a value for a CSV file that no spreadsheet takes for a formula: those begin with one of FORMULA."""
     if not isinstance(value, str) or not value.startswith(FORMULA):
         return value
+    # A negative number begins like a formula.
     try:
         float(value)
     except ValueError:
@@ -93,6 +95,7 @@ def split_by_ranks(members_of: dict[str, list[Run]]) -> dict[str, list[Run]]:
     """
     split: dict[str, list[Run]] = {}
     for group, members in members_of.items():
+        # Without any other run, the lone ones are a part of their own.
         lone = [run for run in members if run.record.arm == "single"]
         shared = by([run for run in members if run not in lone], "ranks") or {(1,): []}
         split |= {f"{group}, ranks {ranks}": lone + mine for (ranks,), mine in shared.items()}
@@ -102,16 +105,16 @@ def split_by_ranks(members_of: dict[str, list[Run]]) -> dict[str, list[Run]]:
 def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
     """Return the groups that a notebook shows: those with the most arms on real ranks."""
     if rows.empty:
-        return []
+        return [rows]
     real = rows["arm"].where(rows["kind"] == "real")
-    counts = rows.assign(real=real).groupby("group", sort=False).agg(real=("real", "nunique"), arms=("arm", "nunique"))
-    in_order = counts.sort_values(["real", "arms"], ascending=False, kind="stable").index[:most]
-    return [rows[rows["group"] == group] for group in in_order]
+    counts = rows.assign(real=real).groupby("group", sort=False)[["real", "arm"]].nunique()
+    return [rows[rows["group"] == group] for group in counts.nlargest(most, ["real", "arm"]).index]
 
 
 def wide(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Return the sums of a column for each line, with a column for each source: `measured_bytes`."""
     if rows.empty:
         return rows
+    # A source that a line lacks is unknown there, and not zero.
     sums = rows.groupby(["group", "line", "source"], sort=False)[value].sum().unstack("source", sort=False)
     return sums.add_suffix(f"_{value}").reset_index()

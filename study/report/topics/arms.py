@@ -5,9 +5,9 @@ import pandas as pd
 from study.core.text import nats, number_of
 from study.records import metrics
 from study.records.compare import loss_distances
-from study.records.groups import groups
+from study.records.groups import by, groups
 from study.records.runs import Run, Runs
-from study.report import style, tables
+from study.report import tables
 from study.report.topics import traffic
 
 STAGES = ("zero1", "zero2", "zero3")
@@ -21,12 +21,12 @@ WHY_MORE = "On a model this small, buckets outweigh the states that are divided.
 
 def by_task(runs: Runs) -> list[dict]:
     """Return a group for each task and model: a row for each arm, and the answers that the rows give."""
+    # A virtual run has no loss, and no time that means anything.
     real = [run for run in runs if not run.record.is_virtual and not run.record.is_script]
     compared = []
     for group, members in groups(real, only=tables.SETTINGS).items():
-        arms = style.ordered(run.record.arm for run in members)
-        rows = [_row([run for run in members if run.record.arm == arm], members) for arm in arms]
-        if len(rows) > 1:
+        rows = [_row(repeats, members) for repeats in by(members, "arm").values()]
+        if len(rows) > 1:  # one arm alone is compared with nothing
             compared.append({"group": group, "rows": rows, "in_words": in_words(rows)})
     return compared
 
@@ -46,12 +46,13 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
         "peak bytes": metrics.value(run.record, "peak_bytes"),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
-        "why not": run.record.error.message if run.record.error else None,
+        "why not": run.record.error and run.record.error.message,
     }
 
 
 def in_words(rows: list[dict]) -> list[str]:
     """What ZeRO's stages do to losses, memory, time and traffic, and which arms are not compared."""
+    # --- losses: the largest difference of all arms
     of_arm = pd.DataFrame(rows).set_index("arm")
     lines = []
     compared = of_arm.dropna(subset="furthest nats")
@@ -60,6 +61,7 @@ def in_words(rows: list[dict]) -> list[str]:
         lines.append(
             f"Losses: of {len(compared)} arms none is further than {furthest} from {compared['from'].iloc[0]}."
         )
+    # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
     stages = done.reindex(["ddp", *STAGES]).astype(dict.fromkeys(TOLD, float))
     for name, sentence in TOLD.items():

@@ -9,7 +9,6 @@ from study.ledger import texts
 from study.predict.front import Setup, estimate, named
 from study.records.runs import Runs
 from study.report import style
-from study.report.style import INK
 from study.report.tables import parts
 from study.report.topics import memory
 from study.report.topics.losses import band
@@ -32,10 +31,12 @@ def memory_000(runs: Runs) -> pd.DataFrame:
         for recompute, how in ((False, "kept"), (True, "recomputed")):
             place: dict[str, Any] = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm}
             place |= {"ranks": 8, "parameters": shape.parameters, "kind": "real"}
+            # --- measured, if the runs are there
             if repeats := [run for run in known if bool(run.record.requested.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
                 measured = {"measured": memory.held_parts(run)}
                 rows += memory.stacks(place | {"kind": run.kind}, measured, len(repeats))
+            # --- predicted, and printed: the document does not say whether it recomputes
             ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recompute))
             others = {"predicted": memory.part_bytes(ours.at_peak), DOCUMENT: {"parts not given": printed_bytes}}
             rows += memory.stacks(place, others, 0)
@@ -45,7 +46,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
 # --- document 002's own script -------------------------------------------------------------------------------------
 
 REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
-TRAININGS = {1: (INK, "-"), 2: (style.VERMILION, "--"), 3: (style.SKY, ":")}  # they are not arms
+TRAININGS = {1: ("#1d1d1f", "-"), 2: ("#d55e00", "--"), 3: ("#56b4e9", ":")}  # they are not arms
 
 
 def script(runs: Runs) -> pd.DataFrame:
@@ -54,6 +55,7 @@ def script(runs: Runs) -> pd.DataFrame:
     for run in runs.select(arm="single").done:
         record = run.record
         every = record.observed.logging_steps or 1
+        # The Trainer logs the mean of every so many steps, so a loss stands at the last of them.
         for number, training in enumerate(record.observed.runs, 1):
             about: dict[str, Any] = {
                 "script": REPAIRS[record.requested.repair or "none"],
@@ -74,6 +76,7 @@ def trainings(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows
     names = ["script", "training", "name", "weights_from", "deepspeed_calls"]
+    # The first and the last loss of each seed, and then the median over seeds.
     of_seed = rows.groupby([*names, "seed"], sort=False)["loss"].agg(first_loss="first", last_loss="last")
     return of_seed.groupby(names, sort=False).median().reset_index()
 
@@ -88,7 +91,7 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
         for number, training in parts(mine, "training").items():
             tone, dash = TRAININGS[int(number)]
             band(ax, training, tone, linestyle=dash, marker="o", markersize=3.5)
-            first = training.iloc[0]
+            first = training.iloc[0]  # all rows of a training have its name
             marks[f"{number}: {first['name']}, batch {first['batch']}"] = {"color": tone, "linestyle": dash}
         ax.set_title(kind)
         ax.set_ylabel("loss (nats)")

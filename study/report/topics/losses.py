@@ -33,7 +33,7 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
         and not run.record.is_script
         and (not tasks or run.record.requested.task in tasks)
     ]
-    curves = [pd.DataFrame()]
+    curves = [pd.DataFrame()]  # so that no runs are an empty table
     for group, members in groups(chosen).items():
         for line, repeats in lines(members).items():
             for run in repeats:
@@ -49,6 +49,7 @@ def parity(rows: pd.DataFrame) -> pd.DataFrame:
     """Return each line's largest difference from the baseline, the largest first."""
     if rows.empty:
         return rows
+    # The largest over all seeds and steps: one step that differs is a difference.
     of_line = rows.groupby(["group", "line"], sort=False)
     table = of_line.agg(
         against=("against", "first"),
@@ -77,12 +78,14 @@ def figure(rows: pd.DataFrame) -> Figure:
     note = "Lines: means over runs. Bands: from the lowest to the highest run. Lines alternate as dashes, because most"
     note += " coincide. Lower panel: the largest difference of any run at each step. Arms with other rows in a step are"
     note += " in the table alone."
-    return style.finished(drawing, style.keys_of_arms(rows["arm"]), note)
+    looks = {arm: {"color": colour(arm), "marker": marker(arm)} for arm in style.ordered(rows["arm"])}
+    return style.finished(drawing, style.keys(looks), note)
 
 
 def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
     lines = parts(rows, "line")
     for place, mine in enumerate(lines.values()):
+        # Each line begins its dashes where the one before ends them.
         band(ax, mine, colour(mine["arm"].iloc[0]), linestyle=(DASH * place, (DASH, DASH * (len(lines) - 1) or 0.01)))
     ax.set(xlabel="optimizer step", ylabel="training loss (nats)")
 
@@ -92,7 +95,7 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
     ax.set_xscale("symlog", linthresh=EXACT)  # a logarithmic axis that has a place for zero
     for place, mine in enumerate(rows_of.values()):
         arm, against = mine[["arm", "against"]].iloc[0]
-        furthest = mine.groupby("step")["difference"].max()
+        furthest = mine.groupby("step")["difference"].max()  # of all seeds
         ax.plot(furthest, [place] * len(furthest), marker(arm), color=colour(arm), markersize=4, alpha=0.6)
     style.name_bars(ax, rows_of)
     ax.xaxis.set_major_formatter("{x:g}")
@@ -102,6 +105,7 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
 def band(ax: Axes, rows: pd.DataFrame, tone: str, **look: Any) -> None:
     """Draw the mean over runs at each step as a line, from the smallest to the largest value as a band."""
     values = rows.groupby("step", sort=False)["loss"].agg(["min", "mean", "max"])
+    # Of one run, or of equal ones, a band would be an invisible shape in the file.
     if (values["min"] < values["max"]).any():
         ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
     ax.plot(values.index, values["mean"], color=tone, **look)

@@ -25,6 +25,7 @@ PARTS = {  # that a figure shows, of the roles that records and predictions tell
     "other": ("temporaries", "constants", "other"),
 }
 PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
+BARS = style.Stack("bytes", "part", style.PARTS, size, "peak memory of a rank")
 PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
 ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
 
@@ -35,7 +36,7 @@ def table(runs: Runs) -> pd.DataFrame:
     known = split_by_ranks(groups([run for run in runs.done if metrics.components(run.record)], only=SETTINGS))
     for group, members in known.items():
         for line, repeats in lines(members).items():
-            run = max(repeats, key=held_bytes)
+            run = max(repeats, key=held_bytes)  # a peak that was seen once has to fit
             place = {"group": group, "panel": group, "line": line}
             if has_one_memory(run):
                 place["panel"] = ONE_MEMORY
@@ -69,6 +70,7 @@ def predicted_parts(run: Run) -> dict[str, float]:
 def _of_paper(run: Run) -> dict[str, float]:
     """Return the states by the ZeRO paper's formula; none for what it does not describe: FSDP2, other optimizers."""
     requested = run.record.requested
+    # The formula is for Adam over all parameters.
     is_partial = requested.lora_rank or requested.train_only or requested.optimizer not in (None, FIRST_OPTIMIZER)
     seen = run.record.observed
     if requested.precision in (None, "fp8") or not seen.parameters or is_partial or seen.fsdp:
@@ -102,4 +104,4 @@ def figure(rows: pd.DataFrame) -> Figure:
     note = "Bars: the run with the highest peak; pale: predicted; hatched: virtual ranks or an emulated smaller device."
     note += " The ZeRO paper counts weights, gradients and optimizer states alone. Without a GPU, host and device are"
     note += " one memory, so the split of what is offloaded is predicted."
-    return style.stacks(rows, "bytes", "part", style.PARTS, size, "peak memory of a rank", note)
+    return style.stacks(rows, BARS, note)

@@ -28,6 +28,7 @@ def frontier(runs: Runs) -> pd.DataFrame:
     rows = []
     for group, members in split_by_ranks(groups(timed)).items():
         for line, mine in lines(members).items():
+            # The median of the seconds, and the peak of the run that needs most.
             row = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind", "rows_per_step")
             row |= {"peak_bytes": max(metrics.value(run.record, "peak_bytes") or 0 for run in mine)}
             rows.append(row | middle([metrics.value(run.record, "step_s") for run in mine]))
@@ -51,12 +52,13 @@ def figure_of_steps(rows: pd.DataFrame) -> Figure:
     for ax, (setting, mine) in zip(axes, settings.items(), strict=True):
         for arm, source, seconds, low, high in mine[["arm", "source", "seconds", "low", "high"]].to_numpy():
             place = arms.index(arm)
-            if source != "predicted":
+            if source != "predicted":  # published: one number, without an interval
                 ax.plot(seconds, place, **PUBLISHED)
                 continue
             ax.plot([low, high], [place] * 2, color=colour(arm), linewidth=2)
             ax.plot(seconds, place, "o", color=colour(arm), markerfacecolor=style.CARD)
             style.annotate(ax, f"{seconds:.2g} s", high, place)
+        # All arms have a place in each panel, so that panels can be compared.
         style.name_bars(ax, arms)
         ax.margins(x=0.14, y=0.06)
         ax.set_xlim(left=0)

@@ -28,6 +28,7 @@ def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame
             sizes |= first_rank.after_step
         row: dict[str, Any] = {"arm": run.record.arm}
         row |= {part: round(sizes.get(part, 0) / (observed.parameters or 1), 3) for part in parts}
+        # Of repeats the first: they hold and send the same.
         rows.setdefault(run.record.arm, row | {"parameters": observed.parameters, "run": run.record.run_id})
     return pd.DataFrame(rows.values())
 

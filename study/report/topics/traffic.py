@@ -19,6 +19,8 @@ OF_PAPER = {
     2: {"reduce-scatter": 0.5, "all-gather": 0.5},
     3: {"reduce-scatter": 0.5, "all-gather": 1.0},
 }
+LABEL = "bytes sent in a step (1 = one all-reduce of the gradients)"
+BARS = style.Stack("times", "collective", style.COLLECTIVES, "{:.3g}".format, LABEL)
 LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar
 
 
@@ -31,7 +33,7 @@ def table(runs: Runs) -> pd.DataFrame:
     known = groups([run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)])
     for group, members in known.items():
         for line, repeats in lines(members).items():
-            run = repeats[0]
+            run = repeats[0]  # repeats send the same
             about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
             about |= columns(run, "arm", "ranks", "kind")
             counted = {
@@ -40,7 +42,7 @@ def table(runs: Runs) -> pd.DataFrame:
                 if sent > LEAST * _all_reduce_bytes(run)
             }
             times = {COUNTED: counted, PAPER: OF_PAPER[run.record.observed.stage or 0]}
-            if run.record.observed.fsdp:
+            if run.record.observed.fsdp:  # the paper is older
                 del times[PAPER]
             rows += [
                 about | {"source": source, "collective": kind, "times": number}
@@ -53,6 +55,7 @@ def table(runs: Runs) -> pd.DataFrame:
 def _all_reduce_bytes(run: Run) -> float:
     """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
     ranks = run.record.observed.ranks or 1
+    # Of the recipes that are shown, bf16_cast sends gradients in 16 bits.
     bytes_each = {"bf16_cast": 2}.get(run.record.requested.precision or "", 4)
     return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
@@ -62,6 +65,7 @@ def sent_bytes(run: Run) -> dict[str, float]:
     first, *_ = [*run.record.traffic.per_rank, {}]
     sent: dict[str, float] = {}
     for kind, count in first.items():
+        # In a hybrid arm, some collectives have fewer ranks, and a ring of fewer sends a smaller share.
         by_ranks = count.by_ranks(run.record.observed.ranks or 1)
         sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
     return sent
@@ -71,5 +75,4 @@ def sent_bytes(run: Run) -> dict[str, float]:
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
     note = "Bars: counted; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce sends the data twice."
-    label = "bytes sent in a step (1 = one all-reduce of the gradients)"
-    return style.stacks(rows, "times", "collective", style.COLLECTIVES, "{:.3g}".format, label, note)
+    return style.stacks(rows, BARS, note)
