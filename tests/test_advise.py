@@ -1,6 +1,5 @@
 """Compares advice with its formulas, with arithmetic by hand, and with what an expert would try."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,15 +10,10 @@ from study.core.gpus import GPUS
 from study.predict import papers
 from study.predict.advise import MISS, Advice, Row, advise, best_of, fewest, fills, fits_on
 from study.predict.architecture import named
-from study.predict.estimate import Estimate, estimate
+from study.predict.estimate import estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
-from study.predict.memory.memory_kinds import (
-    FRAGMENTATION,
-    OUTSIDE_AT_MOST_BYTES,
-    outside_bytes,
-    reserve_bytes,
-)
-from study.predict.question import BUCKET_ELEMENTS, BUCKETS, Question, bytes_of
+from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
+from study.predict.question import BUCKET_ELEMENTS, Question, bytes_of
 from study.predict.setup import Setup
 from study.predict.step_time import step_time
 from study.report.advice import assumptions, seconds
@@ -33,26 +27,19 @@ def gemma() -> Advice:
     return advise(GEMMA)
 
 
-def prediction(question: Question, arm: str, micro_batch: int) -> Estimate:
-    share = question.batch // question.gpus
-    values = {"precision": question.precision, "sequence": question.sequence, "device": "cuda"}
-    values |= {"ranks": question.gpus, "micro_batch": micro_batch, "accumulation": share // micro_batch}
-    return estimate(Setup.of_arm(question.model, arm, **values))
-
-
-def rows(advice: Advice) -> dict[str, Row]:
-    return {row.arm: row for row in advice.rows}
+def setup(question: Question, arm: str, micro_batch: int) -> Setup:
+    return question.setup(arms.load_arm(arm), micro_batch, question.batch // question.gpus // micro_batch)
 
 
 def advised(question: Question, **changes) -> dict[str, Row]:
-    return rows(advise(replace(question, **changes)))
+    return {row.arm: row for row in advise(replace(question, **changes)).rows}
 
 
 def test_sizes_in_words():
     sizes = {"1TB": 1e12, "512 GB": 512e9, "6GB/s": 6e9, "80GiB": 80 * 2**30, "4mb": 4e6}
-    assert {text: bytes_of(text, "--host-memory") for text in sizes} == sizes
-    for text in ("lots", "1", "512", "-1GB", "0GB", "nanGB", "1,5GB", "9" * 400 + "TB"):
-        with pytest.raises(Stop, match=re.escape(f"--flag {text!r:.80} is not a size")):
+    assert {text: bytes_of(text, "--flag") for text in sizes} == sizes
+    for text in ("lots", "512", "-1GB", "nanGB", "9" * 400 + "TB"):
+        with pytest.raises(Stop, match=r"--flag .* is not a size"):
             bytes_of(text, "--flag")
 
 
@@ -87,10 +74,9 @@ def test_every_arm_is_a_row(gemma):
     assert names == [name for name in arms.NAMES if name in names], "the simplest first"
     assert not {"single", "zero1_tp", "hsdp", "zero3_nvme"} & {*names}, "what makes no sense on one node"
     for row in gemma.rows:
-        assert row.fits == (row.step_s is not None)
         assert GEMMA.gpus * row.micro_batch * row.accumulation == GEMMA.batch, row.arm
-        assert row.fits == (row.headroom_bytes >= 0)
-    assert rows(gemma)["ddp"].peak_bytes > 16 * GEMMA.model.parameters, "states alone are too much"
+        assert row.fits == (row.step_s is not None) == (row.headroom_bytes >= 0)
+    assert gemma.rows[0].peak_bytes > 16 * GEMMA.model.parameters, "under DDP the states alone are too much"
 
 
 def test_the_largest_microbatch_that_fits_with_a_margin():
@@ -100,7 +86,7 @@ def test_the_largest_microbatch_that_fits_with_a_margin():
     available = GPUS["T4"].memory_bytes - reserve_bytes(GPUS["T4"])
     assert 1 < row.micro_batch < 96
     larger = min(size for size in range(row.micro_batch + 1, 97) if 96 % size == 0)
-    peaks = [prediction(question, "ddp", size).peak_bytes for size in (row.micro_batch, larger)]
+    peaks = [estimate(setup(question, "ddp", size)).peak_bytes for size in (row.micro_batch, larger)]
     assert peaks[0] == row.peak_bytes
     assert (1 + MISS) * peaks[0] <= available < (1 + MISS) * peaks[1]
     assert row.headroom_bytes == pytest.approx(available - peaks[0])
@@ -112,7 +98,7 @@ def test_the_largest_microbatch_that_fits_with_a_margin():
 def test_host_memory_is_of_all_ranks_of_a_node():
     question = replace(BERT, host_memory_bytes=1e12)
     row = advised(question)["zero2_cpu"]
-    offloaded = prediction(question, "zero2_cpu", row.micro_batch).host_bytes
+    offloaded = estimate(setup(question, "zero2_cpu", row.micro_batch)).host_bytes
     assert offloaded > 0
     assert row.host_bytes == 2 * (offloaded + HOST_PROCESS_BYTES)
     less = advised(question, host_memory_bytes=row.host_bytes - 1)
@@ -129,28 +115,14 @@ def test_the_disk_is_for_those_who_have_one():
     assert slow.step_s > 10 * fast.step_s
 
 
-def test_seconds_are_those_of_the_replay():
-    """So are the interval and the limiting resource."""
-    row = advised(BERT)["zero2"]
-    share = BERT.batch // BERT.gpus // row.micro_batch
-    values = {"precision": BERT.precision, "sequence": BERT.sequence, "device": "cuda", "ranks": BERT.gpus}
-    setup = Setup.of_arm(BERT.model, "zero2", micro_batch=row.micro_batch, accumulation=share, **values)
-    zero = setup.deepspeed["zero_optimization"] | dict.fromkeys(BUCKETS[:2], row.bucket_elements)
-    step = step_time(replace(setup, deepspeed=setup.deepspeed | {"zero_optimization": zero}), BERT.machine)
-    assert row.step_s == pytest.approx(step.seconds)
-    assert row.step_interval_s[0] < row.step_s < row.step_interval_s[1]
-    assert row.limit == step.limit
-
-
 def test_hosts_share_the_update():
     """A host updates the parts of all its ranks: with two hosts, each updates half."""
-    seconds_of = {}
-    for size in (2, 1):
-        question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
-        setup = question.setup(arms.load_arm("zero2_cpu"), 1, 12)
-        seconds_of[size] = step_time(setup, question.machine).parts["update on host"]
-    assert seconds_of[2] == pytest.approx(BERT.model.parameters / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
-    assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
+    spent_s = []
+    for size, link in ((2, "pcie4"), (1, "ib-ndr")):
+        question = replace(BERT, gpus_per_node=size, link=link)
+        spent_s.append(step_time(setup(question, "zero2_cpu", 1), question.machine).parts["update on host"])
+    assert spent_s[0] == pytest.approx(BERT.model.parameters / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
+    assert spent_s[1] == pytest.approx(spent_s[0] / 2)
 
 
 def fitting(arm: str, step_s: float, headroom: float = 50) -> Row:
@@ -175,16 +147,6 @@ def test_the_choice(offered, taken):
     assert best_of(offered) is offered[taken]
 
 
-@pytest.mark.parametrize(("gpus", "gpu"), [(4, "A100-40GB"), (8, "RTX4090")])
-def test_offloading_that_fits_goes_before_what_fits_only_just_or_takes_twice_as_long(gpus, gpu):
-    """Qwen2.5-7B: zero3 fits only just on four A100; zero3 takes nearly twice as long on eight RTX 4090."""
-    advice = advise(Question.of(named("qwen2.5-7b"), gpus, gpu))
-    choice = advice.choice
-    assert (choice.offloads, choice.is_tight) == (True, False)
-    kept = [row.step_s for row in advice.rows if row.fits and not row.offloads and not row.is_tight]
-    assert all(choice.step_s < 0.6 * seconds_without for seconds_without in kept)
-
-
 def test_a_card_that_is_shown_as_full_fits_only_just():
     assert [fills("A100-80GB", size_bytes) for size_bytes in (None, 80e9, 85.8e9)] == [False, False, True]
     assert replace(fitting("zero2", 1.0), driver_bytes=int(85.8e9)).is_tight
@@ -203,13 +165,13 @@ def test_what_an_expert_would_try(gemma):
     assert gemma.choice.simplicity < without.choice.simplicity
     assert not gemma.choice.is_tight
     assert gemma.choice.bucket_elements == BUCKET_ELEMENTS
-    precisions = {row.arm: row.precision for row in advise(replace(BERT, precision=None)).rows}
-    assert (precisions["ddp"], precisions["zero1"]) == ("bf16", "bf16_cast"), "the usual one of each"
+    usual = advised(BERT, precision=None)
+    assert (usual["ddp"].precision, usual["zero1"].precision) == ("bf16", "bf16_cast")
 
 
 def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
     question = replace(BERT, model=named("gpt2-medium"), gpus=8, batch=8)
-    peak = prediction(question, "zero2", 1).peak_bytes
+    peak = estimate(setup(question, "zero2", 1)).peak_bytes
     enough = (peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION) + 1e6
     for memory_bytes, elements in ((enough, 6_553_600), (1.2 * enough, BUCKET_ELEMENTS)):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(memory_bytes)))
@@ -223,17 +185,14 @@ def test_seconds_have_two_digits_and_a_unit(gemma):
     assert [seconds(each) for each in rows_shown] == ["0.5 s (0.31 to 0.75)", "2 min (1 to 2.8)", "2 h (0.83 to 2.5)"]
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(-1, "no"), (1, "no"), ("reserve", "yes")])
-def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
+def test_an_estimate_says_whether_it_fits(monkeypatch):
     """By the rule of an advice, which keeps more free than the context and NCCL take."""
-    setup = Setup.of_arm(BERT.model, "zero2", ranks=8, precision="bf16_cast", device="cuda")
-    whole = estimate(setup)
-    needed = whole.peak_bytes + outside_bytes(8)
-    if spare == "reserve":
-        spare = OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed
-    monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
-    assert fits_on("L4", whole.peak_bytes) == fits
-    assert fits_on("L4", whole.peak_bytes, int(needed + spare)) != "yes", "the card is full"
+    peak = estimate(setup(BERT, "zero2", 12)).peak_bytes
+    needed = peak + outside_bytes(8)
+    for spare, fits in ((-1, "no"), (1, "no"), (OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed, "yes")):
+        monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
+        assert fits_on("L4", peak) == fits
+        assert fits_on("L4", peak, int(needed + spare)) != "yes", "the card is full"
 
 
 def test_how_many_are_needed():

@@ -11,33 +11,32 @@ from study.predict.architecture import Wanted, asked_for, count_of, generic, nam
 from study.training import models, tasks
 
 
-def settings_for(name: str, sequence: int = 128) -> Settings:
+def settings_and_model(name: str, sequence: int = 128) -> tuple[Settings, torch.nn.Module]:
     values = {"task": "imdb" if name.startswith("bert") else "wikitext", "sequence": sequence}
     values |= {"attention": "eager"} if SHAPES[name]["model_type"] in NO_FUSED_ATTENTION else {}
-    return resolve(Flags(model=name, data="embedded", init="in_place", **values), False)
+    settings = resolve(Flags(model=name, data="embedded", init="in_place", **values), False)
+    return settings, models.on_meta(settings, models.model_config(settings, VOCABULARY))
 
 
 @pytest.mark.parametrize("name", ["bert-large", "gpt-tiny", "gpt2-xl", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b"])
 def test_tensors_are_the_models_own(name):
     """Names, shapes and their order are the same, and tied heads count once."""
-    settings = settings_for(name)
-    built = models.on_meta(settings, models.model_config(settings, VOCABULARY))
+    _, built = settings_and_model(name)
     theirs = [(key, tuple(value.shape)) for key, value in built.named_parameters()]
     assert [(tensor.name, tensor.shape) for tensor in named(name).tensors] == theirs
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "gpt-tiny", "gemma2-micro"])
 def test_operations_are_what_pytorch_counts(name):
-    settings = settings_for(name, sequence=60)
+    settings, built = settings_and_model(name, sequence=60)
     ids = torch.zeros(1, 60, dtype=torch.long, device="meta")
     batch = {"input_ids": ids, "attention_mask": ids, "labels": ids[0, :1]}
-    built = models.on_meta(settings, models.model_config(settings, VOCABULARY))
     with FlopCounterMode(display=False) as counter:
         tasks.row_losses(settings, built, batch)[0].mean().backward()
     assert named(name).flops_per_row(60) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-@pytest.mark.parametrize(("parameters", "layers", "hidden"), [(1.5e9, 48, 1600), (7.5e9, 72, 3072), (8.3e9, 72, 3072)])
+@pytest.mark.parametrize(("parameters", "layers", "hidden"), [(7.5e9, 72, 3072), (8.3e9, 72, 3072)])
 def test_a_generic_model_has_the_parameters_asked_for(parameters, layers, hidden):
     model = generic(parameters, layers, hidden)
     assert model.parameters == pytest.approx(parameters, rel=0.001)
@@ -50,12 +49,9 @@ def test_a_generic_model_of_gpt2s_numbers_is_gpt2():
     assert ours.tensors == theirs.tensors, "its positions are ours, and refuse no sequence"
 
 
-@pytest.mark.parametrize(("text", "count"), [("7B", 7e9), ("350m", 350e6), ("1.5 T", 1.5e12), (7e9, 7e9)])
-def test_parameters_as_people_write_them(text, count):
-    assert count_of(text) == count
-
-
-@pytest.mark.parametrize("text", ["7X", "-7B", "many", ""])
-def test_what_is_no_number_of_parameters(text):
-    with pytest.raises(Stop, match="is not a number of parameters"):
-        count_of(text)
+def test_parameters_as_people_write_them():
+    sizes = {"7B": 7e9, "350m": 350e6, "1.5 T": 1.5e12, 7e9: 7e9}
+    assert {text: count_of(text) for text in sizes} == sizes
+    for text in ("7X", "-7B", "", float("nan"), -1.0):
+        with pytest.raises(Stop, match="is not a number of parameters"):
+            count_of(text)

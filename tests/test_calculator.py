@@ -13,13 +13,12 @@ from study.cli import main
 from study.core import arms
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
-from study.core.shapes import config_of
 from study.core.text import size
+from study.predict.architecture import named
 from study.predict.estimate import estimate, operations
 from study.predict.question import with_buckets
 from study.predict.setup import Setup, distribution
 from study.predict.step_time import peak_flops_per_s
-from study.predict.trace.transformer import Transformer
 from study.report import calculator, site
 from study.report.calculator import ARMS, FILE, GPUS_TRIED
 from study.report.site import TEMPLATES
@@ -38,7 +37,6 @@ def page(tmp_path_factory):
     site.Pages(folder).write("calculator", **calculator.values())
     for name in ("site.css", "site.js", calculator.SCRIPT):
         shutil.copyfile(TEMPLATES / name, folder / name)
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
     with opened_browser() as browser:
         browser.get((folder / "calculator.html").as_uri())
         ready(browser)
@@ -69,32 +67,22 @@ def question(draw: random.Random) -> dict:
     }
 
 
-def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) -> Setup:
-    """The training that the page's tables are about."""
-    known = arms.load_arm(arm)
-    ranks = 1 if known.distributed_type == "NO" else gpus
-    fixed = {"attention": "sdpa" if model.has_fused_attention else "eager", "device": "cuda", "precision": precision}
-    return Setup(model=model, ranks=ranks, **distribution(with_buckets(known), ranks), **fixed, **values)
-
-
 def parts_of(components: dict[str, int]) -> list[int]:
     """Bytes by the page's parts, where temporaries are activations."""
-    roles = list(memory.PARTS.values())
-    places = {role: place for place, names in enumerate(roles) for role in names}
-    places["temporaries"] = places["activations"]
-    return [sum(size for role, size in components.items() if places[role] == place) for place in range(len(roles))]
+    left = components | {"activations": components.get("activations", 0) + components.get("temporaries", 0)}
+    return [sum(left.get(role, 0) for role in roles if role != "temporaries") for roles in memory.PARTS.values()]
 
 
 def answer(question: dict) -> dict | None:
     """Return Python's answer; None where a library refuses the optimizer."""
-    if refusal(arms.load_arm(question["arm"]), question["optimizer"], question["precision"]):
+    arm, precision = arms.load_arm(question["arm"]), question["precision"]
+    if refusal(arm, question["optimizer"], precision):
         return None
+    ranks = 1 if arm.distributed_type == "NO" else question["gpus"]
     values = {"micro_batch": question["rows"], "sequence": question["tokens"], "accumulation": question["passes"]}
-    values |= {"checkpointing": question["recomputes"]}
+    values |= {"checkpointing": question["recomputes"], "precision": precision, "ranks": ranks, "device": "cuda"}
     values |= {"optimizer": question["optimizer"]} if question["optimizer"] != "adamw" else {}
-    model = Transformer.of(config_of(question["model"]), question["model"])
-    precision = question["precision"]
-    setup = setup_of(model, precision, question["arm"], question["gpus"], **values)
+    setup = Setup(model=named(question["model"]), **distribution(with_buckets(arm), ranks), **values)
     whole = estimate(setup)
     return {
         "parts": parts_of(whole.at_peak),

@@ -174,6 +174,7 @@ WRONG = {
     "estimate --model gpt2 --arm zero3 --buckets 0": "at least 1 element (got 0)",
     ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
     ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",
+    "estimate --params 7X": "give a number such as 7e9, 7B or 350M",
     ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
     ADVISE + "--model float": "cannot read the config",

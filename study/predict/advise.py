@@ -19,7 +19,7 @@ from study.predict.estimate import estimate
 from study.predict.memory.loading import HOST_PROCESS_BYTES
 from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predict.question import Precision, Question, settled_arm, usual_precision, with_buckets, zero_of
-from study.predict.setup import Setup, trainers_name
+from study.predict.setup import ADAMW, Setup
 from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
 
@@ -50,14 +50,10 @@ class Row:
     step_s: float | None = None  # None if it does not fit
     step_interval_s: tuple[float, float] | None = None
 
-    def leaves(self, share: float) -> bool:
-        """Return whether this share of the peak stays free."""
-        return self.headroom_bytes >= share * self.peak_bytes
-
     @property
     def is_tight(self) -> bool:
-        """Return whether it fits only if the prediction is accurate."""
-        return not self.leaves(MISS) or fills(self.gpu, self.driver_bytes)
+        """Whether it fits only if the prediction is accurate."""
+        return self.headroom_bytes < MISS * self.peak_bytes or fills(self.gpu, self.driver_bytes)
 
     @property
     def simplicity(self) -> tuple[int, bool]:
@@ -89,8 +85,7 @@ class Advice:
 
 def advise(question: Question) -> Advice:
     """Every arm that makes sense here as a row, and the choice."""
-    candidates = [arm for arm in map(arms.load_arm, arms.NAMES) if _makes_sense(arm, question)]
-    rows = [best_of_arm(question, arm) for arm in candidates]
+    rows = [best_of_arm(question, arm) for arm in map(arms.load_arm, arms.NAMES) if _makes_sense(arm, question)]
     while True:
         fitting = [row for row in rows if row.fits]
         choice = best_of(fitting)
@@ -106,7 +101,7 @@ def advise(question: Question) -> Advice:
 
 
 def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
-    """Return the advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
+    """The advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
     gpus = least
     while gpus <= MOST_GPUS:
         if (given.get("batch") or gpus) % gpus == 0:
@@ -121,7 +116,9 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     """Whether an arm takes the optimizer, and can differ from simpler arms here."""
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
-    if refusal(arm, trainers_name(question.optimizer), question.precision or usual_precision(arm)):
+    # The trainer has one name for all implementations of AdamW.
+    optimizer = "adamw" if question.optimizer in ADAMW else question.optimizer
+    if refusal(arm, optimizer, question.precision or usual_precision(arm)):
         return False
     if arm.divides_ranks:  # its groups are nodes
         return question.gpus > question.local > 1
@@ -202,7 +199,7 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
     arm = settled_arm(arm, question.gpus, question.local)
     for miss, each, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
         row = row_of(question, each, rows)
-        if row.leaves(miss):
+        if row.headroom_bytes >= miss * row.peak_bytes:
             break
     return row
 

@@ -8,49 +8,49 @@ from pathlib import Path
 
 from study.core import files, shapes
 from study.core.errors import Stop
-from study.core.settings import flag
 from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, with_size
 from study.core.text import count
 from study.predict.trace.transformer import Transformer
 
 NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")  # as configs of transformers call their number
 MOST_LAYERS = 10_000  # more than any published model has; tracing more would not end
 
 
 def named(model: str, *, trust_remote_code: bool = False, **which) -> Transformer:
-    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub.
+    """A model whose dimensions the study has, or that of a config.json in a folder or on the hub.
 
     `which` are fields of Transformer. `gpt-tiny` has the vocabulary of the embedded corpus.
     """
+    # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
     shapes.refuse_code(model, trust_remote_code)
     path = Path(model) / "config.json" if Path(model).is_dir() else shapes.hub_config(model)
-    try:
-        config = files.from_json(files.read(path, MAX_CONFIG_BYTES))
-    except (OSError, ValueError) as error:
-        raise Stop(f"{path} cannot be read ({files.why(error)})", "name the folder of a model") from None
-    if not isinstance(config, dict):
-        raise Stop(f"{path} is not the config of a model", "name the folder of a model")
-    for name in ("num_hidden_layers", "n_layer", "num_layers"):
-        if isinstance(layers := config.get(name), int) and layers > MOST_LAYERS:
-            raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
-    code = str(model) if trust_remote_code and "auto_map" in config else None
-    return Transformer.of(config, model, code_from=code, **which)
+    remedy = "name the folder of a model"
+    # The Hub's cache has links in place of files.
+    config = files.load(
+        path, dict, what="the config of a model", remedy=remedy, most_bytes=MAX_CONFIG_BYTES, links=True
+    )
+    layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
+    if layers > MOST_LAYERS:
+        raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
+    if trust_remote_code and "auto_map" in config:
+        which["code_from"] = str(model)
+    return Transformer.of(config, model, **which)
 
 
 def generic(params: float, layers: int, hidden: int) -> Transformer:
-    """Return a GPT-2 with these layers and width, and feed-forward layers sized to reach the number of parameters.
+    """A GPT-2 with these layers and width, and feed-forward layers sized to reach the number of parameters.
 
     Feed-forward layers are where models differ from 12 hidden^2 a layer (ZeRO-Infinity, eq. 1): gated, wider, narrower.
     Heads have about 64 numbers.
     """
-    for name, value in (("params", params), ("layers", layers), ("hidden", hidden)):
-        if not 0 < value < math.inf:
-            raise Stop(f"--{name} must be a finite number above 0 (got {value:g})", "give a number above 0")
     heads = max((number for number in range(1, hidden // 64 + 1) if hidden % number == 0), default=1)
     vocabulary = SHAPES["gpt2"]["vocab_size"]
+    # Parameters of a GPT-2: embeddings and the last norm; of a layer, attention with two norms; of its feed-forward
+    # part, two matrices and their biases.
     rest = (vocabulary + POSITIONS + 2) * hidden
     attention = 4 * hidden**2 + 9 * hidden
     inner = round(((params - rest) / layers - attention) / (2 * hidden + 1))
@@ -81,9 +81,8 @@ class Wanted:
     """With --model: run Python code that comes with the model."""
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if isinstance(value, int) and value < 1 and value is not False:
-                raise Stop(f"{flag(name)} must be a finite number above 0 (got {value})", "give a number above 0")
+        if self.lora_rank is not None and self.lora_rank < 1:
+            raise Stop(f"--lora-rank must be at least 1 (got {self.lora_rank})", "give 1 or more")
 
 
 NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
@@ -91,27 +90,34 @@ NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
 
 def count_of(params: float | str) -> float:
     """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
-    if not isinstance(params, str):
-        return params
-    match = NUMBER_OF_PARAMETERS.fullmatch(params.strip())
-    if not match:
+    match = NUMBER_OF_PARAMETERS.fullmatch(str(params).strip())
+    if match:
+        return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
+    if isinstance(params, str) or not 0 < params < math.inf:
         raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
-    return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
+    return params
 
 
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
-    """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
+    """The model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     numbers = (wanted.params, wanted.layers, wanted.hidden)
     if (wanted.model is None) == (numbers == (None, None, None)):
         raise Stop("one model is needed: --model and --params cannot be combined", f"give --model, or {NUMBERS}")
-    if wanted.layers is not None or wanted.hidden is not None:
-        if wanted.lora_rank or None in numbers:
-            what = "--params, --layers and --hidden describe a model together, and without adapters"
-            raise Stop(what, f"give --model, or {NUMBERS}")
-        return generic(count_of(wanted.params or 0), wanted.layers or 0, wanted.hidden or 0)
+    # --- numbers
+    if wanted.params and wanted.layers and wanted.hidden and not wanted.lora_rank:
+        return generic(count_of(wanted.params), wanted.layers, wanted.hidden)
+    if wanted.layers or wanted.hidden:
+        what = "--params, --layers and --hidden describe a model together, and without adapters"
+        raise Stop(what, f"give --model, or {NUMBERS}")
+    # --- a name, or a size such as 7B in place of one
     name = wanted.model or f"{count_of(wanted.params or 0) / 1e9:g}B"
     if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
-        name = _of_size(name)
+        size, parameters = name, count_of(name)
+        alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - parameters))
+        if not alike:
+            raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
+        name = alike[0]
+        sys.stderr.write(f"{size} parameters: taken as {name}; as large: {', '.join(alike[1:]) or 'none'}\n")
     model = named(name, lora_rank=wanted.lora_rank, trust_remote_code=wanted.trust_remote_code)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
@@ -124,13 +130,3 @@ def refuse_long_rows(model: Transformer, sequence: int) -> None:
     if model.positions and sequence > model.positions:
         what = f"--sequence {sequence} is more than the model's {model.positions} positions"
         raise Stop(what, f"give {model.positions} or fewer")
-
-
-def _of_size(size: str) -> str:
-    """Return a built-in shape of a size such as 7B, and say which. Raise Stop if none has it."""
-    wanted = count_of(size)
-    shapes = sorted(with_size(size), key=lambda name: abs(named(name).parameters - wanted))
-    if not shapes:
-        raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
-    sys.stderr.write(f"{size} parameters: taken as {shapes[0]}; as large: {', '.join(shapes[1:]) or 'none'}\n")
-    return shapes[0]

@@ -33,14 +33,14 @@ class Estimate:
 
 @functools.cache
 def estimate(setup: Setup) -> Estimate:
-    """Return the prediction for a setup. It is cached, so callers must not change it.
+    """The prediction for a setup. It is cached, so callers must not change it.
 
     On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
     offloaded states are in `host_bytes`.
     """
     engine = engine_of(setup)
     states, times, host_bytes = memory(setup, profile(setup))
-    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
+    states["other"] = inputs_bytes(setup) + (0 if setup.on_gpu else setup.data_bytes)
     peak_when, most = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, most)
     return Estimate(
@@ -61,14 +61,14 @@ def engine_of(setup: Setup) -> Engine | Sharding:
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
-    """Return what a rank holds all the time, what it holds besides at each moment, and its bytes on the host.
+    """What a rank holds all the time, what it holds besides at each moment, and its bytes on the host.
 
     Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
     """
     engine = engine_of(setup)
     states = {"constants": setup.model.look.buffers_bytes} | engine.standing
     times = [*moments(engine, kept)]
-    if not (setup.on_gpu and engine.on_host):
+    if not (setup.on_gpu and engine.on_host):  # without a GPU, what is offloaded is in the same memory
         return states, times, 0
     host_bytes = sum(states.pop(role, 0) for role in engine.on_host)
     return states, times, host_bytes + engine.beside_on_host_bytes
@@ -82,27 +82,33 @@ def moments(engine: Engine | Sharding, kept: Profile) -> Iterator[tuple[str, dic
 
 
 def profile(setup: Setup) -> Profile:
-    """Return the activations of a microbatch, as a trace of the model shows them."""
+    """The activations of a microbatch, as a trace of the model shows them and the setup's library keeps them."""
     if setup.tensor_ranks > 1:
         one = replace(setup, model=of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
-        seen = profile(one)  # with the gradient of the rank's part of the output matrix
+        # A trace of a model with narrower layers is that of a rank. Only its output matrix is still whole.
+        seen = profile(one)
         gradients = (each._replace(tensor=part(each.tensor, setup.tensor_ranks)) for each in seen.gradients)
         return replace(seen, gradients=tuple(gradients))
-    return by_library(setup, setup.model.traced(setup.trace_options, setup.micro_batch).profile)
+    seen = setup.model.traced(setup.trace_options, setup.micro_batch).profile
+    if setup.library.fused_layers:
+        seen = _with_fused_layers(setup, seen)
+    if setup.library.keeps_cache:
+        seen = _with_cache(setup, seen)
+    return seen
 
 
 def inputs_bytes(setup: Setup) -> int:
-    """Return the bytes of a microbatch's inputs: token ids, masks, images, sound."""
+    """The bytes of a microbatch's inputs: token ids, masks, images, sound."""
     return setup.model.traced(setup.trace_options, setup.micro_batch).inputs_bytes
 
 
 def exchanged(setup: Setup) -> Counter[str]:
-    """Return the bytes by collective of ranks that share rows or divide layers."""
-    return Counter(exchanged_rows(setup)) + Counter(exchanged_layers(setup))
+    """The bytes by collective of ranks that share rows or divide layers."""
+    return exchanged_rows(setup) + exchanged_layers(setup)
 
 
 def operations(setup: Setup) -> int:
-    """Return the operations of a rank's matrix products in a step, including those that checkpointing repeats.
+    """The operations of a rank's matrix products in a step, including those that checkpointing repeats.
 
     Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
     heads in attention, and some of the tokens everywhere else.
@@ -114,7 +120,7 @@ def operations(setup: Setup) -> int:
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:
-    """Return the sum of both, by the component names of records, without empty components."""
+    """The sum of both, by the component names of records, without empty components."""
     sizes: Counter[str] = Counter()
     for role, size in [*states.items(), *now.items()]:
         sizes[role.removeprefix("host_")] += int(size)
@@ -124,23 +130,15 @@ def _summed(states: dict, now: dict) -> dict[str, int]:
 # --- what libraries keep otherwise than the traced model does.
 # Fused layers, with RMS norms and gates: transformers' own norm keeps a copy of its input in fp32, and its gate the
 # activation by itself. Megatron's and Liger's kernels make them again in the backward pass. So does torch.compile: a
-# Llama's layer of 6,400 bytes a token keeps 4,480 (torch 2.13 on a CPU, aot_eager_decomp_partition, which cuts a
-# graph as
-# inductor does), as the formula says.
+# Llama's layer of 6,400 bytes a token keeps 4,480, as the formula says (torch 2.13 on a CPU, with
+# aot_eager_decomp_partition, which cuts a graph as inductor does).
 
 CACHED = re.compile(r"\b(c_attn(\.base)?\.bias|(k_proj|v_proj)(\.base)?\.weight)$")  # the first size is the output's
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms and gates
 
 
-def by_library(setup: Setup, traced: Profile) -> Profile:
-    """Return a trace's activations as the setup's library keeps them."""
-    if setup.library.fused_layers:
-        traced = _with_fused_layers(setup, traced)
-    return _with_cache(setup, traced) if setup.library.keeps_cache else traced
-
-
 def spared_bytes(setup: Setup) -> int:
-    """Return the bytes of a layer that fused layers do not keep.
+    """The bytes of a layer that fused layers do not keep.
 
     torchtitan's selective recomputation keeps every second product, also a layer's last one, which no gradient needs. A
     compiler drops it (measured in the same way).
@@ -155,8 +153,10 @@ def spared_bytes(setup: Setup) -> int:
 
 
 def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
-    """Return what is kept if layers are fused. A recomputed layer keeps its input as before."""
-    more: dict[str, float] = {}  # by block, for what the layers before it do not keep
+    """What is kept if layers are fused. A recomputed layer keeps its input as before."""
+    # By block, less for what the layers before it do not keep: while it runs these are held in both passes, because the
+    # backward pass frees later layers first.
+    more: dict[str, float] = {}
     total = 0
     for block in dict.fromkeys(tensor.block for tensor in setup.model.tensors):
         more[block] = total
@@ -175,22 +175,23 @@ def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
 
 
 def outputs(setup: Setup) -> list[int]:
-    """Return the sizes of keys and values, which GPT-2 has in larger tensors, and of the logits in fp32."""
-    # Autocast's LayerNorm is in fp32, and quantized layers return the type of their input.
-    in_fp32 = setup.quantized and setup.precision in AUTOCAST and setup.model.family == "gpt_bigcode"
-    token_bytes = setup.tokens * (4 if in_fp32 else setup.product_bytes)
-    cache = [each.shape[0] * token_bytes for each in setup.model.tensors if CACHED.search(each.name)]
+    """The sizes of keys and values, which GPT-2 has in larger tensors, and of the logits in fp32."""
+    element_bytes = setup.product_bytes
+    if setup.quantized and setup.precision in AUTOCAST and setup.model.family == "gpt_bigcode":
+        element_bytes = 4  # autocast's LayerNorm is in fp32, and quantized layers return the type of their input
+    cached = [each.shape[0] for each in setup.model.tensors if CACHED.search(each.name)]
+    cache = [width * setup.tokens * element_bytes for width in cached]
     return [*cache, 4 * setup.tokens * (setup.model.look.vocabulary or 0)]
 
 
 def _with_cache(setup: Setup, traced: Profile) -> Profile:
-    """Return what is kept if a model returns its keys and values. They are held until the loss is computed.
+    """What is kept if a model returns its keys and values. They are held until the loss is computed.
 
     The loss copies its logits, so it holds as much as its backward pass. A loop that keeps the outputs holds them in
     the backward pass, and those of the pass before until it has new ones. Measured with transformers 4.31 on a CPU.
     """
     *cache, logits = outputs(setup)
-    kept = (sum(cache) + logits) * setup.library.keeps_logits
+    kept = sum(cache) + logits if setup.library.keeps_logits else 0
     forward = max(Held(min(sum(traced.most), traced.kept + 2 * logits), 0), *traced.before_use.values(), key=sum)
     most = max(_more(forward, sum(cache) + kept), _more(traced.most, kept), key=sum)
     more = dict.fromkeys((tensor.block for tensor in setup.model.tensors), kept)
@@ -198,11 +199,10 @@ def _with_cache(setup: Setup, traced: Profile) -> Profile:
 
 
 def _gradients(traced: Profile, more: Mapping[str, float]) -> tuple[Gradient, ...]:
-    """Return the gradients with more bytes kept, by the block of their tensor."""
+    """The gradients with more bytes kept, by the block of their tensor."""
     gradients = []
     for tensor, most, complete in traced.gradients:
-        kept_bytes = more.get(tensor.block, 0)
-        gradients.append(Gradient(tensor, _more(most, kept_bytes), _more(complete, kept_bytes)))
+        gradients.append(Gradient(tensor, _more(most, more[tensor.block]), _more(complete, more[tensor.block])))
     return tuple(gradients)
 
 
@@ -219,7 +219,7 @@ POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
 
 
 def refusal(model: Transformer, ranks: int) -> str | None:
-    """Return why `ranks` ranks cannot share rows of a model, by DeepSpeed and Accelerate; None if they can."""
+    """Why `ranks` ranks cannot share rows of a model, by DeepSpeed and Accelerate; None if they can."""
     config = model.dimensions
     if not model.has_fused_attention:
         return f"Ulysses needs fused attention, and {model.family} has none"
@@ -231,10 +231,10 @@ def refusal(model: Transformer, ranks: int) -> str | None:
     return None
 
 
-def exchanged_rows(setup: Setup) -> dict[str, int]:
+def exchanged_rows(setup: Setup) -> Counter[str]:
     """Bytes by collective that a rank moves in a step among the ranks that share its rows, counted as in records."""
     if setup.sequence_ranks == 1:
-        return {}
+        return Counter()
     if reason := refusal(setup.model, setup.sequence_ranks):
         raise Stop(reason, "give another model, or fewer ranks for a row", "unavailable")
     config = setup.model.dimensions
@@ -247,7 +247,7 @@ def exchanged_rows(setup: Setup) -> dict[str, int]:
     forward = 2 if setup.checkpointing else 1
     positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
     passes = setup.accumulation * config["num_hidden_layers"]
-    return {"all_to_all": layer * (forward + 1) * passes, "all_gather": positions * passes}
+    return Counter(all_to_all=layer * (forward + 1) * passes, all_gather=positions * passes)
 
 
 # Linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass. torch's plans for Llama
@@ -256,20 +256,20 @@ BY_COLUMNS = 5
 BY_ROWS = 2
 
 
-def exchanged_layers(setup: Setup) -> dict[str, int]:
+def exchanged_layers(setup: Setup) -> Counter[str]:
     """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records.
 
     A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
     between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
     """
     if setup.tensor_ranks == 1:
-        return {}
+        return Counter()
     config = setup.model.dimensions
     forward = BY_ROWS * setup.product_bytes * (2 if setup.checkpointing else 1)
     backward = (BY_ROWS if setup.fsdp else BY_COLUMNS) * setup.weight_bytes
-    elements = setup.tokens * config["hidden_size"]
-    moved = {"all_reduce": elements * (forward + backward) * config["num_hidden_layers"]}
+    elements = setup.accumulation * setup.tokens * config["hidden_size"]
+    moved = Counter(all_reduce=elements * (forward + backward) * config["num_hidden_layers"])
     if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):
         moved["all_reduce"] += elements * setup.weight_bytes
-        moved["all_gather"] = setup.tokens * config["vocab_size"] * setup.product_bytes
-    return {kind: size * setup.accumulation for kind, size in moved.items()}
+        moved["all_gather"] = setup.accumulation * setup.tokens * config["vocab_size"] * setup.product_bytes
+    return moved

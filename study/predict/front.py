@@ -5,7 +5,7 @@ from study.predict import papers
 from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fits_on
 from study.predict.architecture import Wanted, asked_for, generic, named, refuse_long_rows
 from study.predict.estimate import Estimate, estimate, inputs_bytes
-from study.predict.memory.loading import HOST_PROCESS_BYTES, Load, on_gpus_bytes, peaks
+from study.predict.memory.loading import HOST_PROCESS_BYTES, on_gpus_bytes
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores
 from study.predict.question import (
@@ -18,8 +18,7 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
     with_zero,
-    zero_of,
 )
-from study.predict.setup import ADAMW, Setup, distribution
+from study.predict.setup import Setup, distribution
 from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
 from study.predict.trace.transformer import Transformer

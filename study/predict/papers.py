@@ -35,15 +35,17 @@ def states_bytes(
     if not 0 < parameters < math.inf or ranks <= 0:
         what = f"parameters and ranks must be above 0 (got {parameters:g} parameters on {ranks} ranks)"
         raise Stop(what, "give numbers above 0")
-    weights, gradients, states = states_of_a_parameter(precision, optimizer)
-    return {
-        "weights": weights * parameters / (ranks if stage >= 3 else 1),  # P1 5.3
-        "gradients": gradients * parameters / (ranks if stage >= 2 else 1),  # P1 5.2
-        "optimizer": states * parameters / (ranks if stage >= 1 else 1),  # P1 5.1
-    }
+    held = {}
+    from_stages = {"weights": 3, "gradients": 2, "optimizer": 1}  # P1 5.3, 5.2, 5.1: from which on each is divided
+    sizes = states_of_a_parameter(precision, optimizer)
+    for (states, from_stage), size in zip(from_stages.items(), sizes, strict=True):
+        held[states] = size * parameters
+        if stage >= from_stage:
+            held[states] /= ranks
+    return held
 
 
 def wire_bytes(traffic: Mapping[str, float], ranks: int) -> float:
     """Bytes that a rank sends in rings, for collectives over tensors of these sizes. An all-reduce takes two rounds."""
-    share = (ranks - 1) / ranks
-    return sum(size * share * (2 if kind == "all_reduce" else 1) for kind, size in traffic.items())
+    rounds = {"all_reduce": 2}
+    return sum(size * (ranks - 1) / ranks * rounds.get(kind, 1) for kind, size in traffic.items())

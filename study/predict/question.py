@@ -36,17 +36,13 @@ def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = N
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = with_zero(arm, {"zero_hpz_partition_size": local})
-    if bucket_elements is None:
-        return arm
-    return with_buckets(arm, bucket_elements)
+    return with_buckets(arm, bucket_elements) if bucket_elements else arm
 
 
 def with_buckets(arm: Arm, elements: int = BUCKET_ELEMENTS) -> Arm:
     """An arm with buckets of this size, if it has buckets."""
     buckets = {name: elements for name in BUCKETS if name in zero_of(arm)}
-    if not buckets:
-        return arm
-    return with_zero(arm, buckets)
+    return with_zero(arm, buckets) if buckets else arm
 
 
 def usual_precision(arm: Arm) -> Precision:
@@ -98,10 +94,9 @@ class Question:
     @property
     def machine(self) -> Machine:
         """The machine, whose link is the slowest one: with several nodes, the link between nodes."""
-        machine = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
-        if self.gpus > self.local:
-            return replace(machine, network=self.link)
-        return replace(machine, link=self.link)
+        link, network = (None, self.link) if self.gpus > self.local else (self.link, None)
+        disk = self.disk_bytes_per_s
+        return Machine(gpu=self.gpu, gpus_per_node=self.local, link=link, network=network, disk_bytes_per_s=disk)
 
     def setup(self, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
         return Setup(
@@ -112,7 +107,6 @@ class Question:
             micro_batch=micro_batch,
             accumulation=accumulation,
             sequence=self.sequence,
-            attention="sdpa" if self.model.has_fused_attention else "eager",
             checkpointing=self.checkpointing or False,
             frozen="bf16",
             quantized=self.quantized,
@@ -139,23 +133,24 @@ class Question:
         name = gpu_named(gpu)
         per_node = node_size(gpus, name, gpus_per_node)
         local = min(gpus, per_node)
-        usual: dict[str, Any] = {
-            "host_memory_bytes": max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes),
-            "sequence": default_sequence(model),
-            "batch": ceil(BATCH / gpus) * gpus,
-            "link": None,
-        }
-        given: dict[str, Any] = {"sequence": sequence, "batch": batch}
-        if gpus > 1:
-            given["link"] = link_named(link, GPUS[name], several_nodes=gpus > local)
-        if disk:
-            given["disk_bytes_per_s"] = bytes_of(disk, "--disk")
+        host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)
         if host_memory:
-            given["host_memory_bytes"] = bytes_of(host_memory, "--host-memory")
+            host_memory_bytes = bytes_of(host_memory, "--host-memory")
             if "i" not in host_memory.lower():  # who asks in GB is answered in GB
-                given["unit"] = "GB"
-        values = usual | {field: value for field, value in given.items() if value is not None}
-        return cls(model=model, gpus=gpus, gpu=name, gpus_per_node=per_node, **values, **training)
+                training["unit"] = "GB"
+        if disk:
+            training["disk_bytes_per_s"] = bytes_of(disk, "--disk")
+        return cls(
+            model=model,
+            gpus=gpus,
+            gpu=name,
+            link=link_named(link, GPUS[name], several_nodes=gpus > local) if gpus > 1 else None,
+            host_memory_bytes=host_memory_bytes,
+            sequence=default_sequence(model) if sequence is None else sequence,
+            batch=ceil(BATCH / gpus) * gpus if batch is None else batch,
+            gpus_per_node=per_node,
+            **training,
+        )
 
 
 def default_sequence(model: Transformer) -> int:
@@ -174,10 +169,8 @@ def node_size(gpus: int, gpu: str, given: int | None) -> int:
 
 def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
     """The name in LINKS that a user means. `nvlink`, `pcie` and `infiniband` mean the links of this GPU."""
-    if text is None and several_nodes:
-        return gpu.network
     if text is None:
-        return gpu.peer_link
+        return gpu.network if several_nodes else gpu.peer_link
     name = text.lower().replace("_", "-").replace(" ", "-")
     links = (gpu.peer_link, gpu.host_link, gpu.network, "ib-hdr", "pcie5", *LINKS)
     found = next((link for link in links if link.startswith(KINDS.get(name, name))), None)

@@ -7,8 +7,9 @@ How far off it is: `python -m study.predict.outside.scores`. How it was fitted: 
 
 import functools
 import tomllib
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from study.predict.setup import QUANTIZED_BYTES, Setup
 from study.predict.trace.transformer import of_a_rank
 
 FILE = Path(__file__).with_name("pace.toml")
-ON_GPU = ("products", "attention", "memory traffic")
 PHASES = ("forward", "backward")
 # Bytes of memory traffic for each parameter that a GPU updates: the gradient is read for its norm and for Adam, weights
 # and two moments are read and written. With bf16_cast the gradient is first copied to fp32 (6), the new weight is
@@ -29,7 +29,7 @@ UPDATE_BYTES = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure"
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
 # Kernels and Python before a product with quantized weights, forward and backward, in kernels: counted with
 # bitsandbytes 0.50 on two CPU cores (reproductions/laboratories/host_hooks.py); int8 in release 0.43.3.
-QUANTIZED_KERNELS = {"nf4": (7, 4), "fp4": (7, 4), "nf4_double": (9, 6), "int8": (25, 10)}
+QUANTIZED_KERNELS = {None: (0, 0), "nf4": (7, 4), "fp4": (7, 4), "nf4_double": (9, 6), "int8": (25, 10)}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Links(NamedTuple):
 
     def within(self, group: int | None) -> "Links":
         """The links within a group of neighbouring ranks."""
-        return self._replace(ranks=min(self.ranks, group)) if group else self
+        return self._replace(ranks=min(self.ranks, group or self.ranks))
 
     def between(self, group: int) -> "Links":
         """The links between ranks that have the same place in their groups."""
@@ -140,21 +140,12 @@ class Product(NamedTuple):
     k: int
     element_bytes: int | None = None  # of the factors; None: as a setup's products
 
-    @property
-    def flops(self) -> int:
-        return 2 * self.number * self.m * self.n * self.k
-
-    @property
-    def elements(self) -> int:
-        """Elements of both factors and of the product."""
-        return self.number * (self.m * self.k + self.k * self.n + self.m * self.n)
-
 
 @dataclass
 class Work:
     """The kernels of the forward or the backward pass of a microbatch, with what is computed again."""
 
-    products: Counter[Product]
+    products: Counter[Product] = field(default_factory=Counter)
     attention_flops: float = 0.0  # of fused kernels; written-out attention is products and moved bytes
     moved_bytes: float = 0.0  # read and written by all other kernels
     dequantized_bytes: float = 0.0  # moved to make whole weights of quantized ones: no fusing spares them
@@ -168,7 +159,7 @@ def work(setup: Setup) -> dict[str, Work]:
     model = setup.model
     if setup.tensor_ranks > 1:
         model = of_a_rank(model, setup.tensor_ranks)
-    passes = {phase: Work(Counter()) for phase in PHASES}
+    passes = {"forward": Work(), "backward": Work()}
     for phase, kernels in model.traced(setup.trace_options, setup.micro_batch).work.items():
         each = passes[phase]
         for kind, count, numbers in kernels:
@@ -181,8 +172,6 @@ def work(setup: Setup) -> dict[str, Work]:
             else:
                 each.moved_bytes += numbers[0]
                 each.moving_kernels += count
-    if setup.quantized is None:
-        return passes
     # Before each product with a quantized weight, kernels make a 16-bit one of it.
     packed = [tensor for tensor in setup.model.tensors if setup.packed_elements(tensor)]
     again = [tensor for tensor in packed if setup.computes_again(tensor.block)]
@@ -225,186 +214,168 @@ class StepTime:
 def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTime:
     """Predict a step of a setup on a machine."""
     of = of or pace()
-    step = _Step(setup, machine, of)
-    phases = (step.forward(), step.backward(), step.update())
-    seconds = sum(each.seconds for each in phases)
-    passes = [step.seconds_of(each) for each in step.work.values()]
-    on_gpu = {name: setup.accumulation * sum(each[name] for each in passes) for name in ON_GPU}
-    others = {"launching": sum(each.host_s for each in phases), "link": sum(each.link_s for each in phases)}
-    others |= step.update_parts
+    engine = Engine(setup)
+    passes = setup.accumulation
+    sending_s = _sending(setup, machine, engine, of)
+    phases = []
+    on_gpu: defaultdict[str, float] = defaultdict(float)
+    for name, each in work(setup).items():
+        pass_s = _of_gpu(setup, machine, each, of)
+        for limit, seconds in pass_s.items():
+            on_gpu[limit] += passes * seconds
+        gpu_s = passes * sum(pass_s.values())
+        host_s = passes * _of_host(setup, machine, engine, name, of)
+        link_s = sending_s[name]
+        # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
+        phases.append(Phase(name, gpu_s, host_s, link_s, (gpu_s**4 + host_s**4) ** 0.25 + link_s))
+    # --- the update, in which nothing else happens
+    update_s = _update(setup, machine, engine, of)
+    link_s = sending_s["update"]
+    phases.append(Phase("update", update_s.get("update", 0.0), 0.0, link_s, max(update_s.values()) + link_s))
+    seconds = sum(phase.seconds for phase in phases)
+    others = {"launching": sum(phase.host_s for phase in phases), "link": sum(phase.link_s for phase in phases)}
+    others |= update_s
     parts = {name: part_s for name, part_s in (on_gpu | others).items() if part_s}
     busy_s = others | {"compute": sum(on_gpu.values())}
     limit = max(busy_s, key=busy_s.__getitem__)
     # Hosts, disks, PCIe and networks differ more between machines than GPUs do, so their intervals are wider.
-    factor = of.host_interval
-    if limit in ("compute", "update") or (limit == "link" and not step.links.are_slow):
-        factor = of.gpu_interval
+    links = machine.links(setup.ranks).between(setup.tensor_ranks)
+    by_gpu = limit in ("compute", "update") or (limit == "link" and not links.are_slow)
+    factor = of.gpu_interval if by_gpu else of.host_interval
     # --- no step is faster than its operations at the peak, without what a causal mask hides: half of the scores
     needed: float = operations(setup)
     if setup.model.look.kind == "decoder":
-        needed -= setup.accumulation * sum(each.attention_flops for each in step.work.values()) / 2
+        needed -= passes * sum(each.attention_flops for each in work(setup).values()) / 2
     peak_s = needed / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
     if machine.products_8_bits:
         peak_s /= 2
-    return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, phases)
+    return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, tuple(phases))
 
 
-class _Step:
-    """The passes and the update of a step. The order of collectives was read in FSDP, DDP and DeepSpeed 0.19.8."""
+def _of_gpu(setup: Setup, machine: Machine, each: Work, of: Pace) -> dict[str, float]:
+    """The seconds of the GPU for a pass, by what limits them."""
+    gpu = GPUS[machine.gpu]
+    moving_bytes_per_s = gpu.memory_bytes_per_s * of.moving
+    products_s = 0.0
+    for (number, m, n, k, element_bytes), count in each.products.items():
+        element_bytes = element_bytes or setup.product_bytes
+        flops_per_s = gpu.flops_per_s(element_bytes == 4, machine.tf32)
+        flops_per_s *= of.products[class_of("products", machine.gpu)]
+        if number == 1:  # of a linear layer, and not one for each row and head
+            flops_per_s *= setup.tokens / (setup.tokens + of.few_tokens)
+            if machine.products_8_bits:
+                flops_per_s *= of.products_8_bits
+        # Products of small matrices, as in a written-out attention, are limited by memory: both factors are read, and
+        # the product is written.
+        bytes_s = (m * k + k * n + m * n) * element_bytes / moving_bytes_per_s
+        products_s += count * number * max(2 * m * n * k / flops_per_s, bytes_s)
+    attention_flops_per_s = gpu.flops_per_s(setup.precision == "fp32", machine.tf32)
+    attention_flops_per_s *= of.attention[class_of("attention", machine.gpu)]
+    moved_bytes = each.moved_bytes * (of.fused_traffic if machine.fused_kernels else 1)
+    return {
+        "products": products_s,
+        "attention": each.attention_flops / attention_flops_per_s,
+        "memory traffic": (moved_bytes + each.dequantized_bytes) / moving_bytes_per_s,
+    }
 
-    def __init__(self, setup: Setup, machine: Machine, of: Pace):
-        engine = Engine(setup)
-        self.setup, self.machine, self.of, self.engine = setup, machine, of, engine
-        self.gpu = GPUS[machine.gpu]
-        self.work = work(setup)
-        self.links = machine.links(setup.ranks).between(setup.tensor_ranks)  # of ranks with the same part of each layer
-        self.stage = engine.stage
-        self.elements = sum(tensor.elements for tensor in setup.tensors)
-        self.reduce_kind = engine.reduce_kind
-        self.reduces_each_pass = engine.stage > 1
-        self.group: int | None = None  # of ranks that reduce gradients, before groups do
-        self.backward_group = setup.second_partition  # of ranks that gather weights for the backward pass: with hpZ few
-        self.gathers_again = 1.0  # the share of the weights that the backward pass gathers again
+
+def _of_host(setup: Setup, machine: Machine, engine: Engine, phase: str, of: Pace) -> float:
+    """The seconds in which the host launches a pass, and Python gathers units of sharded weights."""
+    units = []
+    if setup.fsdp:  # a layer is a unit
+        units = list({tensor.block for tensor in setup.tensors if tensor.block.startswith("layer.")})
+    elif engine.stage == 3:  # a module with a large tensor
+        large = [tensor for tensor in setup.tensors if tensor.elements > engine.limits.persistent]
+        units = [block for block, _ in {(tensor.block, tensor.name.rpartition(".")[0]) for tensor in large}]
+        if phase == "backward":  # what is computed again is gathered again
+            units += [block for block in units if setup.computes_again(block)]
+    each = work(setup)[phase]
+    kernels = each.kernels + of.unit_kernels * len(units)
+    if machine.fused_kernels:
+        kernels -= (1 - of.fused_traffic) * each.moving_kernels
+    return kernels * (of.kernel_s if machine.kernel_s is None else machine.kernel_s)
+
+
+class Sent(NamedTuple):
+    """What ranks send to each other in a phase, in all passes of a step; without links, a GPU and its host."""
+
+    phase: str
+    size_bytes: float
+    links: Links | None = None
+    kind: str = ""
+
+
+def _sending(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[str, float]:
+    """The seconds of each phase in which ranks and hosts wait for data."""
+    host_bytes_per_s = LINKS[GPUS[machine.gpu].host_link].bytes_per_s * of.host_link
+    links = machine.links(setup.ranks)
+    seconds = dict.fromkeys((*PHASES, "update"), 0.0)
+    for each in _sent(setup, links.between(setup.tensor_ranks), engine):
+        if each.links:
+            seconds[each.phase] += each.links.seconds(each.kind, each.size_bytes, of)
+        else:
+            seconds[each.phase] += each.size_bytes / host_bytes_per_s
+    # Ranks that share rows or layers wait for each other in both passes.
+    together = links.within(setup.sequence_ranks * setup.tensor_ranks)
+    for kind, size_bytes in exchanged(setup).items():
+        for phase in PHASES:
+            seconds[phase] += together.seconds(kind, size_bytes / len(PHASES), of)
+    return seconds
+
+
+def _sent(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
+    """All of a step, as read in FSDP, DDP and DeepSpeed 0.19.8. `links` join ranks with the same part of each layer."""
+    passes = setup.accumulation
+    trained_bytes = setup.model.trained * setup.weight_bytes
+    # DDP, stage 1 and Accelerate's FSDP reduce the sum of all passes.
+    reduces_each_pass = setup.fsdp_by == "torch" if setup.fsdp else engine.stage > 1
+    reductions = passes if reduces_each_pass else 1
+    gradients = reductions * setup.model.trained / setup.tensor_ranks * setup.reduced_bytes
+    updates_on_host = engine.offloads or setup.fsdp_offload
+    weights_on_host = engine.weights_home != "none" or setup.fsdp_offload
+    kind = engine.reduce_kind
+    if setup.fsdp or engine.stage == 3:
+        kind = "reduce_scatter"
+        weights = passes * engine.all_elements * setup.weight_bytes
+        # The backward pass gathers again what was released; with a second copy of it (hpZ), from few ranks.
+        again = {"shard_grad_op": 0.0}.get(setup.fsdp or "", 1.0)
         if engine.stage == 3:
-            self.gathers_again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
-        if setup.fsdp:
-            self.stage = 3  # weights are gathered for each pass
-            self.reduces_each_pass = setup.fsdp_by == "torch"
-            self.group = self.backward_group = setup.group
-            self.gathers_again = {"full_shard": 1.0, "shard_grad_op": 0.0}[setup.fsdp]
-        if self.stage == 3:
-            self.reduce_kind = "reduce_scatter"
-        self.divided_by = 1  # what hosts hold
-        self.owned: float = setup.model.trained  # parameters that a rank updates
-        if self.stage:
-            self.divided_by = setup.state_ranks
-            self.owned /= setup.sharing_ranks
-        self.updates_on_host = engine.offloads or setup.fsdp_offload
-        self.weights_on_host = engine.weights_home != "none" or setup.fsdp_offload
+            again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
+        gathered = (("forward", 1.0, setup.group), ("backward", again, setup.second_partition or setup.group))
+        for phase, share, group in gathered:
+            yield Sent(phase, share * weights, links.within(group), "all_gather")
+            if weights_on_host:
+                yield Sent(phase, share * weights / setup.state_ranks)
+    if setup.fsdp and setup.group:
+        yield Sent("backward", gradients, links.within(setup.group), kind)
+        yield Sent("backward", gradients / setup.group, links.between(setup.group), "all_reduce")
+    else:
+        yield Sent("backward", gradients, links, kind)
+    if updates_on_host:
+        sums = min(2, passes)  # with several passes, the sum so far is fetched first
+        yield Sent("backward", reductions * sums * trained_bytes / setup.state_ranks)
+    if updates_on_host and not weights_on_host:
+        yield Sent("update", trained_bytes / setup.sharing_ranks)
+    if engine.stage in (1, 2):  # the new weights
+        yield Sent("update", trained_bytes, links.within(setup.group), "all_gather")
 
-    def forward(self) -> Phase:
-        return self.phase("forward", self.setup.accumulation * self.gather_s(1.0, self.setup.group))
 
-    def backward(self) -> Phase:
-        reductions = 1
-        if self.reduces_each_pass:
-            reductions = self.setup.accumulation
-        gather_s = self.gather_s(self.gathers_again, self.backward_group)
-        return self.phase("backward", self.setup.accumulation * gather_s + reductions * self.reduce_s())
-
-    def phase(self, name: str, link_s: float) -> Phase:
-        """The slower of host and GPU, or a little more. Sending is added: none was fitted to overlap."""
-        passes = self.setup.accumulation
-        gpu_s = passes * sum(self.seconds_of(self.work[name]).values())
-        host_s = passes * self.host_s(name)
-        link_s += passes * self.exchange_s()
-        return Phase(name, gpu_s, host_s, link_s, (gpu_s**4 + host_s**4) ** 0.25 + link_s)
-
-    def seconds_of(self, each: Work) -> dict[str, float]:
-        """The seconds of the GPU for a pass, by what limits them."""
-        moved = each.moved_bytes
-        if self.machine.fused_kernels:
-            moved *= self.of.fused_traffic
-        attention = self.gpu.flops_per_s(self.setup.precision == "fp32", self.machine.tf32)
-        attention *= self.of.attention[class_of("attention", self.machine.gpu)]
-        return {
-            "products": sum(count * self.product_s(product) for product, count in each.products.items()),
-            "attention": each.attention_flops / attention,
-            "memory traffic": (moved + each.dequantized_bytes) / self.gpu.memory_bytes_per_s / self.of.moving,
-        }
-
-    def product_s(self, product: Product) -> float:
-        """Products of small matrices, as in a written-out attention, are limited by memory."""
-        element_bytes = product.element_bytes or self.setup.product_bytes
-        flops_per_s = self.gpu.flops_per_s(element_bytes == 4, self.machine.tf32)
-        flops_per_s *= self.of.products[class_of("products", self.machine.gpu)]
-        if product.number == 1:  # a linear layer, and not a product for each row and head
-            flops_per_s *= self.setup.tokens / (self.setup.tokens + self.of.few_tokens)
-            if self.machine.products_8_bits:
-                flops_per_s *= self.of.products_8_bits
-        bytes_s = product.elements * element_bytes / self.gpu.memory_bytes_per_s / self.of.moving
-        return max(product.flops / flops_per_s, bytes_s)
-
-    def host_s(self, phase: str) -> float:
-        """The seconds in which Python and the driver launch a pass."""
-        kernel_s = self.machine.kernel_s
-        if kernel_s is None:
-            kernel_s = self.of.kernel_s
-        kernels: float = self.work[phase].kernels + self.of.unit_kernels * self.units(phase)
-        if self.machine.fused_kernels:
-            kernels -= (1 - self.of.fused_traffic) * self.work[phase].moving_kernels
-        return kernels * kernel_s
-
-    def units(self, phase: str) -> int:
-        """How often Python gathers a unit of sharded weights: a layer in FSDP, a large module in stage 3."""
-        if self.setup.fsdp:
-            return len({each.block for each in self.setup.tensors if each.block.startswith("layer.")})
-        if self.stage < 3:
-            return 0
-        large = [each for each in self.setup.tensors if each.elements > self.engine.limits.persistent]
-        modules = {(each.block, each.name.rpartition(".")[0]) for each in large}
-        gathered = [block for block, _ in modules]
-        if phase == "backward":  # recomputation gathers once more
-            gathered += [block for block in gathered if self.setup.computes_again(block)]
-        return len(gathered)
-
-    def gather_s(self, share: float, group: int | None) -> float:
-        """The seconds in which weights are gathered for a pass, if they are sharded."""
-        if self.stage < 3:
-            return 0.0
-        size = share * self.elements * self.setup.weight_bytes
-        seconds = self.links.within(group).seconds("all_gather", size, self.of)
-        if self.weights_on_host:
-            seconds += self.host_link_s(size / self.divided_by)
-        return seconds
-
-    def reduce_s(self) -> float:
-        """The seconds in which gradients are reduced, within a group first, and go to the host."""
-        setup = self.setup
-        size = setup.model.trained / setup.tensor_ranks * setup.reduced_bytes
-        seconds = self.links.within(self.group).seconds(self.reduce_kind, size, self.of)
-        if self.group:
-            seconds += self.links.between(self.group).seconds("all_reduce", size / self.group, self.of)
-        if self.updates_on_host:
-            sums = min(2, setup.accumulation)  # with several passes, the sum so far is fetched first
-            seconds += self.host_link_s(sums * setup.model.trained * setup.weight_bytes / self.divided_by)
-        return seconds
-
-    def exchange_s(self) -> float:
-        """The seconds in which ranks that share rows or layers wait for each other, in one of the passes."""
-        setup = self.setup
-        links = self.machine.links(setup.ranks).within(setup.sequence_ranks * setup.tensor_ranks)
-        seconds = sum(links.seconds(kind, size, self.of) for kind, size in exchanged(setup).items())
-        return seconds / setup.accumulation / len(PHASES)
-
-    def host_link_s(self, size_bytes: float) -> float:
-        return size_bytes / LINKS[self.gpu.host_link].bytes_per_s / self.of.host_link
-
-    def update(self) -> Phase:
-        """The update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
-        link_s = 0.0
-        if self.updates_on_host and not self.weights_on_host:
-            link_s += self.host_link_s(self.owned * self.setup.weight_bytes)
-        if self.stage in (1, 2):
-            links = self.links.within(self.setup.group)
-            link_s += links.seconds("all_gather", self.setup.model.trained * self.setup.weight_bytes, self.of)
-        gpu_s = self.update_parts.get("update", 0.0)
-        return Phase("update", gpu_s, 0.0, link_s, max(self.update_parts.values()) + link_s)
-
-    @functools.cached_property
-    def update_parts(self) -> dict[str, float]:
-        """The seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
-        if not self.updates_on_host:
-            seconds = update_bytes(self.setup) * self.owned / self.gpu.memory_bytes_per_s
-            if self.setup.optimizer in SEPARATE:
-                seconds /= self.of.separate_update
-            return {"update": seconds}
-        local = min(self.setup.ranks, self.machine.gpus_per_node)
-        parts = {"update on host": self.owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
-        moved_bytes = 2 * local * self.engine.swapped_bytes  # read and written
-        if moved_bytes and self.machine.disk_bytes_per_s:
-            parts["disk"] = moved_bytes / self.machine.disk_bytes_per_s
+def _update(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[str, float]:
+    """The seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
+    owned: float = setup.model.trained
+    if setup.fsdp or engine.stage:
+        owned /= setup.sharing_ranks
+    if engine.offloads or setup.fsdp_offload:
+        local = min(setup.ranks, machine.gpus_per_node)
+        parts = {"update on host": owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
+        moved_bytes = 2 * local * engine.swapped_bytes  # read and written
+        if moved_bytes and machine.disk_bytes_per_s:
+            parts["disk"] = moved_bytes / machine.disk_bytes_per_s
         return parts
+    seconds = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
+    if setup.optimizer in SEPARATE:
+        seconds /= of.separate_update
+    return {"update": seconds}
 
 
 def update_bytes(setup: Setup) -> float:

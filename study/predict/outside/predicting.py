@@ -7,10 +7,11 @@ import functools
 import json
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
@@ -22,6 +23,8 @@ from study.predict.outside.published import FOLDER, Count, Measured, MemoryKind,
 from study.predict.setup import Library, Setup
 from study.predict.step_time import Machine, step_time
 from study.predict.trace.transformer import Transformer
+
+T = TypeVar("T", Setup, Library, Machine)
 
 
 @dataclass(frozen=True)
@@ -39,57 +42,49 @@ class Training:
 
 
 def training_of(row: Row) -> Training | None:
-    """Return the training of a row; None: it is not predicted, and `not_predicted` says why."""
+    """The training of a row; None: it is not predicted, and `not_predicted` says why."""
     if row.config is None or row.dtype is None or row.not_predicted:
         return None
-    about = {
-        "model": _model(row, row.config),
-        "deepspeed": None if row.deepspeed is None else {"zero_optimization": row.deepspeed},
+    model = model_of(row.config)
+    if row.adapter:
+        targets = tuple((row.adapter_targets or "").split())
+        model = replace(model, lora_rank=row.adapter_rank, lora_targets=targets, dora=row.adapter == "dora")
+        model = replace(model, adapter_dropout=row.adapter_dropout)
+    # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
+    about: dict[str, Any] = {
+        "model": model,
+        "deepspeed": row.deepspeed,
         "ranks": row.n_gpus,
         "accumulation": row.grad_acc or 1,
         "sequence": row.seq,
         "precision": row.dtype,
-        "library": Library(
-            fused_layers=row.fused_kernels, bucket_view=row.deepspeed is not None, **_columns(row, Library)
-        ),
+        "library": _of_columns(row, Library, fused_layers=row.fused_kernels, bucket_view=row.deepspeed is not None),
     }
-    setup = Setup(device="cuda", **_columns(row, Setup) | about)
+    if row.deepspeed is not None:
+        about["deepspeed"] = {"zero_optimization": row.deepspeed}
+    setup = _of_columns(row, Setup, device="cuda", **about)
     if row.gpu_name is None or row.time_not_predicted:
         return Training(row, setup, None)
-    where = {"gpu": row.gpu_name, "gpus_per_node": min(setup.ranks, row.gpus_per_node or setup.ranks)}
-    return Training(row, setup, Machine(**_columns(row, Machine) | where))
+    per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
+    return Training(row, setup, _of_columns(row, Machine, gpu=row.gpu_name, gpus_per_node=per_node))
 
 
-def _columns(row: Row, form: type[Setup | Library | Machine]) -> dict[str, Any]:
-    """Return the columns that are called as fields of a form. A few mean what the source says, and are replaced."""
-    return row.model_dump(include={field.name for field in fields(form)})
-
-
-def _model(row: Row, config: str) -> Transformer:
-    model = model_of(config)
-    if row.adapter is None:
-        return model
-    targets = tuple((row.adapter_targets or "").split())
-    adapters: dict[str, Any] = {"lora_rank": row.adapter_rank, "lora_targets": targets, "dora": row.adapter == "dora"}
-    return replace(model, **adapters, adapter_dropout=row.adapter_dropout)
-
-
-@functools.cache
-def configs() -> dict[str, dict]:
-    """Return the configs of the rows' models, by name. Their dimensions are published, and nothing is downloaded."""
-    return json.loads((FOLDER / "configs.json").read_text())
+def _of_columns(row: Row, form: type[T], **values: Any) -> T:
+    """A form from the columns that are called as its fields. A few mean what the source says, and are replaced."""
+    names = {field.name for field in fields(form)}
+    return form(**row.model_dump(include=names) | values)
 
 
 @functools.cache
 def model_of(name: str) -> Transformer:
-    """Return the model of a name in configs.json, of another known name, or of a config as JSON."""
+    """The model of a name in configs.json, of another known name, or of a config as JSON."""
     if name.startswith("{"):
         return Transformer.of(json.loads(name), "a config of the row")
-    if name not in configs():
+    configs = json.loads((FOLDER / "configs.json").read_text())  # published dimensions: nothing is downloaded
+    if name not in configs:
         return named(name)
-    config = dict(configs()[name])
-    dropout = config.pop("dropout", None)
-    return Transformer.of(config, name, dropout=dropout)
+    dropout = configs[name].pop("dropout", None)
+    return Transformer.of(configs[name], name, dropout=dropout)
 
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
@@ -111,7 +106,7 @@ class Predicted:
 
 
 def of_row(row: Row) -> dict[Quantity, Predicted]:
-    """Return the predictions of what a row measured. What is refused is missing."""
+    """The predictions of what a row measured. What is refused is missing."""
     predicted: dict[Quantity, Predicted] = {}
     training = training_of(row)
     if training and row.memory_bytes and not row.memory_not_predicted:
@@ -124,26 +119,25 @@ def of_row(row: Row) -> dict[Quantity, Predicted]:
 
 
 def memory(setup: Setup, kind: MemoryKind | None, gpu: str | None) -> Predicted:
-    """Return the bytes of a kind. An unsaid kind is taken as allocated, and may be any of the three."""
-    if kind:
-        return Predicted(memory_bytes(setup, kind, gpu))
+    """The bytes of a kind. An unsaid kind is taken as allocated, and may be any of the three."""
+    if kind == "allocated":  # the others take a replay of the allocator
+        return Predicted(estimate(setup).peak_bytes)
     kinds = memory_kinds(setup, gpu)
+    if kind:
+        size_bytes = getattr(kinds, kind)
+        if size_bytes is None:
+            what = f"{kind} memory is not known for ranks that divide a model"
+            raise Stop(what, "give allocated bytes", "unavailable")
+        return Predicted(size_bytes)
+    # From what tensors take to what nvidia-smi shows; where that is not known, to all of the GPU.
     most = kinds.driver or (gpu and GPUS[gpu].memory_bytes)
     return Predicted(kinds.allocated, kinds.allocated, most) if most else Predicted(kinds.allocated)
 
 
-def memory_bytes(setup: Setup, kind: MemoryKind, gpu: str | None) -> float:
-    if kind == "allocated":
-        return estimate(setup).peak_bytes
-    size_bytes = getattr(memory_kinds(setup, gpu), kind)
-    if size_bytes is None:
-        raise Stop(f"{kind} memory is not known for ranks that divide a model", "give allocated bytes", "unavailable")
-    return size_bytes
-
-
 def time(setup: Setup, machine: Machine) -> Predicted:
-    """Return the seconds of a step."""
+    """The seconds of a step."""
     step = step_time(setup, machine)
+    # Ranks that share rows or layers share their operations.
     rows = setup.micro_batch * setup.accumulation / (setup.sequence_ranks * setup.tensor_ranks)
     flat_flops_per_s = FLAT_MFU * GPUS[machine.gpu].flops_per_s(not setup.has_half_products)
     flat_s = setup.model.flops_per_row(setup.sequence) * rows / flat_flops_per_s
@@ -160,45 +154,52 @@ class Measurement(BaseModel, frozen=True):
     tokens: Count  # of a row
     rows: Count  # of a GPU and pass
     precision: Precision
-    passes: int = Field(1, ge=1)  # of a step
+    passes: Count = 1  # of a step
     recompute: bool = False
     memory_kind: MemoryKind = "allocated"
     memory_gb: Measured = None  # 10^9 bytes
     step_s: Measured = None
 
-
-def compared(path: Path) -> list[dict]:
-    """Return a line for each measured number of a file, with its prediction; or why there is none."""
-    lines = []
-    for one in read(path, Measurement):
-        about = {"model": one.model, "arm": one.arm, "on": f"{one.gpus} x {one.gpu}"}
-        for quantity, measured in (("memory_gb", one.memory_gb), ("step_s", one.step_s)):
-            if measured:
-                line = about | {"quantity": quantity, "measured": measured}
-                lines.append(line | _beside(one, quantity, measured))
-    return lines
-
-
-def _beside(one: Measurement, quantity: str, measured: float) -> dict:
-    """Return a prediction as columns: the number, how far off it is, and its interval."""
-    try:
-        machine = Machine(gpu=gpu_named(one.gpu), gpus_per_node=min(one.gpus, 8))
+    def predicted(self, quantity: str) -> Predicted:
+        """Bytes for `memory_gb`, and seconds for `step_s`."""
+        machine = Machine(gpu=gpu_named(self.gpu), gpus_per_node=min(self.gpus, 8))
         setup = Setup.of_arm(
-            named(one.model),
-            one.arm,
-            ranks=one.gpus,
-            sequence=one.tokens,
-            micro_batch=one.rows,
-            accumulation=one.passes,
-            checkpointing=one.recompute,
-            precision=one.precision,
+            named(self.model),
+            self.arm,
+            ranks=self.gpus,
+            sequence=self.tokens,
+            micro_batch=self.rows,
+            accumulation=self.passes,
+            checkpointing=self.recompute,
+            precision=self.precision,
             device="cuda",
         )
         if quantity == "step_s":
-            step = step_time(setup, machine)
-            predicted, interval = step.seconds, f"{short(step.low_s)} to {short(step.high_s)}"
-        else:
-            predicted, interval = memory_bytes(setup, one.memory_kind, machine.gpu) / 1e9, None
-    except Stop as reason:
-        return {"predicted": None, "off": str(reason)}
-    return {"predicted": predicted, "off": percent(predicted / measured - 1, "+"), "interval": interval}
+            return time(setup, machine)
+        return memory(setup, self.memory_kind, machine.gpu)
+
+
+def compared(path: Path) -> list[dict]:
+    """A line for each measured number of a file: its prediction, how far off it is, its interval; or why none."""
+    lines = []
+    for one, (quantity, unit) in product(read(path, Measurement), {"memory_gb": 1e9, "step_s": 1.0}.items()):
+        measured = getattr(one, quantity)
+        if measured is None:
+            continue
+        line: dict[str, Any] = {
+            "model": one.model,
+            "arm": one.arm,
+            "on": f"{one.gpus} x {one.gpu}",
+            "quantity": quantity,
+        }
+        line |= {"measured": measured, "predicted": None}
+        try:
+            each = one.predicted(quantity)
+        except Stop as reason:
+            lines.append(line | {"off": str(reason)})
+            continue
+        predicted = (each.ours or 0) / unit
+        line |= {"predicted": predicted, "off": percent(predicted / measured - 1, "+")}
+        interval = f"{short(each.low)} to {short(each.high)}" if each.low else None
+        lines.append(line | {"interval": interval})
+    return lines

@@ -3,7 +3,6 @@
 import csv
 import functools
 import io
-import tomllib
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -97,12 +96,12 @@ class Row(Facts, frozen=True):
 
     @property
     def key(self) -> str:
-        """Return the identity of a row: what its source says, and not our reading of it."""
+        """The identity of a row: what its source says, and not our reading of it."""
         return sha256(repr([getattr(self, name) for name in Facts.model_fields]).encode()).hexdigest()[:12]
 
     @property
     def measured(self) -> dict[Quantity, float]:
-        """Return the bytes of a GPU and the seconds of a step, as far as they are known."""
+        """The bytes of a GPU and the seconds of a step, as far as they are known."""
         both: dict[Quantity, float | None] = {"memory": self.memory_bytes, "time": self.step_s}
         return {name: value for name, value in both.items() if value}
 
@@ -112,7 +111,8 @@ class Row(Facts, frozen=True):
 
     @property
     def step_s(self) -> float | None:
-        """Return the seconds of a step: as printed, or from the tokens per second."""
+        """The seconds of a step: as printed, or from the tokens per second."""
+        # Where rows are padded to the longest of a pass, sources count the tokens of the text.
         tokens = self.seq_mean if self.rows_are == "padded" else self.seq
         if self.step_time_s or not (self.tokens_per_s_per_gpu and self.rows_of_a_gpu and tokens):
             return self.step_time_s
@@ -120,7 +120,7 @@ class Row(Facts, frozen=True):
 
     @property
     def rows_of_a_gpu(self) -> float | None:
-        """Return the rows of a step over the GPUs that work at them. None: not known, because stages divide the model.
+        """The rows of a step over the GPUs that work at them. None: not known, because stages divide the model.
 
         `micro_batch` counts the rows that sequence parallelism shares.
         """
@@ -132,27 +132,17 @@ class Row(Facts, frozen=True):
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Return all rows."""
     return tuple(read(FOLDER / "measurements.csv", Row))
 
 
-@functools.cache
-def licences() -> dict[str, str]:
-    """Return the licence of each source's text and data. Rows are facts and figures, no text is kept."""
-    sources = tomllib.loads((FOLDER / "sources.toml").read_text())["source"]
-    return {each["name"]: each["licence"] for each in sources}
-
-
 def set_number(name: str) -> int:
-    """Return the number of a set: 0 of the known rows, 1 of `lora`, 2 of `lora_2`."""
-    if name == KNOWN:
-        return 0
+    """The number of a set: 0 of the known rows, 1 of `lora`, 2 of `lora_2`."""
     number = name.rpartition("_")[2]
-    return int(number) if number.isdigit() else 1
+    return int(number) if number.isdigit() else {KNOWN: 0}.get(name, 1)
 
 
 def read(path: Path, form: type[Form]) -> list[Form]:
-    """Return the lines of a CSV file, each as a form whose fields are columns. Other columns are ignored."""
+    """The lines of a CSV file, each as a form whose fields are columns. Other columns are ignored."""
     try:
         content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
         reader = csv.DictReader(io.StringIO(content, newline=""))
@@ -162,12 +152,9 @@ def read(path: Path, form: type[Form]) -> list[Form]:
 
 
 def _line(path: Path, number: int, line: dict[str, str | None], form: type[Form]) -> Form:
-    given = {}
-    for name, field in form.model_fields.items():
-        text = (line.get(name) or "").strip()
-        if text or (name in line and field.is_required()):
-            given[name] = text or None
+    texts = {name: (line[name] or "").strip() or None for name in form.model_fields if name in line}
+    required = [name for name, field in form.model_fields.items() if field.is_required()]
     try:
-        return form(**given)
+        return form(**{name: text for name, text in texts.items() if text or name in required})
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None

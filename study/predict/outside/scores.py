@@ -5,13 +5,12 @@ python -m study.predict.outside.scores mine.csv   predictions beside your own me
 python -m study.predict.outside.scores --write    predict all rows again
 """
 
-import csv
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from itertools import combinations, product
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
@@ -27,10 +26,9 @@ from study.predict.outside.predicting import Predicted
 from study.predict.outside.published import FOLDER, Measured, Quantity, set_number
 
 FILE = FOLDER / "predictions.csv"
-NEAR = {"memory": 0.1, "time": 0.35}
+NEAR = {"memory": 0.1, "time": 0.35}  # shares; memory: what an advice leaves free
 TOO_LOW = 0.1  # a peak that is predicted lower than this ends in a lack of memory
 ROWS_AT_ONCE = 10  # of a process: neighbours are often of one model, and share its traces
-DIFFERENT = 0.02  # speeds that are nearer have no order
 RIVALS = ("flat", "accelerate", "deepspeed", "phantora", "simumax")
 
 
@@ -55,12 +53,12 @@ class Number(BaseModel, frozen=True):
 
 @functools.cache
 def numbers(file: Path = FILE) -> tuple[Number, ...]:
-    """Return all numbers with their stored predictions."""
+    """All numbers with their stored predictions."""
     return tuple(published.read(file, Number))
 
 
 def score(mine: Sequence[Number], column: str = "ours") -> dict:
-    """Return the figures of a predictor on some numbers of one quantity, as shares of them.
+    """The figures of a predictor on some numbers of one quantity, as shares of them.
 
     Errors are shares of what was measured. What is refused has none.
     """
@@ -75,13 +73,14 @@ def score(mine: Sequence[Number], column: str = "ours") -> dict:
 
 
 def share(flags: Iterable[bool]) -> float | None:
-    """Return how many of the flags are true, over all. None: there is no flag."""
+    """How many of the flags are true, over all. None: there is no flag."""
     values = [*map(float, flags)]
     return mean(values) if values else None
 
 
 def by_set() -> list[dict]:
-    """Return the figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
+    """The figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
+    # The figures of old sets are those of a model that was fitted to them, those of the newest set are not.
     groups = defaultdict(list)
     newest = max(set_number(each.set) for each in numbers())
     for each in numbers():
@@ -91,36 +90,15 @@ def by_set() -> list[dict]:
             groups[each.quantity, "all before"].append(each)
     lines = []
     for (quantity, name), group in sorted(groups.items()):
-        first, pairs = score(group, "first"), order(group)
+        first = score(group, "first")
         inside = share(each.low <= each.measured <= each.high for each in group if each.low and each.high)
         line = {"quantity": quantity, "set": name} | score(group) | {"in interval": inside}
-        line |= {"first median": first["median error"], "first near": first["near"]}
-        lines.append(line | {"pairs of arms": len(pairs) or None, "in order": share(pairs)})
+        lines.append(line | {"first median": first["median error"], "first near": first["near"]})
     return lines
 
 
-def order(mine: Iterable[Number]) -> list[bool]:
-    """Return for each pair of arms whether its order of speed is predicted.
-
-    A pair is two rows of one source, model, machine and row length that are sharded in different ways.
-    """
-    rows = {row.key: row for row in published.rows()}
-    tables = defaultdict(list)
-    for each in mine:
-        row = rows[each.key]
-        if each.quantity == "time" and each.ours and row.rows_of_a_gpu:
-            table, arm = (row.source, row.model, row.gpu, row.n_gpus, row.seq), (row.deepspeed, row.fsdp, row.group)
-            tables[table].append((arm, row.rows_of_a_gpu / each.measured, row.rows_of_a_gpu / each.ours))
-    return [
-        (speed > other_speed) == (predicted > other_predicted)
-        for lines in tables.values()
-        for (arm, speed, predicted), (other_arm, other_speed, other_predicted) in combinations(lines, 2)
-        if arm != other_arm and abs(speed / other_speed - 1) > DIFFERENT
-    ]
-
-
 def rivals() -> list[dict]:
-    """Return the median errors of other predictors, beside ours on the same rows."""
+    """The median errors of other predictors, beside ours on the same rows."""
     lines = []
     for quantity, rival in product(NEAR, RIVALS):
         same = [each for each in numbers() if each.quantity == quantity and getattr(each, rival) and each.ours]
@@ -133,30 +111,29 @@ def rivals() -> list[dict]:
 def store_predictions() -> None:
     """Predict all rows again. `first` stays as it is; a set that is new has its first predictions now."""
     old = {(each.key, each.quantity): each for each in numbers()}
-    scored = {each.set for each in old.values()}
+    scored = {each.set for each in old.values()}  # somebody may have seen an error on these sets
     rows = published.rows()
+    # A fresh process for each part: traces use torch, whose threads do not survive a fork.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         predicted = [*pool.map(predicting.of_row, rows, chunksize=ROWS_AT_ONCE)]
     lines = []
     for row, values in zip(rows, predicted, strict=True):
         for quantity, measured in row.measured.items():
-            about = Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured)
-            new = values.get(quantity, Predicted())
-            first = {} if row.set in scored else {"first": new.ours}
-            kept = old.get((row.key, quantity), about)
-            lines.append(kept.model_copy(update=about.model_dump(exclude_unset=True) | asdict(new) | first))
+            about = {"key": row.key, "set": row.set, "source": row.source, "quantity": quantity, "measured": measured}
+            about |= asdict(values.get(quantity, Predicted()))
+            if row.set not in scored:
+                about["first"] = about["ours"]
+            others = old.get((row.key, quantity))  # first predictions, and those of other predictors
+            lines.append(others.model_copy(update=about) if others else Number.model_validate(about))
     store(lines)
 
 
 def store(everything: Iterable[Number]) -> None:
     """Write all numbers, with six digits."""
+    import pandas as pd  # here, because it takes longer to import than an answer that reads this module's figures
+
     numbers.cache_clear()
-    with FILE.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Number.model_fields)
-        for each in everything:
-            values = each.model_dump().values()
-            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
+    pd.DataFrame([each.model_dump() for each in everything]).to_csv(FILE, index=False, float_format="%.6g")
 
 
 def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
@@ -173,14 +150,11 @@ def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = Fal
         return
     if write:
         store_predictions()
-    show(in_percent(by_set()))
-    say("")
-    show(in_percent(rivals()))
-
-
-def in_percent(lines: Iterable[dict]) -> list[dict]:
-    """Return lines whose shares are percentages."""
-    return [{name: percent(each) if isinstance(each, float) else each for name, each in line.items()} for line in lines]
+    for lines in (by_set(), rivals()):
+        for line in lines:
+            line |= {name: percent(each) for name, each in line.items() if isinstance(each, float)}
+        show(lines)
+        say("")
 
 
 if __name__ == "__main__":
