@@ -42,9 +42,10 @@ def train(folder: Path, mistake: str) -> None:
                 if mistake == "divided_twice":
                     loss = loss / PASSES
                 accelerator.backward(loss)
-                if not by_hand or (number + 1) % PASSES == 0:
+                updates = not by_hand or (number + 1) % PASSES == 0
+                if updates:
                     optimizer.step()
-                if not by_hand or (number + 1) % PASSES == 0 or mistake == "cleared":
+                if updates or mistake == "cleared":
                     optimizer.zero_grad()
                 if mistake == "accumulate_unused" and number + 1 == STEPS:
                     break
@@ -52,10 +53,10 @@ def train(folder: Path, mistake: str) -> None:
 
 
 def _pass(accelerator: Accelerator, model, mistake: str, number: int):
-    if mistake == "accumulate_unused" or mistake == "no_sync" or mistake == "cleared":
+    if mistake == "right_by_hand" and (number + 1) % PASSES:
+        return accelerator.no_sync(model)
+    if mistake in ("accumulate_unused", "no_sync", "cleared", "right_by_hand"):
         return contextlib.nullcontext()
-    if mistake == "right_by_hand":
-        return contextlib.nullcontext() if (number + 1) % PASSES == 0 else accelerator.no_sync(model)
     return accelerator.accumulate(model)
 
 

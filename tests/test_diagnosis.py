@@ -108,13 +108,6 @@ def test_the_published_script_never_engaged_deepspeed():
     assert not by_repair["engaged"]
 
 
-def test_why_a_run_is_not_done_is_told(tmp_path, capsys):
-    error = {"kind": "RuntimeError", "message": "another rank died", "what_to_do": "look in the launcher's output"}
-    store.write(tmp_path, record("ddp", status="failed", error=error))
-    command.diagnose((tmp_path,))
-    assert "another rank died. What to do: look in the launcher's output." in capsys.readouterr().out
-
-
 EVERYDAY = {  # what tests/everyday.py plants, and the findings of each
     "right": set(),
     "right_by_hand": set(),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,67 +125,29 @@ def test_the_ring_of_nccl_is_read(tmp_path, monkeypatch):
     ]
 
 
-def log(rank: int, *collectives: str, ranks: int = 3, **more) -> RankLog:
-    """The log of a rank by its calls: 'all_reduce 7' has ended, 'all_reduce 7?' has not, and '@pair' is its group."""
+def log(text: str, ranks: int = 2, **more) -> RankLog:
+    """The log of a rank as tests/hang_cases.toml writes it."""
+    text, _, place = text.partition(" | ")
+    rank, _, calls = text.partition(":")
     recent = []
-    for call in collectives:
+    for call in filter(None, calls.split(",")):
         call, _, group = call.partition("@")
         kind, index = call.rstrip("?").split()
         recent.append(Collective(group=group or "0", index=int(index), kind=kind, ended=not call.endswith("?")))
-    groups = {"0": list(range(ranks)), "pair": [0, 1]}
-    fields = {"written_unix_s": 100.0, "still_s": 5.0, "recorded": True, "groups": groups}
-    return RankLog(rank=rank, ranks=ranks, recent=recent, **fields, **more)
+    fields = {"written_unix_s": 100.0, "still_s": 5.0, "recorded": True, "place": place or None, "recent": recent}
+    return RankLog(rank=int(rank), ranks=ranks, groups={"0": list(range(ranks)), "pair": [0, 1]}, **fields, **more)
 
 
-@pytest.mark.parametrize(
-    ("logs", "said"),
-    [
-        (
-            [log(0, "all_gather 412", "all_reduce 413?", ranks=2), log(1, "all_gather 412?", ranks=2)],
-            "Rank 1 has not begun all_reduce 413, where rank 0 is: it waits in all_gather 412",
-        ),
-        (  # on a GPU collectives are begun ahead of time
-            [log(0, "all_reduce 7?", "all_reduce 8?"), log(1, "all_reduce 7?", "all_reduce 8?"), log(2, "barrier 6")],
-            "Rank 2 has not begun all_reduce 7, where ranks 0, 1 are",
-        ),
-        (  # rank 1's last calls are all in another group
-            [log(0, "all_reduce 912?"), log(1, "broadcast 2@pair"), log(2, "all_reduce 912?")],
-            "Rank 1 has not begun all_reduce 912, where ranks 0, 2 are",
-        ),
-        (  # rank 2's last call had not been seen to end when it ended; those that waited for it ended then
-            [
-                log(0, "all_reduce 4", "all_gather 5", place="ended with RuntimeError"),
-                log(1, "all_reduce 4", "all_gather 5", place="ended with RuntimeError"),
-                log(2, "all_reduce 4?", place="ended with ValueError"),
-            ],
-            "Rank 2 has not begun all_gather 5, where ranks 0, 1 are: it ended with ValueError",
-        ),
-        (  # each of two groups waits for the other
-            [log(0, "all_reduce 5?"), log(1, "all_reduce 4", "broadcast 2?@pair"), log(2, "all_reduce 5?")],
-            "Rank 1 has not begun all_reduce 5, where ranks 0, 2 are: it waits in broadcast 2 of group pair",
-        ),
-        ([log(rank, "all_reduce 5?") for rank in range(3)], "All ranks have begun collective 5, and it does not end"),
-        ([log(0, "all_reduce 5?"), log(2, "all_reduce 5?")], "Rank 1 left no log"),
-        (  # its thread has not written since
-            [log(0, "all_reduce 5?"), log(1, "all_reduce 5?"), log(2)],
-            "Rank 2 has not begun all_reduce 5, where ranks 0, 1 are: it is at work",
-        ),
-        (
-            [log(0, "all_reduce 5?"), log(1, "all_reduce 5?"), log(2, "all_gather 5?")],
-            "Ranks took different branches: ranks 0, 1 in all_reduce 5, rank 2 in all_gather 5",
-        ),
-        ([log(rank, "all_reduce 5") for rank in range(3)], None),
-        ([log(0), log(1), log(2)], None),
-        ([], None),
-    ],
-)
-def test_what_is_said_of_ranks(logs, said):
-    assert [each[: len(said or "")] for each in sentences(logs)][:1] == ([said] if said else [])
+@pytest.mark.parametrize("case", tomllib.loads((ROOT / "tests" / "hang_cases.toml").read_text())["case"])
+def test_what_is_said_of_ranks(case):
+    logs = [log(text, case.get("ranks", len(case["logs"]))) for text in case["logs"]]
+    said = [case["said"]] if "said" in case else []
+    assert [each[: len(said[0])] for each in sentences(logs)][:1] == said
 
 
 def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
     store.write(tmp_path, store.new("mine", []))
-    for each in (log(0, "all_gather 412", "all_reduce 413?", ranks=2), log(1, "all_gather 412?", ranks=2)):
+    for each in (log("0: all_gather 412, all_reduce 413?"), log("1: all_gather 412?")):
         (tmp_path / f"collectives-rank{each.rank}.json").write_text(each.model_dump_json())
     (answer,) = command.diagnose((tmp_path,), as_json=True)
     assert "running" in answer["how"]
@@ -208,12 +171,11 @@ def test_each_way_to_hang_is_named():
 
 
 def test_a_cause_needs_ranks_that_wait_and_is_not_the_ctrl_c_that_ended_them():
+    stack = ["distributed_c10d.all_reduce", "script:train.main"]
     place = "ended with KeyboardInterrupt at mine.py:40 in main"
-    waiting, working, stopped = (
-        log(0, "all_reduce 4", "all_reduce 5?", ranks=2, calls=["distributed_c10d.all_reduce", "script:train.main"]),
-        log(1, "all_reduce 4", ranks=2, calls=["script:train.main"]),
-        log(1, "all_reduce 4", ranks=2, calls=["script:train.main"], place=place),
-    )
+    waiting = log("0: all_reduce 4, all_reduce 5?", calls=stack)
+    working = log("1: all_reduce 4", calls=stack[1:])
+    stopped = log(f"1: all_reduce 4 | {place}", calls=stack[1:])
     assert [cause.id for cause in causes([waiting, working])] == ["a_branch"]
     assert causes([waiting]) == causes([working, working]) == []
     assert sentences([waiting, stopped]) == [f"Rank 1 has not begun all_reduce 5, where rank 0 is: it {place}"]

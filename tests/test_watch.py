@@ -4,22 +4,21 @@ import contextlib
 import os
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from conftest import forked
+from conftest import ROOT, forked
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import study.watch
 from study.core.errors import Stop
 from study.records import metrics, runs, store
 from study.watch import WatchCallback, watch
 from study.watch.diagnosis import diagnose
 from study.watch.sources import intended_settings
 
-ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
 LOOKED_AT = [6, 7, 8]
 SLOW = pytest.mark.slow
 
@@ -102,9 +101,7 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
     assert record.traffic.per_rank == [{}]
     train(tmp_path / "mine", steps=2)
     assert store.load(tmp_path / "mine-2").observed.steps == 2
-    loaded = runs.load(tmp_path / "mine")
-    assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")]
-    assert loaded.counting == [], "claims do not use it"
+    assert runs.load(tmp_path / "mine").counting == [], "claims do not use it"
 
 
 MISTAKES = (
@@ -138,8 +135,6 @@ def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path):
 
 
 def test_what_cannot_be_watched_is_said(tmp_path, capsys):
-    with pytest.raises(Stop, match="needs the prepared model"):
-        watch(None, "bert-base")
     with pytest.raises(Stop, match="needs the optimizer"):
         watch(model=torch.nn.Linear(1, 1))
     model, optimizer = plain_model()
@@ -181,10 +176,27 @@ def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
     assert len(record.time.step_s) == 4, "of 12, 14, 15 and 16: not the step after a look, nor that with an evaluation"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["ddp", "fsdp2", "zero3", pytest.param("zero2", marks=SLOW)],
-)
+# What a step moves, in bytes of all weights: all_reduce, all_gather, reduce_scatter.
+MOVED = {"single": (0, 0, 0), "ddp": (1, 0, 0), "zero2": (1, 1, 0), "zero3": (0, 1, 1)}
+
+
+def check(record, arm: str, moved=None, rel: float = 0.02) -> None:
+    """The record is that of its arm: what each rank holds, and what the first one moves."""
+    seen = record.observed
+    stage = {"zero2": 2, "zero3": 3}.get(arm)
+    assert (record.status, record.arm, seen.stage, seen.ranks) == ("done", arm, stage, 1 if arm == "single" else 2)
+    assert len(record.memory.components.per_rank) == seen.ranks
+    states = 8 * seen.parameters / (1 if arm in ("single", "ddp") else 2)
+    for rank in record.memory.components.per_rank:
+        assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
+        assert rank.at_peak["moments"] == pytest.approx(states, rel=0.01)
+        assert ("master" in rank.at_peak) == (stage is not None)
+    counts = record.traffic.per_rank[0]
+    for kind, part in zip(("all_reduce", "all_gather", "reduce_scatter"), moved or MOVED[arm], strict=True):
+        assert (counts[kind].bytes if kind in counts else 0) == pytest.approx(part * 4 * seen.parameters, rel, 100)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "zero3", pytest.param("zero2", marks=SLOW)])
 def test_two_ranks_without_accelerate(start, tmp_path, kind):
     losses = {}
     for name, flags in (("watched", ()), ("alone", ("--run_dir=",))):
@@ -192,27 +204,19 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
             record = start("tests/bare_loop.py", "ddp", f"--kind={kind}", f"--losses={tmp_path / name}", *flags)[1]
         losses[name] = (tmp_path / name).read_text()
     assert losses["watched"] == losses["alone"]
-    assert (record.status, record.arm, record.observed.ranks) == ("done", kind, 2)
     assert record.loss.train[0] != float.fromhex(losses["alone"].split()[0])  # the mean over both ranks
-    size, counts = 4 * record.observed.parameters, record.traffic.per_rank[0]
-    if kind.startswith("zero"):  # only the script asks for DeepSpeed
-        assert (record.watched.loop, record.promised.stage) == ("deepspeed", int(kind[-1]))
+    size = 4 * record.observed.parameters
+    counts = record.traffic.per_rank[0]
+    if kind == "fsdp2":  # it gathers again in the backward pass, and pads
+        check(record, kind, (0, 2, 1), rel=0.05)
+        assert counts["reduce_scatter"].bytes == pytest.approx(size, rel=0.01)
+        assert sum(record.observed.held_parameters_per_rank) == pytest.approx(record.observed.parameters, rel=0.01)
+    else:
+        check(record, kind)
     if kind == "ddp":
         assert {name: each.bytes for name, each in counts.items()} == {"all_reduce": size}
-    if kind.startswith("fsdp"):
-        assert counts["reduce_scatter"].bytes == pytest.approx(size, rel=0.01)  # padded
-        assert counts["all_gather"].bytes == pytest.approx(2 * size, rel=0.05)  # again in the backward pass
-        assert sum(record.observed.held_parameters_per_rank) == pytest.approx(record.observed.parameters, rel=0.01)
-    check_memory(record, shares=1 if kind == "ddp" else 2, has_master=kind.startswith("zero"))
-
-
-def check_memory(record, shares: int, has_master: bool) -> None:
-    ranks = record.memory.components.per_rank
-    assert len(ranks) == record.observed.ranks
-    for rank in ranks:
-        assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
-        assert rank.at_peak["moments"] == pytest.approx(8 * record.observed.parameters / shares, rel=0.01)
-        assert ("master" in rank.at_peak) == has_master
+    if kind.startswith("zero"):  # only the script asks for DeepSpeed
+        assert (record.watched.loop, record.promised.stage) == ("deepspeed", int(kind[-1]))
 
 
 LOOPS = {  # the class of the loop and of the model
@@ -220,7 +224,7 @@ LOOPS = {  # the class of the loop and of the model
     "trainer_glue": ("Trainer", "BertForSequenceClassification"),
     "trl_sft": ("SFTTrainer", "LlamaForCausalLM"),
 }
-EXAMPLES = [(script, arm) for script in LOOPS for arm in ARMS]
+EXAMPLES = [(script, arm) for script in LOOPS for arm in MOVED]
 FAST = ("accelerate_loop", "zero3")
 
 
@@ -229,21 +233,13 @@ FAST = ("accelerate_loop", "zero3")
 )
 def test_an_example_in_each_arm_has_a_record_that_is_true_to_its_arm(start, script, arm):
     output, record = start(f"examples/{script}.py", arm)
-    stage, seen = ARMS[arm], record.observed
-    ranks = 1 if arm == "single" else 2
-    assert (record.status, record.arm, seen.stage, seen.ranks) == ("done", arm, stage, ranks)
+    check(record, arm)
     assert (record.watched.loop, record.watched.model) == LOOPS[script]
     assert record.watched.looked_at == LOOKED_AT
-    assert len(record.loss.train) == seen.steps == 16
+    assert len(record.loss.train) == record.observed.steps == 16
     assert record.time.step_s
-    check_memory(record, shares=2 if stage else 1, has_master=bool(stage))
-    size, counts = 4 * seen.parameters, record.traffic.per_rank[0]
-    kinds = ("all_reduce", "all_gather", "reduce_scatter")
-    expected = {"ddp": (1, 0, 0), "single": (0, 0, 0), "zero2": (1, 1, 0), "zero3": (0, 1, 1)}[arm]
-    moved = [counts[kind].bytes if kind in counts else 0 for kind in kinds]
-    assert moved == [pytest.approx(part * size, rel=0.02, abs=100) for part in expected]
     if script == "accelerate_loop":
-        assert record.promised.source == (f"{arm}.json" if stage else f"{arm}.yaml")
+        assert record.promised.source == (f"{arm}.json" if "zero" in arm else f"{arm}.yaml")
     assert f"study.watch: {arm} on" in output
 
 
@@ -259,39 +255,18 @@ def test_planted_mistakes_are_named(start, tmp_path):
     assert "Clipping is 1 although clips.yaml says 0" in output
 
 
-LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}
-DEEPSPEED = {"deepspeed": True, "fsdp": False, "precision": "no", "ranks": 2}
+LAUNCHED = tomllib.loads((ROOT / "tests" / "config_cases.toml").read_text())["launched"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "config", "expected"),
-    [
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, None, {"deepspeed": False, "fsdp": False, "precision": "bf16"}),
-        (  # the launcher's default, which the yaml does not have
-            LAUNCHED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
-            None,
-            DEEPSPEED | {"stage": 3},
-        ),
-        (
-            LAUNCHED | {"ACCELERATE_CONFIG_DS_FIELDS": "gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING": "0.0"},
-            None,
-            DEEPSPEED | {"clipping": 0.0},
-        ),
-        (
-            LAUNCHED,
-            {"bf16": {"enabled": True}, "gradient_clipping": "auto", "zero_optimization": {"stage": 2}},
-            {"deepspeed": True, "precision": "bf16", "stage": 2, "ranks": 2}
-            | {"offload_optimizer": "none", "offload_param": "none"},
-        ),
-    ],
-)
-def test_what_a_script_asks_for(environment, config, expected, monkeypatch):
+@pytest.mark.parametrize("case", LAUNCHED)
+def test_what_a_script_asks_for(case, monkeypatch):
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    wanted = intended_settings(config).model_dump(exclude_none=True, exclude={"source"})
-    assert wanted == expected
+    for name, value in case["environment"].items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    wanted = intended_settings(case.get("config")).model_dump(exclude_none=True, exclude={"source"})
+    assert wanted == case["wanted"] | {"ranks": 2}
 
 
 def trainer(folder: Path, *callbacks, steps: int = 12) -> transformers.Trainer:
@@ -327,11 +302,3 @@ def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     record = store.load(tmp_path / "mine")
     assert (record.status, record.error.message) == ("failed", "ValueError: the disk is full")
     assert record.promised.source == "TrainingArguments"
-
-
-def test_a_script_keeps_its_own_compiled_operators(tmp_path, monkeypatch):
-    monkeypatch.setattr(study.watch, "CHOSEN_HERE", True)
-    monkeypatch.setattr(study.watch, "operators_folder", lambda: tmp_path / "none")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert study.watch.watch is watch
-    assert "TORCH_EXTENSIONS_DIR" not in os.environ

@@ -19,6 +19,7 @@ class WatchCallback(transformers.TrainerCallback):
         self.watch: Watch | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
+        """Begin a watch, once the Trainer has prepared its model and optimizer."""
         self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
         trainer = _calling_trainer()
         if trainer is None:
@@ -30,9 +31,11 @@ class WatchCallback(transformers.TrainerCallback):
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):
+        """Complete the record. The Trainer does not call this after an error."""
         self._end(None)
 
     def _leave_out(self, *_, **__) -> None:
+        # Evaluations are seen by the model's mode as well, but the writing of a checkpoint is not.
         if self.watch is not None:
             self.watch.leave_out()
 

@@ -22,6 +22,7 @@ FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 LARGE = 0.1  # of the peak: a smaller share gets no finding
 WHOLE = 0.9  # of the weights
+UNFAIR = 1.5  # times a rank's part of the parameters
 NOTICEABLE_BYTES = 500e6  # of weights: a process frees less in its imports
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 STATES = ("weights", "gradients", "master", "moments")
@@ -59,6 +60,7 @@ class Facts:
 
     @property
     def sharded(self) -> bool:
+        """Whether ranks share any state: with neither ZeRO nor FSDP they are replicas."""
         return bool(self.observed.stage) or "FSDP" in f"{self.observed.wrapper} {self.observed.distributed_type}"
 
     @property
@@ -81,6 +83,7 @@ class Facts:
 
     @property
     def weights_bytes(self) -> int:
+        """Bytes of all weights, and so of a collective over all of them, as they are counted."""
         return self.parameters * self.element_bytes
 
     @property
@@ -90,19 +93,27 @@ class Facts:
 
     @property
     def peak_bytes(self) -> int:
+        """Bytes of everything at that peak."""
         return sum(self.peak.values())
 
     @property
     def states_bytes(self) -> int:
+        """Bytes of the model states at that peak, which the stages divide."""
         return sum(self.peak.get(role, 0) for role in STATES)
 
     def moved_bytes(self, *kinds: str) -> int:
-        """Return what the first rank moves in a step by these collectives."""
+        """Return what the first rank moves in a step by these collectives.
+
+        Every rank moves as much, so the first one's count is enough. None was counted if the loop ended early.
+        """
         counted = required(next(iter(self.record.traffic.per_rank), None))
         return sum(counted[kind].bytes for kind in counted.keys() & set(kinds))
 
     def requested_home(self, part: str) -> str:
-        """Return where the optimizer states or the weights should be offloaded to."""
+        """Return where the optimizer states or the weights should be offloaded to.
+
+        A run of this study's own has no promises: what the engine resolved is then what was asked for.
+        """
         resolved = value_at(self.observed.deepspeed, f"zero_optimization.{part}.device")
         return getattr(self.promised, part) or resolved or "none"
 
@@ -111,26 +122,29 @@ class Facts:
 
 
 def deepspeed(facts: Facts) -> Results:
+    """Name a DeepSpeed that is asked for and does not train, or trains in another stage."""
     seen = facts.observed
     if any(run.arguments_say_deepspeed and not run.deepspeed_initialize_calls for run in seen.runs):
         yield "deepspeed_off_in_published_script", {}
     if not required(facts.promised.deepspeed):
         return
     if seen.stage is None:
-        required(seen.wrapper)
+        required(seen.wrapper)  # else nothing was read back
         yield "deepspeed_off", {}
     elif facts.promised.stage not in (None, seen.stage):
         yield "other_stage", {}
 
 
 def fsdp(facts: Facts) -> Results:
+    """Name an FSDP that is asked for, where every rank holds the whole model."""
     wrapper = required(facts.observed.wrapper)
-    # Without a GPU Accelerate makes DDP of an FSDP config (state.py:769), and prints nothing.
+    # Without a GPU Accelerate makes DDP of an FSDP config, or nothing at all (state.py:769), and prints nothing.
     if required(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
         yield "fsdp_off_on_a_cpu" if facts.observed.device == "cpu" else "fsdp_off", {}
 
 
 def ranks(facts: Facts) -> Results:
+    """Name ranks that do not train together. Each of them prints losses that look right."""
     counted = facts.observed.ranks_counted or facts.ranks
     if (facts.promised.ranks or 1) > counted:
         yield "separate_trainings", {"counted": counted}
@@ -178,7 +192,12 @@ def rows(facts: Facts) -> Results:
     watched = facts.record.watched
     rows = required(watched.rows_per_rank or None)
     if len(set(rows)) > 1:
-        yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
+        values = {
+            "least": min(rows),
+            "most": max(rows),
+            "rank": rows.index(min(rows)),
+        }
+        yield "unequal_rows", values
     if facts.observed.tensor_ranks or facts.observed.sequence_ranks:  # they share rows on purpose
         return
     inputs = required(watched.inputs_per_rank or None)
@@ -188,6 +207,7 @@ def rows(facts: Facts) -> Results:
 
 
 def precision(facts: Facts) -> Results:
+    """Name a precision that is not the one asked for, or that loses updates."""
     seen = facts.observed
     weights = facts.weights
     requested = facts.promised.precision
@@ -206,6 +226,7 @@ def precision(facts: Facts) -> Results:
 
 
 def offloading(facts: Facts) -> Results:
+    """Name optimizer states and weights that are elsewhere than asked for."""
     seen = facts.observed
     stage = required(seen.stage)
     states = seen.offload_optimizer
@@ -220,6 +241,7 @@ def offloading(facts: Facts) -> Results:
 
 
 def checkpointing(facts: Facts) -> Results:
+    # Only a model of transformers says whether it recomputes.
     if required(facts.promised.checkpointing) and not required(facts.observed.checkpointing):
         yield "checkpointing_off", {}
 
@@ -228,6 +250,7 @@ def checkpointing(facts: Facts) -> Results:
 
 
 def buckets_and_copies(facts: Facts) -> Results:
+    """Name what ZeRO adds: copies of the weights in fp32, and buckets that do not shrink with the model."""
     peak = facts.peak
     seen = facts.observed
     if not facts.stage:
@@ -244,10 +267,16 @@ def buckets_and_copies(facts: Facts) -> Results:
         yield "second_bucket", {"memory_bytes": buckets // 2}
     best = facts.parameters // 10
     if buckets > facts.states_bytes and (seen.bucket_elements or 0) > best:
-        yield "buckets_dominate", {"best": best, "states_bytes": facts.states_bytes, "memory_bytes": buckets}
+        values = {
+            "best": best,
+            "states_bytes": facts.states_bytes,
+            "memory_bytes": buckets,
+        }
+        yield "buckets_dominate", values
 
 
 def gathered_weights(facts: Facts) -> Results:
+    """Name weights that stage 3 holds whole for longer than the layer needs them."""
     if facts.stage < 3:
         return
     large = LARGE * facts.peak_bytes
@@ -269,26 +298,41 @@ def gathered_weights(facts: Facts) -> Results:
 
 
 def partitions(facts: Facts) -> Results:
+    """Name a rank that holds clearly more than its part: padding and small tensors make it a little more."""
     if facts.stage < 3 or facts.ranks == 1:
         return
     fair = facts.parameters / facts.ranks
     largest = max(facts.observed.held_parameters_per_rank, default=0)
-    if largest > 1.5 * fair:
-        shares = {"share": largest / facts.parameters, "fair_share": 1 / facts.ranks}
-        yield "not_all_partitioned", shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
+    if largest > UNFAIR * fair:
+        values = {
+            "share": largest / facts.parameters,
+            "fair_share": 1 / facts.ranks,
+            "memory_bytes": int((largest - fair) * facts.element_bytes),
+        }
+        yield "not_all_partitioned", values
 
 
 def activations(facts: Facts) -> Results:
+    """Name activations that are most of the peak, which no stage can change."""
     activations = facts.peak.get("activations", 0)
     if activations >= facts.peak_bytes / 2 and not facts.observed.checkpointing:
-        yield "activations_dominate", {"memory_bytes": activations, "peak_bytes": facts.peak_bytes}
+        values = {
+            "memory_bytes": activations,
+            "peak_bytes": facts.peak_bytes,
+        }
+        yield "activations_dominate", values
 
 
 def states(facts: Facts) -> Results:
+    """Name states that every rank holds whole, if they are most of the peak."""
     if facts.ranks > 1 and not facts.sharded and facts.states_bytes >= facts.peak_bytes / 2:
+        # Stage 1 divides the optimizer's states, and leaves weights and gradients whole.
         sharable = facts.peak.get("moments", 0) + facts.peak.get("master", 0)
-        saved = sharable - sharable // facts.ranks
-        yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
+        values = {
+            "states_bytes": facts.states_bytes,
+            "memory_bytes": sharable - sharable // facts.ranks,
+        }
+        yield "states_replicated", values
 
 
 def loading(facts: Facts) -> Results:
@@ -296,7 +340,12 @@ def loading(facts: Facts) -> Results:
     freed = required(facts.record.watched.host_freed_bytes or None)
     is_large = facts.weights_bytes >= NOTICEABLE_BYTES
     if is_large and facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * facts.weights_bytes:
-        yield "loaded_whole", {"each_bytes": min(freed), "node_bytes": sum(freed), "weights_bytes": facts.weights_bytes}
+        values = {
+            "each_bytes": min(freed),
+            "node_bytes": sum(freed),
+            "weights_bytes": facts.weights_bytes,
+        }
+        yield "loaded_whole", values
 
 
 # --- costs in traffic, by the collectives that were counted in one step --------------------------------------------

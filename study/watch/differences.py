@@ -55,7 +55,10 @@ class Difference:
 
 
 def compare(a: Source, b: Source) -> list[Difference]:
-    """Return everything in which the two differ: known causes first, then all other keys, also as written."""
+    """Return everything in which the two differ: known causes first, then all other keys, also as written.
+
+    Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
+    """
     first = effective_settings(a)
     second = effective_settings(b)
     if a.kind == b.kind:
@@ -86,7 +89,10 @@ def _is_known(difference: Difference) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are. 1 and true are not."""
+    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are. 1 and true are not.
+
+    YAML reads 1e-5 as a text, because it has no point.
+    """
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, bool) or isinstance(b, bool):
@@ -99,12 +105,14 @@ def same(a: Any, b: Any) -> bool:
 
 def _raw(source: Source) -> EffectiveSettings:
     """Return the keys as written that our names do not cover, without what differs between any two runs."""
+    # --- all keys of the file, and of the one that it names
     content = source.content
     if source.record is not None:
         content = {name: content[name] for name in ("requested", "observed")}
     values = flat(content)
     if source.named:
         values |= flat(source.named.content)
+    # --- without those that are compared by our names, in any kind of file
     covered: set[str] = set()
     for name, each in descriptions().items():
         paths = (name, each.deepspeed, each.accelerate, each.trainer, each.record, *each.keys)
@@ -117,7 +125,10 @@ def _raw(source: Source) -> EffectiveSettings:
 
 
 def shown(setting: Setting, name: str = "") -> str:
-    """Return a value as text for people. Secrets are not shown."""
+    """Return a value as text for people. Secrets are not shown.
+
+    The file may be a stranger's: its text is cut, and cannot change the terminal.
+    """
     value = setting.value
     if value is None:
         return "not set"
@@ -129,6 +140,7 @@ def shown(setting: Setting, name: str = "") -> str:
 
 
 def is_secret(name: str) -> bool:
+    """Return whether a key of this name may hold a secret, such as the token of a hub."""
     return any(part in name.lower() for part in SECRET)
 
 
@@ -139,7 +151,10 @@ def printable(text: str) -> str:
 
 
 def found_in_one(source: Source, other: Source) -> list[Finding]:
-    """Return the findings of a record that the other record does not have. Configs have none."""
+    """Return the findings of a record that the other record does not have.
+
+    Configs have none: what would come of a config is not known before it trains.
+    """
     if source.record is None or other.record is None:
         return []
     theirs = {each.id for each in diagnose(other.record)}
@@ -150,12 +165,17 @@ def found_in_one(source: Source, other: Source) -> list[Finding]:
 
 
 def mistakes(source: Source) -> Iterator[Finding]:
-    """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored."""
+    """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored.
+
+    What a library refuses, it says itself.
+    """
     content = source.content
     if source.record is not None:
         content = source.record.observed.deepspeed or {}
+    # --- keys that no library knows
     if source.kind in LIBRARIES:
         yield from _mistyped(LIBRARIES[source.kind], content)
+    # --- values without an effect
     if source.kind == DEEPSPEED:
         yield from _in_deepspeed(content)
     if source.kind == ACCELERATE:
@@ -165,6 +185,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
                 yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
         if kind == "DEEPSPEED" and not (source.named or source.unread):
             yield from _in_deepspeed(config_of_yaml(section_at(content, "deepspeed_config")))
+    # --- the file that it names
     if source.unread:
         yield finding("file_not_read", why=source.unread)
     if source.named:
@@ -177,6 +198,7 @@ def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
         section = section_at(config, path)
         unknown = [str(key) for key in section if not any(prefix + str(key) in known for prefix in PREFIXES)]
         for key in unknown:
+            # A key that is nearly one which is written as well is no misspelling of it.
             for near in difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=NEAR):
                 yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), near=near)
 

@@ -25,26 +25,42 @@ class Finding:
 
 @functools.cache
 def texts(file: str = "findings.toml") -> dict[str, dict[str, Any]]:
-    """Return the sentence, remedy and evidence of each finding, by its id. Hangs have patterns as well."""
+    """Return the sentence, remedy and evidence of each finding, by its id. Hangs have patterns as well.
+
+    Texts are in TOML, so that they can be read and corrected without the rules.
+    """
     return tomllib.loads(Path(__file__).with_name(file).read_text())
 
 
 def finding(id: str, **values: Any) -> Finding:
-    """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
+    """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes.
+
+    `lost_s`, `memory_bytes` and `traffic_bytes` are also kept as numbers: they are what the finding costs.
+    """
     text = (texts() | texts("hangs.toml"))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    costs = {name: values.get(name) for name in ("lost_s", "memory_bytes", "traffic_bytes")}
-    sentence, remedy = (text[part].format(**shown) for part in ("sentence", "remedy"))
-    return Finding(sentence, remedy, text.get("evidence"), id, **costs)
+    return Finding(
+        text["sentence"].format(**shown),
+        text["remedy"].format(**shown),
+        text.get("evidence"),
+        id,
+        lost_s=values.get("lost_s"),
+        memory_bytes=values.get("memory_bytes"),
+        traffic_bytes=values.get("traffic_bytes"),
+    )
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings by size: mistakes first, then costs in seconds, in memory and in traffic, the largest first."""
 
     def place(finding: Finding) -> tuple[int, float]:
-        for kind, cost in enumerate((finding.lost_s, finding.memory_bytes, finding.traffic_bytes), 1):
-            if cost is not None:
-                return kind, -cost
+        # Seconds cannot be compared with bytes, so each kind of cost has its own place.
+        if finding.lost_s is not None:
+            return 1, -finding.lost_s
+        if finding.memory_bytes is not None:
+            return 2, -finding.memory_bytes
+        if finding.traffic_bytes is not None:
+            return 3, -finding.traffic_bytes
         return 0, 0.0
 
     return sorted(findings, key=place)

@@ -25,7 +25,10 @@ Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by 
 
 
 def state(logs: list[RankLog]) -> str:
-    """Return a sentence on when the ranks last wrote their logs."""
+    """Return a sentence on when the ranks last wrote their logs.
+
+    Ranks on other machines without a common folder have none here.
+    """
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
     age_s = time.time() - max(log.written_unix_s for log in logs)
@@ -34,22 +37,33 @@ def state(logs: list[RankLog]) -> str:
 
 def causes(logs: list[RankLog]) -> list[Finding]:
     """Return the cause that fits first, of ranks that wait for each other. Empty if none does."""
+    # Only ranks that stand still have written their functions, and of one rank alone nothing can be told.
     stacks = {log.rank: "\n".join(log.calls) for log in logs if log.calls}
     if len(stacks) < 2 or not hangs(logs):
         return []
     has_failed = any(FAILED.match(log.place or "") for log in logs)
     for id, cause in texts("hangs.toml").items():
+        # A pattern that a cause does not have is in every stack.
         ranks = [rank for rank, stack in stacks.items() if re.search(cause.get("one", ""), stack)]
         others = [rank for rank in stacks if rank not in ranks]
         some_are = "one" not in cause or (ranks and others)
         all_are = all(re.search(cause.get("both", ""), stack) for stack in stacks.values())
         if some_are and all_are and cause.get("ended", has_failed) == has_failed:
-            return [finding(id, ranks=", ".join(map(str, ranks)), others=", ".join(map(str, others)))]
+            return [
+                finding(
+                    id,
+                    ranks=", ".join(map(str, ranks)),
+                    others=", ".join(map(str, others)),
+                )
+            ]
     return []
 
 
 def hangs(logs: list[RankLog]) -> list[Finding]:
-    """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait."""
+    """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait.
+
+    Each group of ranks counts its collectives by itself: the ranks of a group are compared by the indices.
+    """
     groups = dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)])
     seen = []
     for group in groups:
@@ -63,11 +77,15 @@ def _different_branches(calls: Calls) -> list[Finding]:
     """Find the first index at which ranks called different kinds, or reduced different sizes."""
     for index in sorted(set().union(*calls.values())):
         sides: defaultdict[str, list[int]] = defaultdict(list)
-        for rank in [rank for rank, entries in calls.items() if index in entries]:
-            entry = calls[rank][index]
+        for rank, entries in calls.items():
+            if index not in entries:  # it has not begun this one, or its log begins later
+                continue
+            entry = entries[index]
+            call = _name(entry)
             # Of other kinds the inputs may differ: parts of an all_to_all are unequal, and a scatter has one input.
-            size = f" of {entry.elements} elements" if entry.kind == "all_reduce" and entry.elements else ""
-            sides[_name(entry) + size].append(rank)
+            if entry.kind == "all_reduce" and entry.elements:
+                call += f" of {entry.elements} elements"
+            sides[call].append(rank)
         if len(sides) > 1:
             words = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in sides.items())
             remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
@@ -77,6 +95,7 @@ def _different_branches(calls: Calls) -> list[Finding]:
 
 def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
     """Return which ranks of a group have not begun the collective in which others wait."""
+    # --- in which collectives ranks wait
     # On a GPU collectives begin ahead of time: a rank waits in the first that has not ended.
     waits = [
         index for log in logs if not _has_ended(log) for index, entry in calls[log.rank].items() if not entry.ended
@@ -85,6 +104,7 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
     if waits and (gone := members - calls.keys()):
         remedy = f"read the output of {_ranks(gone)}"
         return [Finding(f"{_ranks(gone).capitalize()} left no log (ended, or never started), and others wait", remedy)]
+    # --- how far each rank has come
     # A log has the last collectives of all groups: if none of this group is among them, the rank began the one before.
     before = min(waits, default=0) - 1
     begun = {
@@ -100,14 +120,17 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
 
 
 def _has_ended(log: RankLog) -> bool:
+    # The last place that a rank writes is "ended", or "ended with" its error and the place of that.
     return (log.place or "").startswith("ended")
 
 
 def _behind(log: RankLog, begun: dict[int, int], calls: Calls) -> Finding:
     """Return the finding for a rank that has not begun the collective in which others wait: where it is instead."""
     missing = begun[log.rank] + 1
+    # --- where the others are: the logs of those that are further ahead may no longer have the collective
     others = [rank for rank, index in begun.items() if index >= missing]
     known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
+    # --- where this rank is
     waits = [f"it waits in {_name(entry)}" for entry in log.recent if not entry.ended]
     place = [*waits, f"it is at {log.place or 'work'}"][0]
     if _has_ended(log):
@@ -128,8 +151,9 @@ def _ranks(ranks: Iterable[int]) -> str:
     names = list(map(str, sorted(ranks)))
     if len(names) == 1:
         return f"rank {names[0]}"
-    more = ", ..." if len(names) > MOST else ""
-    return f"ranks {', '.join(names[:MOST])}{more}"
+    if len(names) > MOST:
+        names[MOST:] = ["..."]
+    return f"ranks {', '.join(names)}"
 
 
 # --- Flight Recorder dumps of ranks that were not watched
@@ -142,14 +166,21 @@ KEPT = 500  # collectives of a rank
 
 
 def dumps_in(folder: Path) -> list[Path]:
+    """Return the files of a folder whose names end in the number of a rank."""
     return sorted(path for path in folder.iterdir() if path.is_file() and _rank_of(path))
 
 
 def dumps(path: Path) -> list[RankLog]:
-    """Return the logs of the ranks in a dump, or in a folder with one of each rank."""
-    logs = [_read(each) for each in (dumps_in(path) if path.is_dir() else [path])[:MOST_RANKS]]
-    last = max((rank for log in logs for ranks in [*log.groups.values(), [log.rank]] for rank in ranks), default=0)
-    return [log.model_copy(update={"ranks": last + 1}) for log in logs]
+    """Return the logs of the ranks in a dump, or in a folder with one of each rank.
+
+    A dump does not say how many ranks there are: as many as its groups and the names of the files have.
+    """
+    paths = dumps_in(path) if path.is_dir() else [path]
+    logs = list(map(_read, paths[:MOST_RANKS]))
+    ranks = {0}
+    for log in logs:
+        ranks.update([log.rank], *log.groups.values())
+    return [log.model_copy(update={"ranks": max(ranks) + 1}) for log in logs]
 
 
 def _rank_of(path: Path) -> str | None:
@@ -169,6 +200,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _read(path: Path) -> RankLog:
+    # PyTorch can write either: a pickle, which its own tools read, or JSON.
     try:
         content = files.read(path, MAX_BYTES)
         dump = _Plain(io.BytesIO(content)).load() if content[:1] == PICKLE else files.from_json(content)
@@ -180,6 +212,7 @@ def _read(path: Path) -> RankLog:
 
 def _log_of(dump: dict[str, Any], rank: int) -> RankLog:
     """Return the log of a rank. Its place is the script's line that began the first collective that has not ended."""
+    # A send or a receive counts by itself, and needs two ranks only.
     entries = [entry for entry in dump["entries"] if not entry.get("is_p2p")][-KEPT:]
     recent = [collective_of(entry) for entry in entries]
     waits = [entry for entry, each in zip(entries, recent, strict=True) if not each.ended]

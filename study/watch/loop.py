@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -73,6 +74,8 @@ class Loop:
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
+        """Follow the loop from here on."""
+        # --- the forward pass, the end of a step and the backward pass
         if getattr(self.model, "_compiled_call_impl", None) is None:  # a hook would become part of what is compiled
             self._undo.callback(self.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
         if self._is_engine:
@@ -81,35 +84,38 @@ class Loop:
         else:
             self._undo.callback(self.inner.register_step_post_hook(lambda *_: self._end_step()).remove)
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
+        # --- what the loop does besides
         if self.accelerator is not None:
             clip = functools.partial(self._clip, self.watched, "clip_grad_norm")  # whether that clips or not
             self._replace(self.accelerator, "clip_grad_norm_", clip)
         clip = functools.partial(self._clip, self.observed, "clipping")  # DeepSpeed does not call this function
         self._replace(clip_grad, "_clip_grads_with_norm_", clip)
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
-        if isinstance(self.model, DistributedDataParallel):  # waits for its collectives outside Python
-            first = self._trained[0]  # its gradient comes last
+        # DDP waits for its collectives in C++, after the last gradient, which is that of the first parameter. Without
+        # this mark the waiting would count as a rank's own work.
+        if isinstance(self.model, DistributedDataParallel):
+            first = self._trained[0]
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
 
     def detach(self) -> None:
+        """Leave the loop as it was. It can be followed again."""
         self._undo.close()
 
     def _replace(self, owner, name: str, wrapper: Callable) -> None:
         """Until `detach`, `owner.name` is `wrapper`, which gets the original as its first argument."""
-        is_own = name in vars(owner)
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def replacement(*args, **kwargs):  # a function, so that a tensor gets itself as well
             return wrapper(original, *args, **kwargs)
 
-        setattr(owner, name, replacement)
-        self._undo.callback(lambda: setattr(owner, name, original) if is_own else delattr(owner, name))
+        self._undo.enter_context(mock.patch.object(owner, name, replacement))
 
     # --- what happens in a step
 
     def _next_batch(self, original, *args):
-        if threading.current_thread() is not threading.main_thread():  # something fetches ahead
+        # Something may fetch ahead in a thread, which costs the loop no time.
+        if threading.current_thread() is not threading.main_thread():
             return original(*args)
         self._mark("outside")
         try:
@@ -124,6 +130,7 @@ class Loop:
         return result
 
     def _engine_step(self, original, *args, **kwargs):
+        # DeepSpeed's own step: Accelerate calls it within `backward`, and the optimizer's does nothing.
         before = self.model.global_steps
         result = original(*args, **kwargs)
         if self.model.global_steps != before:  # unchanged after a pass within a step
@@ -148,6 +155,7 @@ class Loop:
             self.step.evaluated = True
             return
         self.log.mark("outside")
+        # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
         inputs = [each for each in tree_leaves([args, kwargs]) if isinstance(each, torch.Tensor) and each.ndim]
         tokens = [each for each in inputs if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
@@ -168,7 +176,8 @@ class Loop:
         self.log.mark("forward")
         self._look_for_cleared()
         self.step.backwards += 1
-        parts = 1  # the library divides the loss of each pass by it
+        # The library divides the loss of each pass by this, so that their sum is the loss of the step.
+        parts = 1
         if self._is_engine:
             parts = self.model.gradient_accumulation_steps() if scale_wrt_gas else 1
         elif self.accelerator is not None:
@@ -183,7 +192,7 @@ class Loop:
 
     @guarded
     def _end_backward(self) -> None:
-        last_phase, _ = self.log.marks[-1]
+        last_phase = self.log.marks[-1][0]
         self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
         self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
@@ -193,6 +202,7 @@ class Loop:
         self._with_gradient = None
         step = self.step
         self.step = Step()
+        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
         self._cleared.append(step.cleared)
         self.watched.passes_cleared = statistics.mode(self._cleared)
         self.watch.add(step)
@@ -207,8 +217,10 @@ def _divisor(loss: torch.Tensor) -> float | None:
     divided: Any = loss.grad_fn
     if type(divided).__name__ != "DivBackward0":
         return None
-    divisor = divided._saved_other
-    return None if divisor.ndim or divisor.device.type != "cpu" else float(divisor)
+    divisor = divided._saved_other  # of a Python number, PyTorch makes a tensor without dimensions on the CPU
+    if divisor.ndim or divisor.device.type != "cpu":
+        return None
+    return float(divisor)
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:
@@ -242,6 +254,7 @@ class Instruments:
         """Return whether the instruments are done with this step, whose number counts from 1."""
         stack = _get_current_dispatch_mode_stack()
         if self._look is None:
+            # Dispatch modes are a stack, of which each ends the one on top.
             # Only beside the script's own modes: otherwise another mode would be ended instead.
             if step >= self.after and self._attempts < ATTEMPTS and stack == self._modes:
                 self._begin()
@@ -252,6 +265,7 @@ class Instruments:
         if self.counts is None:
             traffic.refuse_uncounted(self._counter)
             self.counts = copy.deepcopy(self._counter.counts)
+        # --- leave the look, or begin it again if the memory of an evaluation is in it
         if stack[-1] is not self._counter:
             return False  # the script began a mode within the step: wait until that has ended
         if evaluated and self._attempts < ATTEMPTS:

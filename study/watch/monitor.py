@@ -15,7 +15,7 @@ ALL_WELL = b"."
 
 
 def start(folder: Path, rank: int) -> subprocess.Popen:
-    """Start the process beside this rank."""
+    """Start the process beside this rank. It ends with the rank, or when it is dismissed."""
     command = [sys.executable, __file__, str(folder), str(rank), str(os.getpid())]
     null = subprocess.DEVNULL
     # A session of its own: Ctrl-C and a launcher that ends its group do not reach it.
@@ -29,6 +29,10 @@ def dismiss(witness: subprocess.Popen) -> None:
 
 
 def main(folder: Path, rank: int, watched: int) -> None:
+    """Wait for the end of a rank, and record it unless that is dismissal.
+
+    A closed pipe is not enough: processes that the rank has forked, such as those of a loader, keep it open.
+    """
     while os.getppid() == watched:
         if select.select([0], [], [], 1)[0]:
             if os.read(0, 1) == ALL_WELL:

@@ -29,7 +29,7 @@ from study.records.sections import (
 from study.watch.diagnosis import diagnose
 from study.watch.findings import ordered
 from study.watch.steps import in_words
-from study.watch.trends import Column, Table, findings, seconds
+from study.watch.trends import Column, Table, findings, seconds, stacked
 
 if TYPE_CHECKING:
     from study.watch.training import Training
@@ -52,8 +52,10 @@ class RankMeasurements(Section):
 def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], after: int) -> int | None:
     """Fill in the measured sections of a record, from the ranks that sent theirs, in order.
 
-    Return the first step without a finite loss.
+    Return the first step without a finite loss. `after` is the number of steps before the instruments look. This is
+    called once they have looked, with the first rank's alone, and again at the end of the loop.
     """
+    # --- what the ranks sent
     seen = record.observed
     seen.held_parameters_per_rank = _each(ranks, "held_parameters")
     record.watched.host_freed_bytes = _each(ranks, "host_freed_bytes")
@@ -61,11 +63,13 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
     components = Components(per_rank=_each(ranks, "components"))
     record.memory = Memory(per_rank=_each(ranks, "memory"), components=components)
     record.traffic = Traffic(per_rank=_each(ranks, "traffic"))
+    # --- what they wrote into their files of steps
     seen.steps = 0
     if len(tables) < len(ranks):
         return None
-    steps = np.stack([table[: min(map(len, tables))] for table in tables])  # a row for each rank
+    steps = stacked(tables)
     _fill_steps(record, steps, after)
+    # --- the losses: the mean over ranks, so that of all of them
     if len(ranks) < (seen.ranks or 1) or not all(rank.knows_losses for rank in ranks):
         return None
     finite = np.logical_and.accumulate(np.isfinite(steps["loss"]).all(axis=0))  # up to the first that is not
@@ -75,6 +79,7 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
 
 def _fill_steps(record: Record, steps: Table, after: int) -> None:
     """Fill in what the files of steps show: times, and sizes if all ranks have sent theirs."""
+    # --- what is timed: steps after the instruments have looked, with nothing but training in them
     seen = record.observed
     watched = record.watched
     number = steps["step"][0]
@@ -88,9 +93,11 @@ def _fill_steps(record: Record, steps: Table, after: int) -> None:
         return
     step_s = seconds(steps)[:, timed]  # a step takes as long as its slowest rank
     record.time = Time(step_s=step_s.max(axis=0).tolist(), window_s=step_s.sum(axis=1).max())
-    if len(steps) == seen.ranks:  # otherwise sums over ranks would be too small
+    # --- sizes, which would be too small without all ranks
+    if len(steps) == seen.ranks:
         seen.rows_per_step = _usual(steps["rows"].sum(axis=0))
         watched.timed_tokens = _whole(steps["tokens"][:, timed].sum())
+        # Rows of unequal length, or a last batch, may differ now and then: most steps say what a rank has.
         usual = [_usual(rows) or 0 for rows in steps["rows"]]
         if np.mean(steps["rows"] == np.array(usual)[:, None]) >= STEADY:
             watched.rows_per_rank = usual
@@ -112,7 +119,10 @@ def _each(ranks: list[RankMeasurements], name: str) -> list:
 
 
 def arm_of(seen: Observed) -> str | None:
-    """Return the name of the arm that the prepared objects are. None if no arm has their homes and groups."""
+    """Return the name of the arm that the prepared objects are. None if no arm has their homes and groups.
+
+    A user's loop has no arm of its own. With the name of one it can be compared with this study's runs.
+    """
     fsdp = seen.fsdp or {"mesh": [], "units_resharded_after_forward": 0}
     # In this order, because an engine or an FSDP model may have one rank as well.
     kinds = {"DEEPSPEED": seen.stage is not None, "FSDP": seen.fsdp, "MULTI_GPU": seen.bucket_bytes}
@@ -149,6 +159,7 @@ FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing;
 
 def reason(error: BaseException, where: str, training: "Training") -> Stop:
     """Return why a user's training ended, as one sentence with a remedy."""
+    # Of a CUDA error only the first line says something. What is held tells states from activations.
     text = str(error).partition("\n")[0]
     held = f"({text}); this rank then held {_held(training)}"
     if device_is_full(error):
@@ -174,6 +185,7 @@ def _held(training: "Training") -> str:
 def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]:
     """Return a summary of a record, of its steps and of what was found in them."""
     seen = record.observed
+    # --- how it ended
     lines = [f"study.watch: {seen.arm or seen.wrapper} on {seen.ranks} x {seen.device}, steps: {seen.steps or 0}"]
     if record.error:
         lines += wrapped(f"{record.status}: {record.error.message}", "    ", "  ")
@@ -181,6 +193,7 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]
         lines.append("  No update was seen: pass the optimizer whose step the loop calls, and watch the whole loop.")
     elif not record.watched.looked_at:
         lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
+    # --- what a step took, held and moved
     if record.time.step_s:
         lines.append(f"  {in_words(tables[0][tables[0]['clean'] > 0])}")
     if held := metrics.components(record):
@@ -190,6 +203,7 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> list[str]
         counts = record.traffic.per_rank[0]
         moved = ", ".join(f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in counts.items())
         lines.append(f"  collectives of a step: {moved or 'none'}")
+    # --- what is wrong or costly
     for finding in ordered([*findings(tables), *diagnose(record)]):
         lines += wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "    ", "  - ")
     return [*lines, f"  {folder / store.RECORD}"]

@@ -54,7 +54,7 @@ class Source:
 
 
 def read_config(path: Path) -> Source | None:
-    """Return a config of a known kind; None for all other files, such as logs."""
+    """Return a config of a known kind; None for all other files, such as logs and dumps."""
     with contextlib.suppress(Stop):
         if path.suffix in (".json", ".yaml", ".yml") and (source := read(path)).kind in KEYS:
             return source
@@ -63,6 +63,7 @@ def read_config(path: Path) -> Source | None:
 
 def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
+    # --- the kind of the file
     if path.is_dir():
         path /= store.RECORD
     content = {} if path.name == store.RECORD else _mapping(path)
@@ -71,6 +72,7 @@ def read(path: Path) -> Source:
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     scores = {kind: len(content.keys() & keys.split()) for kind, keys in KEYS.items()} | {OTHER: 0.5}
     kind = max(scores, key=scores.__getitem__)
+    # --- the DeepSpeed config in it, or the file that it names
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
     if isinstance(section, dict):
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
@@ -93,7 +95,10 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
-    """Return every value by its dotted path. The depth was limited when the file was read."""
+    """Return every value by its dotted path. The depth was limited when the file was read.
+
+    Lists are values: their parts have no names. So are empty sections, which would vanish otherwise.
+    """
     values: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, dict) and value:
@@ -155,7 +160,10 @@ def section_at(content: Any, path: str) -> dict:
 
 
 def effective_settings(source: Source) -> EffectiveSettings:
-    """Return the settings that count, by our names: as written, or the library's default."""
+    """Return the settings that count, by our names: as written, or the library's default.
+
+    A value of None is not known from the file: the script or the launcher decides it.
+    """
     if source.record is not None:
         return _of_record(source.record, source.content)
     if source.kind == DEEPSPEED:
@@ -170,6 +178,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
     settings = {}
     for name, description in descriptions().items():
         path = getattr(description, kind) or "not in such files"
+        # YAML and Accelerate write nothing as null or as the word None; "auto" is open, and the script settles it.
         setting = Setting(value_at(content, path))
         if setting.value in (None, "None"):
             setting = Setting(defaults.get(path), is_default=True)
@@ -187,32 +196,41 @@ def zero_section(config: dict) -> dict:
 
 
 def _of_deepspeed(config: dict) -> EffectiveSettings:
+    # --- what is written, and the defaults of DeepSpeed as core/arms.py keeps them
     zero = zero_section(config)
-    known = library_defaults("deepspeed").items()
-    defaults = {f"{path}.{key}".lstrip("."): value for path, section in known for key, value in section.items()}
-    defaults["zero_optimization.overlap_comm"] = zero.get("stage") == 3  # DeepSpeed settles it by the stage
+    known = library_defaults("deepspeed")
+    defaults = flat(known[""] | known)
+    # The validator of DeepSpeedZeroConfig sets it by the stage, if the config leaves it open.
+    defaults["zero_optimization.overlap_comm"] = zero.get("stage") == 3
     settings = _at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
-    if zero.get("stage") != 3:  # stages 1 and 2 take nvme for cpu
+    if zero.get("stage") != 3:
+        # Keys of stage 3 are not read by the others.
         settings = {name: setting for name, setting in settings.items() if not name.startswith("stage3_")}
+        # Stages 1 and 2 take nvme for cpu: they only ask whether the device is "none" (stage_1_and_2.py:220).
         settings |= {part: Setting("cpu") for part in OFFLOADS if settings[part].value == "nvme"}
-    return settings | {"engine": Setting("DeepSpeed"), "precision": Setting(_cast_of(config))}
+    settings["engine"] = Setting("DeepSpeed")
+    settings["precision"] = Setting(_cast_of(config))
+    return settings
 
 
 def _cast_of(config: dict) -> str | None:
     """Return the precision of a DeepSpeed config. None if the script fills it in."""
-    enabled = {dtype: value_at(config, f"{name}.enabled") for name, dtype in AUTOCAST.items()}
-    for dtype in enabled:
-        if enabled[dtype] is True:
-            return f"cast to {dtype}"
+    # DeepSpeed casts the weights to its own sections' types. `torch_autocast` keeps them in fp32.
+    enabled = [value_at(config, "fp16.enabled"), value_at(config, "bf16.enabled")]
+    if enabled[0] is True:
+        return "cast to float16"
+    if enabled[1] is True:
+        return "cast to bfloat16"
     if value_at(config, "torch_autocast.enabled") is True:
         return f"autocast to {value_at(config, 'torch_autocast.dtype') or 'bfloat16'}"
-    return None if AUTO in enabled.values() else "fp32"
+    return None if AUTO in enabled else "fp32"
 
 
 def _mixed(half: str, settings: EffectiveSettings) -> EffectiveSettings:
     """Return settings with what `mixed_precision`, or a flag of the Trainer, makes of a precision that is open."""
     if half == "no" or settings.get("precision", UNSET).value not in (None, "fp32"):
         return settings
+    # Under DeepSpeed, Accelerate switches its own autocast off (state.py:957), and the engine casts the weights.
     how = "cast" if "stage" in settings else "autocast"
     return settings | {"precision": Setting(f"{how} to {AUTOCAST.get(half, half)}")}
 
@@ -232,7 +250,10 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
 
 
 def config_of_yaml(section: dict) -> dict:
-    """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0."""
+    """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0.
+
+    DeepSpeed's default of 1.0 then takes its place (utils/dataclasses.py:1321 of Accelerate 1.15.0).
+    """
     devices = {part: section.get(f"{part}_device") for part in OFFLOADS}
     zero = {part: {"device": device} for part, device in devices.items() if device not in (None, "none")}
     names = ("gradient_clipping", "gradient_accumulation_steps")
@@ -256,7 +277,7 @@ def _of_trainer(source: Source) -> EffectiveSettings:
 def _of_record(record: Record, content: dict) -> EffectiveSettings:
     seen = record.observed
     settings = {f"version of {name}": Setting(version) for name, version in record.software.items()}
-    if seen.deepspeed:
+    if seen.deepspeed:  # as the engine resolved it
         settings |= _of_deepspeed(seen.deepspeed)
     # The values that were read back from the prepared objects take precedence over the config.
     settings |= _at_paths("record", content, {})
@@ -272,14 +293,13 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
 
 # --- what the script of a watched run asks for
 
-FIELDS = {"clipping": "gradient_clipping", "accumulation": "gradient_accumulation_steps"}
-
 
 def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
     """Return what was asked for, by the most explicit source: a Trainer, the script's own config, or the launcher.
 
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
+    # --- the launcher, or the script
     launched = {name.removeprefix("ACCELERATE_"): value for name, value in os.environ.items()}
     wanted: dict[str, Any] = {}
     if engine_config is not None:
@@ -288,6 +308,7 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
         wanted = _asked_of_launcher(launched)
     if arguments is not None:
         wanted.pop("precision", None)  # the launcher's, which the Trainer replaces
+        # --- a Trainer: the numbers of a DeepSpeed config count, and those of its arguments where that is open
         config = {}
         if arguments.deepspeed:
             config = _asked_of_deepspeed(_content(arguments.deepspeed))
@@ -300,7 +321,7 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
             "accumulation": arguments.gradient_accumulation_steps,
             "checkpointing": arguments.gradient_checkpointing,
         }
-        wanted |= {name: value for name, value in config.items() if value is not None}  # its numbers count
+        wanted |= {name: value for name, value in config.items() if value is not None}
     return Promised.model_validate(wanted | {"ranks": _number_in(os.environ.get("WORLD_SIZE"))})
 
 
@@ -319,7 +340,7 @@ def _asked_of_launcher(launched: dict[str, str]) -> dict[str, Any]:
         return wanted | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
     # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
     written = launched.get("CONFIG_DS_FIELDS", "").split(",")
-    config: dict[str, Any] = {key: launched.get(key.upper()) for key in FIELDS.values() if key in written}
+    config: dict[str, Any] = {key: launched.get(key.upper()) for key in written}
     devices = {part: {"device": launched.get(f"DEEPSPEED_{part.upper()}_DEVICE")} for part in OFFLOADS}
     config["zero_optimization"] = {"stage": launched.get("DEEPSPEED_ZERO_STAGE")} | devices
     return _asked_of_deepspeed(config) | wanted
@@ -328,10 +349,15 @@ def _asked_of_launcher(launched: dict[str, str]) -> dict[str, Any]:
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
     """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
     zero = zero_section(config)
-    wanted: dict[str, Any] = {ours: _number_in(config.get(key)) for ours, key in FIELDS.items()}
-    wanted |= {part: section_at(zero, part).get("device", "none") for part in OFFLOADS}
-    precision = next((name for name in AUTOCAST if value_at(config, f"{name}.enabled") is True), None)
-    return wanted | {"deepspeed": True, "stage": _number_in(zero.get("stage", 0)), "precision": precision}
+    return {
+        "deepspeed": True,
+        "stage": _number_in(zero.get("stage", 0)),
+        "offload_optimizer": section_at(zero, "offload_optimizer").get("device", "none"),
+        "offload_param": section_at(zero, "offload_param").get("device", "none"),
+        "clipping": _number_in(config.get("gradient_clipping")),
+        "accumulation": _number_in(config.get("gradient_accumulation_steps")),
+        "precision": next((name for name in AUTOCAST if value_at(config, f"{name}.enabled") is True), None),
+    }
 
 
 def _content(config: dict | str | Path) -> dict:

@@ -114,6 +114,7 @@ class StepLog:
         self._line.close()
 
     def _row(self, step: Step) -> tuple:
+        """Return a step with COLUMNS, once the device has passed it."""
         self._written += 1
         spent = dict.fromkeys(PHASES, 0.0)
         between = seconds_between([moment for _, moment in step.marks])

@@ -121,6 +121,7 @@ class Watch:
             store.end_badly(self.folder, stop, type(error).__name__)
 
     def _begin(self) -> None:
+        # --- where the record is, and what it says before the loop
         self.ranks = Ranks()
         folder = self.ranks.agree_on_folder(self.run_dir)
         if folder is None:
@@ -130,6 +131,7 @@ class Watch:
         self.record = _new_record(training, folder)
         if self.ranks.rank == 0:
             store.write(folder, self.record)
+        # --- what works during the loop, in the order in which it may fail
         self._last.callback(monitor.dismiss, monitor.start(folder, self.ranks.rank))
         self._freed_bytes = freed_bytes()  # before the loop
         self.steps = StepLog(folder, self.ranks.rank)

@@ -40,8 +40,12 @@ Column = NDArray[np.float64]
 
 def load(folder: Path) -> dict[int, Table]:
     """Return the steps of each rank that has a file."""
-    paths = {rank: folder / FILE.format(rank=rank) for rank in range(MAX_RANKS)}
-    tables = {rank: _read(path) for rank, path in paths.items() if path.is_file() and not path.is_symlink()}
+    tables = {}
+    for rank in range(MAX_RANKS):
+        path = folder / FILE.format(rank=rank)
+        # A stranger's folder may have links to other files of this machine.
+        if path.is_file() and not path.is_symlink():
+            tables[rank] = _read(path)
     return {rank: table for rank, table in tables.items() if len(table)}
 
 
@@ -58,8 +62,17 @@ def _read(path: Path) -> Table:
 
 
 def seconds(table: Table, phases: tuple[str, ...] = PHASES) -> Column:
-    """Return the seconds of each step in these phases."""
+    """Return the seconds of each step in these phases. Of a stack of tables the sums are for each rank."""
     return np.sum([table[phase] for phase in phases], axis=0)
+
+
+def stacked(tables: list[Table]) -> Table:
+    """Return the steps that all ranks have written: a row for each rank, and a column for each step.
+
+    A rank that was killed may have written fewer.
+    """
+    fewest = min(map(len, tables))
+    return np.stack([table[:fewest] for table in tables])
 
 
 def shares(table: Table) -> dict[str, float]:
@@ -69,18 +82,22 @@ def shares(table: Table) -> dict[str, float]:
 
 
 def findings(tables: dict[int, Table]) -> list[Finding]:
-    """Return what the steps of all ranks show, after the warm-up and without those that were disturbed."""
-    clean = [set(table["step"][(table["clean"] > 0) & (table["step"] > WARM_UP)]) for table in tables.values()]
-    common = sorted(set.intersection(*clean)) if clean else []
-    if len(common) < FEWEST:
+    """Return what the steps of all ranks show, after the warm-up and without those that were disturbed.
+
+    An instrument or an evaluation on one rank makes the others wait, so a step counts if it is clean on all.
+    """
+    if not tables:
         return []
-    steps = np.stack([table[np.isin(table["step"], common)] for table in tables.values()])
-    return [finding(id, **values) for id, values in _found(list(tables), steps)]
+    steps = stacked(list(tables.values()))
+    judged = np.all((steps["clean"] > 0) & (steps["step"] > WARM_UP), axis=0)
+    if judged.sum() < FEWEST:
+        return []
+    return [finding(id, **values) for id, values in _found(list(tables), steps[:, judged])]
 
 
 def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield findings and their values. `steps` has a row for each rank, and a column for each step."""
-    # --- a phase in which no rank works for the training
+    # --- a phase in which a rank does nothing for the training: that of the rank in which it is longest
     step_s = seconds(steps).mean(axis=1)
     for phase, least, id in (("data", WAITING, "loader_waits"), ("outside", OUTSIDE, "outside_steps")):
         spent_s = steps[phase].mean(axis=1)
@@ -91,9 +108,9 @@ def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]
     # --- a rank whose own work takes longer than the others', and the phase in which it loses most
     own_s = seconds(steps, OWN)
     for row, rank in enumerate(ranks):
-        others = np.delete(steps, row, axis=0)
-        if not len(others):
+        if len(ranks) == 1:
             break
+        others = np.delete(steps, row, axis=0)
         # By shares and medians of steps: a few slow ones, such as of a disk, say nothing of a rank.
         slower = own_s[row] > (1 + SLOWER) * np.median(np.delete(own_s, row, axis=0), axis=0)
         if slower.mean() >= OFTEN:
@@ -106,5 +123,5 @@ def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]
     row = int(np.argmax(quarters[-1] - quarters[0]))
     first, _, before, last = quarters[:, row]
     if np.diff(quarters[:, row]).min() > 0 and last - first >= max(CREEP_BYTES, CREEP * first):
-        growth_bytes = 4 * (last - before) / steps.shape[1]
+        growth_bytes = 4 * (last - before) / steps.shape[1]  # in the last quarter, after caches have filled
         yield "memory_creeps", {"rank": ranks[row], "growth_bytes": growth_bytes, "memory_bytes": int(last - first)}

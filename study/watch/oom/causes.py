@@ -43,6 +43,7 @@ class Cause:
 
     @property
     def is_likely(self) -> bool:
+        """Whether one strong sign, or two weak ones, speak for it."""
         return self.points >= LIKELY
 
 
@@ -57,13 +58,15 @@ class Match:
 
 @functools.cache
 def descriptions() -> dict[str, dict[str, str]]:
+    """Return what a cause is, its remedy, what tells it apart, and its clue, by its id."""
     return tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
 
 
 def causes(error: OomError, matches: list[Match], states_bytes: float | None, shards_weights: bool) -> list[Cause]:
     """Return the causes with the most points first.
 
-    `states_bytes` are the weights, gradients and optimizer's states on a GPU, predicted.
+    `matches` are tensors of the asked size. `states_bytes` are the weights, gradients and optimizer's states on a GPU,
+    predicted.
     """
     signs = [
         *_clues(error),
@@ -78,6 +81,7 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
     values = {name: size(getattr(error, name) or 0) for name in ("total", "unallocated", "outside")}
     values["asked"] = error.asked.text if error.asked else "a tensor"
     factors = {match.cause: f"{values['asked']} = {match.factors}: " for match in matches}
+    # --- the causes that have a sign, in the order of causes.toml
     ranked = []
     for id, text in descriptions().items():
         reasons = [reason for cause, _, reason in signs if cause == id]
@@ -90,9 +94,11 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
 
 def _clues(error: OomError) -> Iterator[Sign]:
     """Yield what the lines above the error name, and what it means that many steps had passed."""
+    # --- functions of a traceback, and what a log says of its phase
     for id, description in descriptions().items():
         if named := re.findall(description.get("clue", "(?!)"), error.context):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
+    # --- the last number of a step, as loops and progress bars print it
     numbers = [int(match[1] or match[2]) for match in re.finditer(STEPS, error.context)]
     if numbers and numbers[-1] >= MANY_STEPS:
         is_small = error.asked is not None and error.asked.is_small
@@ -102,15 +108,18 @@ def _clues(error: OomError) -> Iterator[Sign]:
 
 def _numbers(error: OomError) -> Iterator[Sign]:
     """Yield what the sizes in the message show by themselves."""
+    # --- a message without sizes
     if error.asked is None or error.total is None:
         if "CUDA error: out of memory" in error.line:
             yield "other_process", HINT, "the driver says it, and not PyTorch's allocator"
         return
+    # --- one tensor that no setting would make fit
     asked = error.asked.low
     if asked > error.total and (error.allocated or 0) <= EMPTY * error.total:
         yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
     elif asked > error.total:
         yield "attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
+    # --- memory that PyTorch does not use: of other processes, or reserved in pieces that are too small
     outside = error.outside or 0
     unused = error.unallocated or 0
     free = error.free or 0
@@ -129,7 +138,10 @@ def _sizes(matches: list[Match], shards_weights: bool) -> Iterator[Sign]:
 
 
 def _states(error: OomError, states_bytes: float | None) -> Iterator[Sign]:
-    """Yield whether weights, gradients and the optimizer's states leave room for a pass."""
+    """Yield whether weights, gradients and the optimizer's states leave room for a pass.
+
+    This is predicted, and not read from the message: it needs the model and the arm.
+    """
     if states_bytes is None or error.total is None:
         return
     needed = f"weights, gradients and the optimizer's states need about {size(int(states_bytes))}"

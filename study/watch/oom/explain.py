@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from study.core import arms
-from study.core.arms import OFFLOADS
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.settings import flag
@@ -140,8 +139,10 @@ def _arm(values: dict[str, Any]) -> str | None:
     if values.get("engine") == "FSDP":
         return "fsdp2"
     if values.get("stage"):
-        is_offloaded = {values.get(part) for part in OFFLOADS} - {None, "none"}
-        return f"zero{values['stage']}" + ("_cpu" if is_offloaded else "")
+        arm = f"zero{values['stage']}"
+        if {values.get("offload_optimizer"), values.get("offload_param")} - {None, "none"}:
+            return f"{arm}_cpu"  # a disk holds what is offloaded as well as the host does: the GPU's part is the same
+        return arm
     return "single" if values.get("ranks") == 1 else "ddp"
 
 
@@ -160,12 +161,17 @@ FEWEST = 64
 
 
 def _matches(asked: Asked, model: Transformer | None, given: Described, zero: dict[str, Any]) -> list[Match]:
-    """Return what has the asked size, the surest first and one for each cause."""
+    """Return what has the asked size, the surest first and one for each cause.
+
+    A tensor has elements of 4 bytes or of 2. Where a size depends on tokens, their number is computed, and if that is a
+    likely one, the size fits.
+    """
     matched = list(_of_tokens(asked, model, given))
     for (cause, elements, text), element_bytes in itertools.product(_tensors(model, given, zero), (4, 2)):
         if asked.low <= elements * element_bytes <= asked.high:
             points = OF_THE_MODEL if cause == "optimizer" else EXACT
             matched.append(Match(cause, f"{text} x {element_bytes} bytes", points))
+    # --- the surest of each cause; beside a number that is the model's own, one of tokens may be by chance
     best: dict[str, Match] = {}
     for match in sorted(matched, key=lambda match: -match.points):
         best.setdefault(match.cause, match)
@@ -175,13 +181,14 @@ def _matches(asked: Asked, model: Transformer | None, given: Described, zero: di
 
 def _tensors(model: Transformer | None, given: Described, zero: dict[str, Any]) -> list[tuple[str, float, str]]:
     """Return tensors whose sizes do not depend on tokens: a cause, the elements, and these as a person writes them."""
-    arm = given.arm or "zero"
+    arm = given.arm or "zero"  # if nothing is known, what ZeRO has is tried as well
     tensors: list[tuple[str, float, str]] = []
     if arm.startswith("zero"):
         buckets = USUAL_BUCKETS | zero
         tensors = [("buckets", elements, f"{elements:,.0f} elements of {name}") for name, elements in buckets.items()]
     if model is None:
         return tensors
+    # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights.
     trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
     if arm.startswith(("zero", *SHARD_WEIGHTS)):
         ranks = given.ranks or 1
@@ -196,6 +203,7 @@ def _tensors(model: Transformer | None, given: Described, zero: dict[str, Any]) 
 
 def _of_tokens(asked: Asked, model: Transformer | None, given: Described) -> Iterator[Match]:
     """Yield logits, activations, and scores and masks of attention."""
+    # --- a vector for each token: a row of logits, or what lies between the two layers of an MLP
     rows = given.micro_batch or 1
     heads = 1
     widths = {"logits": given.vocabulary, "activations": None}
@@ -210,7 +218,8 @@ def _of_tokens(asked: Asked, model: Transformer | None, given: Described) -> Ite
             if cause == "activations":  # weights have this width, too
                 points -= 1
             yield Match(cause, f"{count:,} tokens x {width:,} x {element_bytes} bytes", points)
-    for of_heads, element_bytes in itertools.product({heads, 1}, (4, 2, 1)):  # a mask has no heads
+    # --- a number for each pair of tokens: the scores of attention, or a mask
+    for of_heads, element_bytes in itertools.product({heads, 1}, (4, 2, 1)):  # a mask has no heads, and may be of bools
         unit = of_heads * rows * element_bytes
         length, points = _count(math.sqrt(asked.low / unit), math.sqrt(asked.high / unit), given.sequence)
         if points >= IS_ROUND:
@@ -241,7 +250,9 @@ def _setup(model: Transformer, given: Described, zero: dict[str, Any]) -> Setup:
     arm = arms.load_arm(given.arm)
     if zero and arm.deepspeed:
         arm = with_zero(arm, zero)
-    ranks = 1 if arm.distributed_type == "NO" else given.ranks or 8
+    ranks = given.ranks or 8
+    if arm.distributed_type == "NO":
+        ranks = 1
     return Setup(
         model=model,
         attention="sdpa" if model.has_fused_attention else "eager",
@@ -260,17 +271,26 @@ def _gpu(given: str | None, total_bytes: int | None) -> str | None:
     """Return the GPU that the user names, or the first with as much memory as the message says."""
     if given is not None:
         return gpu_named(given)
-    near = [name for name in GPUS if total_bytes and abs(GPUS[name].memory_bytes / total_bytes - 1) <= NEAR]
-    return near[0] if near else None
+    for name, gpu in GPUS.items():
+        # A message has what the driver leaves of the datasheet's memory.
+        if total_bytes and abs(gpu.memory_bytes / total_bytes - 1) <= NEAR:
+            return name
+    return None
 
 
 def proposals(seen: Explanation) -> list[Proposal]:
     """Return the training as it is, and then the changes that fit, the fastest first. Empty if too little is known."""
     if seen.setup is None or seen.gpu is None:
         return []
-    changes: list[dict[str, Any]] = [{}, {"micro_batch": max(1, seen.setup.micro_batch // 2)}, {"checkpointing": True}]
+    # --- the training as it is, with smaller passes, and under arms that hold less
+    changes: list[dict[str, Any]] = [
+        {},
+        {"micro_batch": max(1, seen.setup.micro_batch // 2)},
+        {"checkpointing": True},
+    ]
     for arm in LADDER:
         changes += [{"arm": arm}, {"arm": arm, "checkpointing": True}]
+    # --- what each of them would need, and how long its step would take
     gpu = GPUS[seen.gpu]
     tried = []
     for values in changes:
@@ -278,10 +298,11 @@ def proposals(seen: Explanation) -> list[Proposal]:
         with contextlib.suppress(Stop):  # the arm cannot train this, or it has to be traced without torch
             setup = _setup(seen.setup.model, described, seen.zero)
             peak = estimate(setup).peak_bytes
-            fits = peak + reserve_bytes(gpu) <= gpu.memory_bytes  # as an advice has it
-            machine = Machine(gpu=seen.gpu, gpus_per_node=min(setup.ranks, gpu.per_node))
+            step_s = None
+            if peak + reserve_bytes(gpu) <= gpu.memory_bytes:  # as an advice has it
+                step_s = step_time(setup, Machine(gpu=seen.gpu, gpus_per_node=min(setup.ranks, gpu.per_node))).seconds
             change = " ".join(f"{flag(name)} {value}" for name, value in values.items()).replace(" True", "")
-            tried.append(Proposal(change, peak, step_time(setup, machine).seconds if fits else None))
+            tried.append(Proposal(change, peak, step_s))
     now, *others = tried
     fitting = [each for each in others if each.step_s is not None and each.peak_bytes < now.peak_bytes]
     return [now, *sorted(fitting, key=lambda each: each.step_s or 0)[:MOST]]

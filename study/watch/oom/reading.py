@@ -30,6 +30,7 @@ ROUND = 2 * MIB
 
 @functools.cache
 def messages() -> dict[str, Any]:
+    """Return the patterns of messages, of the sizes in them, and of what logs say of a training."""
     return tomllib.loads(Path(__file__).with_name("messages.toml").read_text().replace("SIZE", SIZE))
 
 
@@ -98,13 +99,15 @@ def find(text: str) -> OomError:
 
 
 def _error(where: str, text: str, begins: list[int]) -> OomError:
+    # --- the message, from the beginning of its line, on one line
     first = begins[0]
     begin = text.rfind("\n", 0, first) + 1
     message = " ".join(text[begin : first + MESSAGE].split())
     ranks = message.split("Tried to allocate")  # several ranks write into one log
     message = "Tried to allocate".join(ranks[:2])
+    # --- what it says
     sizes = {name: _size(pattern, message) for name, pattern in messages()["fields"].items()}
-    reserved = sizes.pop("reserved")
+    reserved = sizes.pop("reserved")  # as older releases of PyTorch say it
     if sizes["unallocated"] is None and reserved is not None and sizes["allocated"] is not None:
         sizes["unallocated"] = max(0, reserved - sizes["allocated"])
     line = message[:LONGEST_LINE]
@@ -127,11 +130,14 @@ def _asked(where: str, message: str) -> Asked | None:
         return None
     text = f"{match[1]} {match[2]}"
     size = int(float(match[1]) * UNITS[match[2]])
-    digits = len(match[1].partition(".")[2])
-    half = UNITS[match[2]] * 10**-digits / 2
-    if where == "GPU" and size in SEGMENTS:
-        return Asked(text, *SEGMENTS[size])
-    return Asked(text, int(size - half - (ROUND if where == "GPU" else 0)) + 1, int(size + half))
+    # The message has two digits after the point: the tensor may be half of the last one smaller or larger.
+    half = UNITS[match[2]] * 10 ** -len(match[1].partition(".")[2]) / 2
+    low = int(size - half) + 1
+    if where == "GPU":
+        if size in SEGMENTS:
+            return Asked(text, *SEGMENTS[size])
+        low = int(size - half - ROUND) + 1
+    return Asked(text, low, int(size + half))
 
 
 def settings(text: str, error: OomError) -> dict[str, str]:
