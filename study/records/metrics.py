@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from study.core import gpus
-from study.core.errors import Stop, nearest
 from study.records.schema import Record
 from study.records.sections import Collective
 
@@ -232,35 +231,21 @@ OF_A_TRAINING = {  # quantities of a training of the published script, as paths 
 def value(record: Record, quantity: str, training: int | None = None) -> Any:
     """A quantity of a record, by its name or its dotted path; with `training`, of one that the published script ran."""
     if training is not None:
-        if quantity not in OF_A_TRAINING:
-            raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
         return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
-    refuse_unknown(quantity)
-    if record.checkpoints.get("resumes") and (quantity in TIMES or quantity.startswith(("time.", "energy."))):
-        return None  # they cover only the part after an interruption, so they are not comparable
-    if quantity.startswith("component."):
-        return _at_peak(record, quantity.removeprefix("component."))
+    # The times of a run that was resumed cover only the part after an interruption, so they are not comparable.
+    if quantity in TIMES and record.checkpoints.get("resumes"):
+        return None
     if quantity in QUANTITIES:
         return QUANTITIES[quantity](record)
-    return dig(record, quantity)
-
-
-def refuse_unknown(quantity: str) -> None:
-    """Raise Stop for a name that is no quantity, and for a path to a field that no record has."""
     section, _, path = quantity.partition(".")
-    if quantity in QUANTITIES or section == "component":
-        return
-    known = {name: field.annotation for name, field in Record.model_fields.items() if name != "time"}
-    if not path or section not in known:
-        # A part of a step is not a step: DeepSpeed's autotuner once took a timer of the forward pass for one.
-        raise Stop(f"there is no quantity {quantity!r}", nearest(quantity, (*QUANTITIES, "component.weights")))
-    fields = getattr(known[section], "model_fields", {})
-    if path.partition(".")[0] not in fields:
-        raise Stop(f"a record has no field {quantity!r}", nearest(path, fields))
+    if section == "component":
+        return _at_peak(record, path)
+    return dig(record, quantity)
 
 
 def dig(content: Any, path: str) -> Any:
     """The value at a dotted path with list indices, or None if this record has none."""
+    # An older record lacks a newer field, and a run of two ranks has no third.
     for name in path.split("."):
         try:
             if isinstance(content, list):
@@ -270,5 +255,5 @@ def dig(content: Any, path: str) -> Any:
             else:
                 content = getattr(content, name)
         except (LookupError, ValueError, AttributeError):
-            return None  # an older record lacks a newer field, and a run of two ranks has no third
+            return None
     return content

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from study.core.arms import NAMES
-from study.core.errors import Stop, nearest
+from study.core.errors import Stop
 from study.core.gpus import measured_flops
 from study.records import metrics, store
 from study.records.keeping import shared
@@ -155,9 +155,6 @@ class Runs:
         chosen = list(self.runs)
         for name, value in wanted.items():
             choices = value if isinstance(value, (list, tuple)) else [value]
-            # All runs have the same names of facts.
-            if chosen and name not in chosen[0].facts:
-                raise Stop(f"runs have no {name!r}", nearest(name, chosen[0].facts))
             chosen = [run for run in chosen if run.facts[name] in choices]
         return replace(self, runs=tuple(chosen))
 
