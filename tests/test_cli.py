@@ -175,7 +175,7 @@ WRONG = {
     ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
     ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",
     "estimate --params 7X": "give a number such as 7e9, 7B or 350M",
-    ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
+    ADVISE + "--model empty": "empty/config.json' cannot be read (No such file",
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
     ADVISE + "--model float": "cannot read the config",
     "estimate --model no-words": "no-words cannot be followed without values (",
@@ -187,7 +187,7 @@ WRONG = {
     "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
-    "compare malformed malformed": "memory.components must be a table (got [3])",
+    "compare malformed malformed": "memory.components must be an object (got [3])",
     "claims S000-1": "no claim is named S000-1",
     "virtual --ranks 1": "--virtual-ranks must be at least 2 (got 1)",
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
@@ -245,7 +245,7 @@ def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, cap
     assert in_this_process(monkeypatch, f"runs {tmp_path}") is None
     printed = capsys.readouterr().out
     assert f"full: {failed('full')['error']['message']}. What to do: " in printed
-    assert "memory.components must be a table (got [3])" in printed
+    assert "memory.components must be an object (got [3])" in printed
 
 
 def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsys):
