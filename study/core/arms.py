@@ -137,9 +137,8 @@ class Arm:
 
     def second_partition(self, ranks: int) -> int | None:
         """Return the number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
-        zero = zero_optimization(self.deepspeed)
-        among = zero["zero_hpz_partition_size"] if self.stage == 3 else 1
-        return min(among, ranks) if among > 1 else None
+        among = zero_optimization(self.deepspeed)["zero_hpz_partition_size"]
+        return min(among, ranks) if self.stage == 3 and among > 1 else None
 
     @property
     def row_ranks(self) -> int:

@@ -16,7 +16,7 @@ import psutil
 from study.core import machine
 from study.core.arms import NAMES, PACKAGE, ROOT, Arm, load_arm
 from study.core.errors import Stop
-from study.core.gpus import HIDES_ALL, gpus_here, num_gpus
+from study.core.gpus import gpus_here, num_gpus
 from study.core.machine import disk_speed, usable_cores
 from study.core.text import say, size
 
@@ -120,9 +120,8 @@ def _devices() -> tuple[int, Finding]:
         devices = [f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in gpus_here()]
     except Stop as stop:
         return 0, Finding("devices", f"unknown ({stop.what})", stop.remedy)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL
-    none = "GPUs are hidden by CUDA_VISIBLE_DEVICES" if hidden else "no GPU"
-    return len(devices), Finding("devices", ", ".join(devices) or f"{none}: the arms run as gloo ranks on the CPU")
+    none = "no GPU, or hidden by CUDA_VISIBLE_DEVICES: the arms run as gloo ranks on the CPU"
+    return len(devices), Finding("devices", ", ".join(devices) or none)
 
 
 # --- DeepSpeed's operators: C++ code that is compiled once, in some minutes, on the machine where it runs

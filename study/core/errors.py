@@ -22,8 +22,7 @@ class Stop(Exception):
     @property
     def sentence(self) -> str:
         """Return the sentence that a user reads."""
-        text = f"{self.what}. What to do: {self.remedy}"
-        return text if text.endswith("?") else f"{text}."
+        return f"{self.what}. What to do: {self.remedy}.".replace("?.", "?")
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in place of a traceback: a notebook's user, too, reads one sentence."""
@@ -48,5 +47,5 @@ def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | Non
     by_lower = {each.lower(): each for each in known}
     if close := [by_lower[lower] for lower in difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)]:
         *others, last = map(repr, close)
-        return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+        return f"did you mean {' or '.join(filter(None, [', '.join(others), last]))}?"
     return otherwise or f"choose one of {', '.join(by_lower.values())}"

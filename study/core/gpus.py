@@ -65,28 +65,10 @@ class Link:
     source: str
 
 
-LINKS = {
-    "nvlink3": Link(300e9, "A100 datasheet: 600 GB/s of NVLink, both directions together"),
-    "nvlink-400": Link(200e9, "A800 and H800: 400 GB/s of NVLink, both directions together"),
-    "nvlink4": Link(450e9, "H100 datasheet: 900 GB/s of NVLink, both directions together"),
-    "nvswitch": Link(450e9, "H100 in an HGX board: as nvlink4, between any two of eight"),
-    "nvlink5": Link(900e9, "B200 datasheet: 1.8 TB/s of NVLink, both directions together"),
-    "nvlink-v100": Link(150e9, "V100 datasheet: 300 GB/s of NVLink, both directions together"),
-    "c2c": Link(450e9, "GH200 datasheet: 900 GB/s between GPU and host, both directions together"),
-    "infinity-fabric": Link(448e9, "MI300X datasheet: seven links of 128 GB/s, both directions together"),
-    "pcie3": Link(15.75e9, "PCI Express 3.0, 16 lanes of 8 GT/s at 128b/130b"),
-    "pcie4": Link(31.5e9, "PCI Express 4.0, 16 lanes of 16 GT/s at 128b/130b"),
-    "pcie5": Link(63.0e9, "PCI Express 5.0, 16 lanes of 32 GT/s at 128b/130b"),
-    "eth-25": Link(3.125e9, "25 Gb/s of Ethernet for each GPU"),
-    "eth-50": Link(6.25e9, "50 Gb/s of Ethernet for each GPU: four ports of 100 Gb/s for eight"),
-    "eth-100": Link(12.5e9, "100 Gb/s of Ethernet for each GPU"),
-    "ib-edr": Link(12.5e9, "InfiniBand EDR, 100 Gb/s a port; one port a GPU"),
-    "ib-hdr": Link(25e9, "InfiniBand HDR, 200 Gb/s a port; one port a GPU"),
-    "ib-ndr": Link(50e9, "InfiniBand NDR, 400 Gb/s a port; one port a GPU"),
-}
-
+FOLDER = Path(__file__).parent
+LINKS = {name: Link(**link) for name, link in json.loads((FOLDER / "links.json").read_text()).items()}
 # If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
-GPUS = {name: Gpu(**gpu) for name, gpu in json.loads(Path(__file__).with_suffix(".json").read_text()).items()}
+GPUS = {name: Gpu(**gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text()).items()}
 
 
 def gpu_named(text: str) -> str:

@@ -42,7 +42,7 @@ def fields(path: str) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def free_port() -> int:

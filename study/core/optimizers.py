@@ -42,21 +42,24 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
         return {"float32 uint8"}
     if precision == "bf16_pure":
         return {"bfloat16"}
-    return {"float32", "bfloat16 float32"} if (optimizer, precision) == ("muon", "bf16_cast") else {"float32"}
+    if (optimizer, precision) == ("muon", "bf16_cast"):
+        return {"float32", "bfloat16 float32"}
+    return {"float32"}
 
 
 def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
     """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
-    why = WITH_FSDP2.get(optimizer) if arm.fsdp else None
+    why = None
     if offloads and optimizer != "adamw":
         why = WITH_OFFLOAD
     elif optimizer == "adafactor" and not has_values:
         why = WITHOUT_VALUES
+    elif arm.fsdp:
+        why = WITH_FSDP2.get(optimizer)
     if why is not None:
-        return Stop(
-            f"--optimizer {optimizer} does not go with {arm.name}: {why}", "change one of the two", "unavailable"
-        )
+        what = f"--optimizer {optimizer} does not go with {arm.name}: {why}"
+        return Stop(what, "change one of the two", "unavailable")
     if offloads and precision == "bf16_pure":
         what = f"--precision bf16_pure does not go with {arm.name}: {PURE_WITH_OFFLOAD}"
         return Stop(what, "give an arm that does not offload, or bf16_cast", "unavailable")

@@ -156,7 +156,7 @@ def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
         say(*wrapped(text, indent, first))
 
 
-# --- Show on stderr what a slow command is doing: on a terminal a line with a clock, elsewhere one plain line
+# --- Show on stderr what a slow command is doing: a line that vanishes on a terminal, one plain line elsewhere
 
 _texts: ContextVar[set[str] | None] = ContextVar("texts", default=None)  # None: no command runs that shows it
 
@@ -177,11 +177,8 @@ def during(text: str) -> Iterator[None]:
     texts = _texts.get()
     if texts is not None and sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            progress.add_task(text)
+        with Console(stderr=True).status(text):
             yield
         return
     if texts is not None and text not in texts:

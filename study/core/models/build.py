@@ -12,29 +12,20 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import local_torch_dtype
 from transformers.pytorch_utils import Conv1D
 
 from study.core.errors import Stop
 from study.core.models.config import class_for
 
 
-def build(
-    config: PretrainedConfig,
-    device: torch.device | str,
-    dtype: torch.dtype = torch.float32,
-) -> PreTrainedModel:
+def build(config: PretrainedConfig, device: torch.device | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return a model in training mode with new random weights, built on its device.
 
     On `meta`, its tensors have shapes but no values. The config is copied, because building changes it.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model = class_for(config)(copy.deepcopy(config))
-    finally:
-        torch.set_default_dtype(before)
-    return model.train()
+    with torch.device(device), local_torch_dtype(dtype):
+        return class_for(config)(copy.deepcopy(config)).train()
 
 
 CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new random weights, which have to train
@@ -152,16 +143,16 @@ class Adapted(nn.Module):
         if not self.like_peft:
             return result + self.up(self.down(x))
         keeps_type = self.quantized and torch.is_autocast_enabled("cpu")
-        x = x if keeps_type else x.to(self.down.weight.dtype)
-        dropped = functional.dropout(x) if self.drops else x
-        if self.magnitude is not None:
-            more = self._with_magnitude(dropped, result)
-        else:
-            more = self.up(self.down(dropped)) * 2.0
-        if self.quantized and not keeps_type:
-            more = more.to(result.dtype)
-        total = result + more
-        return total if self.quantized else total.to(result.dtype)
+        if not keeps_type:
+            x = x.to(self.down.weight.dtype)
+        if self.drops:
+            x = functional.dropout(x)
+        # The scale is PEFT's lora_alpha / rank. Any constant takes as much memory and time.
+        more = self.up(self.down(x)) * 2.0 if self.magnitude is None else self._with_magnitude(x, result)
+        if not self.quantized:
+            return (result + more).to(result.dtype)
+        # PEFT 0.21 (tuners/lora/bnb.py) converts what it adds, and not the sum.
+        return result + (more if keeps_type else more.to(result.dtype))
 
     def _with_magnitude(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Return what DoRA adds (arXiv 2402.09353, 4.3): the norm of the whole weight is a constant.
@@ -192,7 +183,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, bits):
         ctx.weight = weight
-        ctx.kept = x if ctx.needs_input_grad[0] and bits == 8 else None
+        if ctx.needs_input_grad[0] and bits == 8:
+            ctx.kept = x
         with torch.autocast("cpu", enabled=False):
             whole = weight.new_empty(weight.shape, dtype=x.dtype)
             return functional.linear(x, whole, None if bias is None else bias.to(x.dtype))

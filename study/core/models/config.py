@@ -92,8 +92,9 @@ def _for_training(config: PretrainedConfig, attention: str | None, dropout: floa
         # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL
-    for name, value in config.to_dict().items() if dropout is not None else ():
-        if "drop" in name and type(value) in (int, float):
+    for name, value in config.to_dict().items():
+        # By name: hidden_dropout_prob, attn_pdrop, resid_pdrop, classifier_dropout, embd_pdrop and others.
+        if dropout is not None and "drop" in name and type(value) in (int, float):
             setattr(config, name, dropout)
     return config
 

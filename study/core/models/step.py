@@ -24,8 +24,9 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     if kind == "vision":
         seen = getattr(config, "vision_config", config)  # CLIP has a config for each of its halves
         size = getattr(seen, "image_size", IMAGE_SIZE)  # a ResNet takes any
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.randn(rows, seen.num_channels, height, width, device=device)
+        if not isinstance(size, list | tuple):
+            size = (size, size)
+        pixels = torch.randn(rows, seen.num_channels, *size, device=device)
         return {"pixel_values": pixels, "labels": torch.randint(0, classes, (rows,), device=device)}
     ids = torch.randint(0, config.get_text_config(decoder=True).vocab_size, (rows, sequence), device=device)
     if kind == "speech":
@@ -65,7 +66,8 @@ def logits_and_losses(
         start = getattr(config, "decoder_start_token_id", None) or getattr(config, "pad_token_id", None) or 0
         fed["decoder_input_ids"] = pad(batch["labels"][:, :-1], (1, 0), value=start).clamp(min=0)
     logits = model(**fed).logits
-    logits = logits.float() if upcast else logits
+    if upcast:
+        logits = logits.float()
     if kind in ("encoder", "vision"):
         return logits, cross_entropy(logits, batch["labels"], reduction="none")
     labels = next_tokens(batch) if kind == "decoder" else batch["labels"]
