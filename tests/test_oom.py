@@ -137,8 +137,7 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         file.truncate(200 * 10**6)
-    with pytest.raises(Stop, match="more than 20,971,520 bytes") as stop:
+    with pytest.raises(Stop, match="more than 20,971,520 bytes"):
         reading.content(str(log))
-    assert "tail -c" in stop.value.remedy
     with pytest.raises(Stop, match="at least 1"):
         Described(ranks=0)

@@ -67,7 +67,12 @@ def compare(a: Source, b: Source) -> list[Difference]:
     known = []
     other = []
     for name in dict.fromkeys((*descriptions(), *first, *second)):
-        difference = Difference(name, first.get(name, UNSET), second.get(name, UNSET), descriptions().get(name))
+        difference = Difference(
+            name=name,
+            a=first.get(name, UNSET),
+            b=second.get(name, UNSET),
+            description=descriptions().get(name),
+        )
         if same(difference.a.value, difference.b.value):
             continue
         if _is_known(difference):

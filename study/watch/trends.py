@@ -104,7 +104,13 @@ def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]
         row = int(np.argmax(spent_s / step_s))
         share = spent_s[row] / step_s[row]
         if share >= least:
-            yield id, {"share": share, "lost_s": float(spent_s[row]), "step_s": step_s[row], "rank": ranks[row]}
+            values: dict[str, Any] = {
+                "share": share,
+                "lost_s": float(spent_s[row]),
+                "step_s": step_s[row],
+                "rank": ranks[row],
+            }
+            yield id, values
     # --- a rank whose own work takes longer than the others', and the phase in which it loses most
     own_s = seconds(steps, OWN)
     for row, rank in enumerate(ranks):
@@ -115,13 +121,21 @@ def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]
         slower = own_s[row] > (1 + SLOWER) * np.median(np.delete(own_s, row, axis=0), axis=0)
         if slower.mean() >= OFTEN:
             lost_s = {phase: float(np.median(steps[phase][row]) - np.median(others[phase])) for phase in OWN}
-            phase = max(lost_s, key=lambda phase: lost_s[phase])
-            often = float(slower.mean())
-            yield "straggler", {"rank": rank, "often": often, "lost_s": sum(lost_s.values()), "phase": phase}
+            values = {
+                "rank": rank,
+                "often": float(slower.mean()),
+                "lost_s": sum(lost_s.values()),
+                "phase": max(lost_s, key=lambda phase: lost_s[phase]),
+            }
+            yield "straggler", values
     # --- the rank whose memory grows most, if it grows all the time: from each quarter of the run to the next
     quarters = np.array([np.median(part, axis=1) for part in np.array_split(steps["memory_bytes"], 4, axis=1)])
     row = int(np.argmax(quarters[-1] - quarters[0]))
     first, _, before, last = quarters[:, row]
     if np.diff(quarters[:, row]).min() > 0 and last - first >= max(CREEP_BYTES, CREEP * first):
-        growth_bytes = 4 * (last - before) / steps.shape[1]  # in the last quarter, after caches have filled
-        yield "memory_creeps", {"rank": ranks[row], "growth_bytes": growth_bytes, "memory_bytes": int(last - first)}
+        values = {
+            "rank": ranks[row],
+            "growth_bytes": 4 * (last - before) / steps.shape[1],  # of the last quarter, after caches have filled
+            "memory_bytes": int(last - first),
+        }
+        yield "memory_creeps", values

@@ -84,11 +84,17 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
     # --- the causes that have a sign, in the order of causes.toml
     ranked = []
     for id, text in descriptions().items():
-        reasons = [reason for cause, _, reason in signs if cause == id]
+        reasons = [reason for of, _, reason in signs if of == id]
         if reasons:
-            what = factors.get(id, "") + text["what"].format(**values)
-            points = sum(points for cause, points, _ in signs if cause == id)
-            ranked.append(Cause(id, what, points, tuple(dict.fromkeys(reasons)), text["remedy"], text["apart"]))
+            cause = Cause(
+                id=id,
+                what=factors.get(id, "") + text["what"].format(**values),
+                points=sum(points for of, points, _ in signs if of == id),
+                reasons=tuple(dict.fromkeys(reasons)),  # of two sizes of one cause the reason is the same
+                remedy=text["remedy"],
+                apart=text["apart"],
+            )
+            ranked.append(cause)
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 

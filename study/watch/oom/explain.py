@@ -124,7 +124,14 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     if (model or given.vocabulary) and error.asked and error.where == "GPU" and not error.asked.is_small:
         matched = _matches(error.asked, model, given, zero)
     ranked = causes(error, matched, states_bytes, (given.arm or "").startswith(SHARD_WEIGHTS))
-    return Explanation(error, ranked, given, zero, setup, _gpu(given.gpu, error.total))
+    return Explanation(
+        error=error,
+        causes=ranked,
+        given=given,
+        zero=zero,
+        setup=setup,
+        gpu=_gpu(given.gpu, error.total),
+    )
 
 
 def _filled(given: Described, **known: Any) -> Described:

@@ -112,7 +112,14 @@ def _error(where: str, text: str, begins: list[int]) -> OomError:
         sizes["unallocated"] = max(0, reserved - sizes["allocated"])
     line = message[:LONGEST_LINE]
     context = text[max(0, begin - ABOVE) : first + MESSAGE // 3]
-    return OomError(where, line, context, len(begins), _asked(where, message), **sizes)
+    return OomError(
+        where=where,
+        line=line,
+        context=context,
+        count=len(begins),
+        asked=_asked(where, message),
+        **sizes,
+    )
 
 
 def _size(pattern: str, message: str) -> int | None:
