@@ -32,16 +32,6 @@ def test_an_entry_is_written_once(entry, tmp_path, capsys):
     assert list(entry.parent.iterdir()) == [entry], "no scraps"
 
 
-def test_what_fails_while_it_is_written_leaves_nothing(tmp_path):
-    def half(folder):
-        (folder / "rows.bin").write_text("half")
-        raise RuntimeError("the power failed")
-
-    with pytest.raises(RuntimeError, match="the power failed"):
-        cache.entry(tmp_path / "data" / "name", half)
-    assert list((tmp_path / "data").iterdir()) == []
-
-
 def test_of_two_that_write_at_once_the_first_stays(tmp_path):
     folder = tmp_path / "data" / "name"
 
@@ -61,7 +51,6 @@ def test_of_two_that_write_at_once_the_first_stays(tmp_path):
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
-        (OSError(28, "No space left on device"), "name (No space left on device)"),
         (SafetensorError("I/O error: No space left"), "name (I/O error: No space left)"),
         (OSError(12, "Cannot allocate memory"), None),  # it has its own status
     ],

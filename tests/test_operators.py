@@ -160,22 +160,6 @@ def test_a_compiler_that_fails_is_told_in_its_own_words(extensions, tmp_path):
     assert "FAILED" in log.read_text()
 
 
-@pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])
-def test_the_trainer_says_that_it_compiles(rank, speaks, monkeypatch, tmp_path, capfd):
-    """To the screen and to the log, and one of the ranks does; what DeepSpeed prints is kept off."""
-    from study.training import setup as start
-
-    def load(names, gpus, tell) -> None:
-        print("noise of DeepSpeed")  # noqa: T201
-        tell(f"compiling {names}")
-
-    monkeypatch.setattr(loading, "load", load)
-    monkeypatch.setenv("LOCAL_RANK", rank)
-    start.load_operators(["cpu_adam"], tmp_path)
-    assert capfd.readouterr().out == ("compiling ['cpu_adam']\n" if speaks else "")
-    assert (tmp_path / "log.txt").exists() == speaks
-
-
 # --- libaio ---------------------------------------------------------------------------------------------------------
 
 # Writes a block and reads it back with direct I/O, by the calls that DeepSpeed makes. Then it reads from no file.

@@ -1,47 +1,30 @@
 """The settings of a run: impossible values are refused by the name of their flag, and blanks get their defaults."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
 from study.core.errors import Stop
 from study.core.settings import Flags, as_dict, build, check, flag, learning_rate, resolve
-from study.core.shapes import SHAPES
 
-FIELDS = {field.name: field for field in dataclasses.fields(Flags)}
-NUMBERS = {name: str(hint) for name, hint in get_type_hints(Flags).items() if re.search(r"int\b|float", str(hint))}
-MAY_BE_0 = ("lr_warmup_steps", "weight_decay", "dropout", "seed")
+IMPOSSIBLE = [("micro_batch", 0), ("micro_batch", 1.5), ("micro_batch", True), ("lr", 0), ("lr", float("nan"))]
+IMPOSSIBLE += [("weight_decay", -1), ("weight_decay", float("inf")), ("dropout", 1.0), ("lr_warmup_steps", -1)]
+IMPOSSIBLE += [("steps", 10**20), ("seed", 2**31), ("threads", 1025), ("sequence", 1), ("memory_cap_gib", 1e-6)]
+IMPOSSIBLE += [("virtual_ranks", 1), ("precision", "fp4"), ("compile", 1), ("model", 5)]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(name, -1) for name in NUMBERS]
-    + [(name, 0) for name in NUMBERS if name not in MAY_BE_0]
-    + [(name, value) for name in NUMBERS if "float" in NUMBERS[name] for value in (float("nan"), float("inf"))]
-    + [("dropout", 1.0), ("dropout", 1.5), ("steps", 10**20), ("seed", 2**32), ("threads", 100_000), ("sequence", 1)]
-    + [("memory_cap_gib", 1e-6), ("virtual_ranks", 1)]
-    + [("micro_batch", 1.5), ("micro_batch", True), ("precision", "fp4"), ("compile", 1), ("model", 5)],
-)
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
 def test_an_impossible_value_is_refused(name, value):
     """In words that name the flag and what came, with a remedy."""
-    with pytest.raises(Stop, match=rf"(?m)^{flag(name)} must be .* \(got {re.escape(str(value))}|{value!r}\)$"):
+    with pytest.raises(Stop, match=rf"(?m)^{flag(name)} must be .* \(got {re.escape(repr(value))}\)$"):
         check(Flags(**{name: value}))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"seed": 2**31 - 1, "threads": 1024, "memory_cap_gib": 0.01, "virtual_ranks": 2, "steps": 10**7},
-        {"steps": 6, "warmup_steps": 5, "micro_batch": 1, "epochs": 0.01, "lr": 1e-9, "dropout": 0.999},
-        {"steps": 101, "lr_warmup_steps": 100, "seed": 0, "dropout": 0.0},
-    ],
-)
-def test_possible_values_pass(values):
-    check(Flags(**values))
+def test_possible_values_pass():
+    values = {"seed": 2**31 - 1, "threads": 1024, "memory_cap_gib": 0.01, "virtual_ranks": 2, "steps": 10**7}
+    values |= {"lr_warmup_steps": 100, "dropout": 0.0, "micro_batch": 1}
     assert build(values, "a.toml") == Flags(**values)
 
 
@@ -73,7 +56,6 @@ def test_a_bad_value_in_a_file_names_the_file(values, words):
         build(values, "a.toml")
 
 
-HUB_BERT = "google-bert/bert-base-uncased"
 RESOLVED = [  # flags, with a GPU: some of the settings
     (
         {"task": "imdb"},
@@ -95,17 +77,15 @@ RESOLVED = [  # flags, with a GPU: some of the settings
     ({"model": "bert-tiny"}, True, {"data": "embedded", "lr": 1e-3}),
     # Rows of real text are longer.
     ({"task": "wikitext", "data": "hub"}, False, {"sequence": 1024}),
-    ({"task": "wikitext", "data": "some/folder"}, False, {"sequence": 1024}),
     # Published weights are the default of a hub name alone, and not of a built-in shape or a local folder.
-    *(({"model": model}, False, {"init": "random"}) for model in [*SHAPES, "."]),
-    ({"model": HUB_BERT}, False, {"init": "pretrained", "attention": "sdpa"}),
+    ({"model": "bert-base"}, False, {"init": "random"}),
+    ({"model": "."}, False, {"init": "random"}),
+    ({"model": "google-bert/bert-base-uncased"}, False, {"init": "pretrained", "attention": "sdpa"}),
     # Attention is written out for the types that need it, by the type of the model and not by its name.
-    *(
-        ({"model": model}, False, {"attention": "eager"})
-        for model in ("gpt-j-6b", "EleutherAI/gpt-j-6b", "gemma2-9b", "google/gemma-2-9b")
-    ),
-    ({"model": "gpt2"}, False, {"attention": "sdpa"}),
-    *(({"model": model}, False, {"attention": None}) for model in ("somebody/gpt-joke", "x" * 5000)),
+    ({"model": "gpt-j-6b"}, False, {"attention": "eager"}),
+    ({"model": "google/gemma-2-9b"}, False, {"attention": "eager"}),
+    ({"model": "somebody/gpt-joke"}, False, {"attention": None}),
+    ({"model": "x" * 5000}, False, {"attention": None}),
 ]
 
 
@@ -124,18 +104,10 @@ def test_given_values_stay(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "attention"),
-    [
-        ('{"model_type": "gptj"}', "eager"),
-        ('{"model_type": "gemma2"}', "eager"),
-        ('{"model_type": "gpt2"}', "sdpa"),
-        *((text, None) for text in ("{}", "[]", "not json", None)),
-    ],
+    ("config", "attention"), [('{"model_type": "gptj"}', "eager"), ('{"model_type": "gpt2"}', "sdpa"), ("[]", None)]
 )
 def test_the_type_of_a_folder_is_in_its_config(tmp_path, config, attention):
-    """If it is not, whoever builds the model says so."""
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
+    (tmp_path / "config.json").write_text(config)
     assert resolve(Flags(model=str(tmp_path)), gpu=False).attention == attention
 
 
@@ -151,6 +123,4 @@ def test_rates_by_hand():
     """Up in four equal parts to the peak, then down in six that would end at zero one step later."""
     by_hand = [0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
     assert rates(warmup=4, steps=10) == pytest.approx(by_hand)
-    assert rates(warmup=4, steps=10, lr=5e-5) == pytest.approx([5e-5 * rate for rate in by_hand])
-    assert rates(warmup=0, steps=4) == pytest.approx([1.0, 0.75, 0.5, 0.25])
-    assert rates(warmup=2, steps=2) == pytest.approx([0.5, 1.0])
+    assert rates(warmup=0, steps=4, lr=5e-5) == pytest.approx([5e-5, 3.75e-5, 2.5e-5, 1.25e-5])

@@ -155,8 +155,8 @@ PLAINER = {
     "a valid number": "a number",
     "a valid boolean": "true or false",
     "a valid string": "a text",
-    "a valid dictionary( or .*)?": "a table",
-    "a valid (list|tuple)": "a list",
+    "(a valid dictionary|an object)( or .*)?": "a table",
+    "a valid (list|tuple|array)": "a list",
     "a valid date.*": "a date such as 2026-11-20, in TOML without quotes",
     "an instance of Path": "a path",
 }
