@@ -190,8 +190,7 @@ def with_json(tmp_path, content: bytes):
     ("text", "promised"),  # processes, stage, clipping, optimizer states, weights
     [
         ("num_processes: 2\ndeepspeed_config: {zero_stage: 3, gradient_clipping: 0.0}", (2, 3, 0.0, "none", "none")),
-        ("deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu}", (1, 3, 1.0, "cpu", "none")),
-        ("deepspeed_config: {zero_stage: 3, offload_param_device: nvme}", (1, 3, 1.0, "none", "nvme")),
+        ("deepspeed_config: {offload_optimizer_device: cpu, offload_param_device: nvme}", (1, 2, 1.0, "cpu", "nvme")),
         # Accelerate's own questionnaire writes such lines.
         (
             "deepspeed_config: {offload_optimizer_nvme_path: none, offload_param_nvme_path: null}",

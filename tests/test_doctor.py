@@ -121,7 +121,7 @@ def test_a_bare_machine_is_told_what_to_get(bare, examine, monkeypatch, tmp_path
     findings = examine()
     for what, remedy in {"C++ compiler": "g++", "ninja": "pip", "operators": "study doctor --fix"}.items():
         assert remedy in findings[what].remedy
-    tool(bare, "ninja", "1.13.0.git")
+    tool(bare, "ninja")
     tool(bare, "c++", "c++ (Some 12.2.0-14) 12.2.0")
     leave_compiled()
     two = [gpus.Visible(f"Some GPU {number}", 80 * 10**9, 8) for number in range(2)]
@@ -134,38 +134,32 @@ def test_a_bare_machine_is_told_what_to_get(bare, examine, monkeypatch, tmp_path
     assert "CUDA_HOME" in findings["CUDA toolkit"].remedy
 
 
-@pytest.mark.parametrize("fails", ["pwrite", "preadv", "fcntl"])
-def test_a_disk_without_direct_io_is_a_fault(fails, monkeypatch, tmp_path, examine):
+def test_a_disk_without_direct_io_is_a_fault(monkeypatch, tmp_path, examine):
     """Its folder is yet to be made: the one above tells what there is."""
-    code = errno.EINVAL if fails == "fcntl" else errno.ENOSPC
 
     def refuse(*_):
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(fcntl if fails == "fcntl" else os, fails, refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     finding = examine(tmp_path / "disk" / "deep")["disk"]
-    assert f"in {tmp_path}, which refuses direct I/O ({os.strerror(code)})" in finding.found
+    assert f"in {tmp_path}, which refuses direct I/O (Invalid argument)" in finding.found
     assert "--nvme-dir" in finding.remedy
     assert list(tmp_path.iterdir()) == []
 
 
 def test_all_bytes_are_written_past_the_cache_and_read_back(tmp_path, monkeypatch):
-    seen, written = [], []
-    pwrite, preadv = os.pwrite, os.preadv
+    written, read = [], []
 
     def watched_write(file, request, start):
         assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
         assert list(tmp_path.iterdir()) == [], "not even while it runs: it may be killed"
         written.append(bytes(request))
-        return pwrite(file, request, start)
+        return len(request)
 
     monkeypatch.setattr(os, "pwrite", watched_write)
-    monkeypatch.setattr(os, "preadv", lambda file, into, at: (preadv(file, into, at), seen.append(bytes(into[0])))[0])
-    try:
-        assert min(machine.disk_speed(tmp_path, SPEED_BYTES)) > 0
-    except OSError as error:
-        pytest.skip(f"the folder of the tests refuses direct I/O: {error}")
-    assert b"".join(seen) == b"".join(written)
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: read.append(at) or len(into[0]))
+    assert min(machine.disk_speed(tmp_path, SPEED_BYTES)) > 0
+    assert read == [number * machine.REQUEST_BYTES for number in range(4)]
     assert (sum(map(len, written)), len(set(written[0]))) == (SPEED_BYTES, 256), "zeros would flatter some disks"
 
 

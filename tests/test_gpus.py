@@ -24,16 +24,8 @@ def test_a_gpu_is_what_its_name_says():
 
 
 def test_a_gpu_is_named_as_people_do():
-    said = {"H100": "H100-80GB", "h100-80gb": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40": "A100-40GB"}
-    said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "h100sxm": "H100-80GB", "l4": "L4"}
-    said |= {"a800": "A800-80GB", "rtx pro 6000": "RTXPRO6000", "titan rtx": "TitanRTX", "h20": "H20"}
-    said |= {
-        "rtx a5000": "A5000",
-        "rtx 6000 ada": "RTX6000Ada",
-        "a10g": "A10G",
-        "l40": "L40",
-        "nvidia h100": "H100-80GB",
-    }
+    said = {"H100": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40": "A100-40GB", "h100sxm": "H100-80GB"}
+    said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "a10g": "A10G", "h20": "H20"}
     said |= {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
     assert {text: gpus.gpu_named(text) for text in said} == said
     for text, near in (("H900", "'H100'"), ("A11G", "'A10"), ("nvidia", "H100"), ("", "choose one of")):
@@ -46,9 +38,7 @@ def test_a_gpu_is_named_as_people_do():
     ("name", "precision", "tf32", "peak"),
     [
         ("NVIDIA H200", "bf16", True, 989.4e12),
-        ("NVIDIA H200", "fp32", True, 494.7e12),
         ("NVIDIA H200", "fp32", False, 66.9e12),
-        ("Tesla T4", "bf16_cast", True, None),  # it has no bf16
         ("Tesla T4", "fp32", True, 8.1e12),  # and no TF32
         ("NVIDIA H900", "bf16", True, None),
         (None, "fp32", True, None),

@@ -11,13 +11,9 @@ from shaped import failed, finished
 
 from study.core import arms
 from study.core.errors import Stop
-from study.ledger import texts as claims
-from study.predict import question
-from study.predict.outside import published
-from study.records import collectives, store
+from study.records import store
 from study.records.keeping import redact
-from study.sweeps import protocol
-from study.watch import hangs, trends
+from study.watch import hangs
 from study.watch import sources as configs
 from study.watch.oom import reading
 
@@ -36,43 +32,6 @@ def damaged(whole: dict) -> Iterator[dict]:
                 yield whole | {key: inner}
 
 
-def as_toml(value: Any) -> str:
-    """Return a value as TOML, with tables in braces."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(toml_lines(value)) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(as_toml(each) for each in value if each is not None) + "]"
-    return json.dumps(value) if isinstance(value, (str, bool)) else str(value)[:4000]
-
-
-def toml_lines(table: dict) -> list[str]:
-    return [f"{json.dumps(str(key))} = {as_toml(each)}" for key, each in table.items() if each is not None]
-
-
-def toml_file(table: dict) -> str:
-    return "\n".join(toml_lines(table))
-
-
-def csv_file(row: dict) -> str:
-    return f"{','.join(map(str, row))}\n{','.join(json.dumps(str(value)) for value in row.values())}\n"
-
-
-def steps_file(row: dict) -> str:
-    lines = (",".join(map(str, {**row, "step": step}.values())) for step in range(40))
-    return "\n".join([",".join(trends.COLUMNS), *lines])
-
-
-def read_steps(path: Path) -> None:
-    tables = trends.load(path.parent)
-    trends.findings(tables)
-
-
-def read_cells(path: Path) -> None:
-    content = protocol.read(str(path))
-    for scale in protocol.SCALES:
-        is_valid_or_a_sentence(protocol.cells, content, scale)
-
-
 def read_and_redact(path: Path) -> None:
     redact(store.read(path).model_dump(by_alias=True))
 
@@ -80,11 +39,6 @@ def read_and_redact(path: Path) -> None:
 def read_arm_and_config(path: Path) -> None:
     is_valid_or_a_sentence(arms.read, path)
     configs.flat(configs.read(path).content)
-
-
-def read_rows(path: Path) -> None:
-    for row in published.read(path, published.Row):
-        _ = row.kind, row.step_s, row.memory_bytes
 
 
 def is_valid_or_a_sentence(parse: Callable, *given: Any) -> None:
@@ -106,40 +60,11 @@ class Parser(NamedTuple):
     write: Callable[[dict], str | bytes] = json.dumps
 
 
-PART = {"name": "p", "arm": ["zero2", "ddp"], "model": "gpt-tiny", "task": "wikitext", "reserve_s": {"gpt-tiny": 3}}
-PART |= {"tiny": {"steps": 9, "seed": [1, 2]}, "paper": {"frontier": "micro_batch", "micro_batch": [1, 9]}}
-PROTOCOL = {"about": "a", "document": "none", "replicates": "nothing", "part": [PART]}
-CLAIM = {
-    "id": "Q1-01",
-    "question": "How much?",
-    "quote": "a b",
-    "where": "there",
-    "verdict": "holds",
-    "found": "780 GB.",
-}
-CLAIM |= {"changes": "nothing", "certainty": "low", "because": "a formula"}
-CLAIM |= {"evidence": [{"kind": "formula", "expression": "states(65e9, 0, 1)", "value": 780, "unit": "GB"}]}
-CLAIMS = {
-    "document": "Q1",
-    "title": "T",
-    "address": "a",
-    "read": "its PDF",
-    "sentences": 3,
-    "unjudged": {},
-    "claim": [CLAIM],
-}
 ZERO3 = {"zero_stage": 3, "offload_optimizer_device": "cpu", "gradient_clipping": 1.0}
 ACCELERATE = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "no", "deepspeed_config": ZERO3}
 FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_offload_params": False}
 FSDP |= {"fsdp_cpu_ram_efficient_loading": False, "fsdp_reshard_after_forward": True}
 DEEPSPEED = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
-ROW = dict.fromkeys(published.Row.model_fields, "") | {
-    "set": "known",
-    "source": "s",
-    "model": "gpt2",
-    "n_gpus": "8",
-    "memory_GB": "3",
-}
 CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "gloo:all_reduce", "retired": False}
 CALL |= {
     "state": "scheduled",
@@ -154,16 +79,11 @@ PARSERS = {
     "oom.log": Parser(
         lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
     ),
-    "protocol.toml": Parser(read_cells, PROTOCOL, toml_file),
-    "claims.toml": Parser(claims.read, CLAIMS, toml_file),
     "done/record.json": Parser(read_and_redact, finished("a")),
     "failed/record.json": Parser(read_and_redact, failed("b", arm="zero3")),
     "arm.yaml": Parser(read_arm_and_config, ACCELERATE),
     "fsdp.yaml": Parser(read_arm_and_config, {"distributed_type": "FSDP", "fsdp_config": FSDP}),
     "config.json": Parser(read_arm_and_config, DEEPSPEED),
-    "run/steps-rank0.csv": Parser(read_steps, dict.fromkeys(trends.COLUMNS, 0.5), steps_file),
-    "run/collectives-rank0.json": Parser(lambda path: collectives.load(path.parent), {"rank": 0, "groups": {"0": [0]}}),
-    "rows.csv": Parser(read_rows, ROW, csv_file),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]
 BOMBS += ["? {a: b}\n: c\n", '{"a": "\\ud800"}', '{"a": NaN}', b"\xff\xfe", "a." * 5000 + "a = 1", "a: !!int ''\n"]
@@ -180,13 +100,3 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, name):
     for content in (*BOMBS, *contents, whole[: len(whole) // 2], ""):
         path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
         is_valid_or_a_sentence(parser.read, path)
-
-
-@pytest.mark.parametrize("text", ["", "9" * 400 + "TB", "-1GB", "1.5", "80 GiB", "٣GB", "1e3MB", "nan", "GB", "0GB"])
-def test_sizes_on_the_command_line(text):
-    is_valid_or_a_sentence(lambda: question.bytes_of(text, "--memory"))
-    try:
-        size_bytes = question.bytes_of(text, "--memory")
-    except Stop:
-        return
-    assert 0 < size_bytes < float("inf")

@@ -76,10 +76,9 @@ def test_a_shape_has_as_many_parameters_as_published(model):
     assert parameters_of(on_meta) / 1e6 == pytest.approx(PUBLISHED[model], abs=0.01)
 
 
-@pytest.mark.parametrize("vocabulary", [2048, 50257])
-def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
+def test_our_own_shape_takes_the_vocabulary_of_its_data():
     """By hand: embeddings, two blocks of 12 h^2 + 13 h, and the last norm."""
-    h = 128
+    h, vocabulary = 128, 50257
     by_hand = (vocabulary + 1024) * h + 2 * (12 * h**2 + 13 * h) + 2 * h
     assert parameters_of(built(settings_for("gpt-tiny"), vocabulary)) == by_hand
 
@@ -94,22 +93,12 @@ def test_a_shape_is_built_with_its_default_attention(model):
     assert UNFUSED == ["gpt-j-6b", "gemma2-9b", "gemma2-micro"]
 
 
-@pytest.mark.parametrize("model", FAMILIES)
-def test_a_model_that_does_not_fit_its_task_is_refused(model):
-    other = task_of(model)
-    task = "wikitext" if other == "imdb" else "imdb"
-    with pytest.raises(Stop, match=rf"--model {model} \(\w+\) does not fit task {task}") as caught:
-        config_of(Flags(model=model, task=task, sequence=128))
-    assert f"--task {other}" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("settings", "vocabulary", "what"),
     [
         ({"model": "bert-tiny", "sequence": 513}, 2048, "--sequence 513 is more than the model's 512 positions"),
-        ({"model": "gpt2", "sequence": 1025}, 2048, "--sequence 1025 is more than the model's 1024 positions"),
+        ({"model": "gpt2", "task": "imdb"}, 2048, r"--model gpt2 \(gpt2\) does not fit task imdb"),
         ({"model": "bert-tiny"}, 50257, "the data uses 50257 token ids and --model bert-tiny knows 30522"),
-        ({"model": "gpt-j-6b", "attention": "sdpa"}, 2048, "no fused attention"),
         ({"model": "gemma2-9b", "attention": "sdpa"}, 2048, "no fused attention"),
     ],
 )
@@ -117,11 +106,6 @@ def test_what_a_model_cannot_do_is_refused(settings, vocabulary, what):
     given = {"task": "imdb" if "bert" in settings["model"] else "wikitext", "sequence": 64, "attention": "eager"}
     with pytest.raises(Stop, match=what):
         config_of(Flags(**given | settings), vocabulary)
-
-
-def test_a_folder_without_a_config_is_refused(tmp_path):
-    with pytest.raises(Stop, match=r"is not a built-in shape, nor a folder with a config\.json"):
-        config_of(Flags(model=str(tmp_path), task="imdb", sequence=64))
 
 
 def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
@@ -132,11 +116,10 @@ def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
     assert parameters_of(model) == 4_386_178 - one_layer
 
 
-@pytest.mark.parametrize("model", ["bert-tiny", "gpt2", "gpt-j-6b", "gpt-neox-20b"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_dropout_is_set_everywhere_in_the_model(model, dropout):
-    modules = built(settings_for(model, dropout=dropout)).modules()
-    assert {module.p for module in modules if type(module).__name__ == "Dropout"} == {dropout}
+@pytest.mark.parametrize("model", ["bert-tiny", "gpt2", "gpt-neox-20b"])
+def test_dropout_is_set_everywhere_in_the_model(model):
+    modules = built(settings_for(model, dropout=0.3)).modules()
+    assert {module.p for module in modules if type(module).__name__ == "Dropout"} == {0.3}
 
 
 def test_the_shape_that_a_name_means():
