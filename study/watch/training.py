@@ -270,16 +270,16 @@ class Ranks:
 
     def agree_on_folder(self, run_dir: Path) -> Path | None:
         """Return a folder without a run, which the first rank chooses. None on a rank that cannot reach it."""
+        if self.rank != 0:
+            name = self.receive("folder", FOLDER_WITHIN_S) if self.count > 1 else None
+            return Path(name) if name else None
         folder = run_dir.resolve()
-        if self.rank == 0:
-            number = 1
-            while (folder / store.RECORD).exists():
-                number += 1
-                folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
-            self.send("folder", str(folder))  # before it is made, so that nobody waits if that fails
-        elif self.count > 1 and (name := self.receive("folder", FOLDER_WITHIN_S)):
-            folder = Path(name)
-        else:
-            return None
-        folder.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while (folder / store.RECORD).exists():
+            number += 1
+            folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        finally:  # if that fails, the others do not wait for the name, and cannot write into the folder either
+            self.send("folder", str(folder))
         return folder
