@@ -17,20 +17,10 @@ from study.watch.diagnosis import diagnose, judge
 from study.watch.findings import Finding, ordered, texts
 
 RUNS = ROOT / "reports/cpu-2core/runs"
-# Real and virtual runs of this study, each without the finding that is planted into it.
-RECORDS = {
-    "single": "smoke/arms-single-8e1c25c5-r1.1",
-    "ddp": "smoke/arms-ddp-9d0fa33e-r1.1",
-    "zero1": "stages/accumulation-zero1-6c8006ed-r1.1",
-    "zero2": "scoreboard/bert-large-zero2-17db9ab1-r1.1",
-    "zero2 fp32": "stages/precision-zero2-d84a45f2-r1.1",
-    "zero2 bf16": "stages/precision-zero2-810641b1-r1.1",
-    "zero3": "scoreboard/bert-large-zero3-2e948bd0-r1.2",
-    "zero3 many passes": "stages/accumulation-zero3-3d7d3906-r1.1",
-    "zero3_nvme": "smoke/arms-zero3_nvme-a55ab5d0-r1.1",
-    "script": "as_printed/script-single-4865fa9a-r1.1",
-}
-PLANTED = tomllib.loads((ROOT / "tests" / "planted_records.toml").read_text())["planted"]
+TABLES = tomllib.loads((ROOT / "tests" / "planted_records.toml").read_text())
+RECORDS = TABLES["records"]
+PLANTED = TABLES["planted"]
+EVERYDAY = {name: set(ids) for name, ids in TABLES["everyday"].items()}
 
 
 @functools.cache
@@ -106,20 +96,6 @@ def test_the_published_script_never_engaged_deepspeed():
     by_repair = {run.requested.repair: "deepspeed_off_in_published_script" in found(run) for run in runs}
     assert by_repair["none"]
     assert not by_repair["engaged"]
-
-
-EVERYDAY = {  # what tests/everyday.py plants, and the findings of each
-    "right": set(),
-    "right_by_hand": set(),
-    "accumulate_unused": {"accumulate_unused"},
-    "cleared": {"gradients_cleared", "no_sync_unused"},
-    "no_sync": {"no_sync_unused"},
-    "unprepared": {"gradients_not_shared"},
-    "same_rows": {"same_rows"},
-    "unequal_rows": {"unequal_rows"},
-    "divided_twice": {"loss_divided_twice"},
-    "oom": set(),
-}
 
 
 @pytest.fixture(scope="module")

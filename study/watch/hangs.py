@@ -38,7 +38,7 @@ def state(logs: list[RankLog]) -> str:
 def causes(logs: list[RankLog]) -> list[Finding]:
     """Return the cause that fits first, of ranks that wait for each other. Empty if none does."""
     # Only ranks that stand still have written their functions, and of one rank alone nothing can be told.
-    stacks = {log.rank: "\n".join(log.calls) for log in logs if log.calls}
+    stacks = {str(log.rank): "\n".join(log.calls) for log in logs if log.calls}
     if len(stacks) < 2 or not hangs(logs):
         return []
     has_failed = any(FAILED.match(log.place or "") for log in logs)
@@ -49,13 +49,7 @@ def causes(logs: list[RankLog]) -> list[Finding]:
         some_are = "one" not in cause or (ranks and others)
         all_are = all(re.search(cause.get("both", ""), stack) for stack in stacks.values())
         if some_are and all_are and cause.get("ended", has_failed) == has_failed:
-            return [
-                finding(
-                    id,
-                    ranks=", ".join(map(str, ranks)),
-                    others=", ".join(map(str, others)),
-                )
-            ]
+            return [finding(id, ranks=", ".join(ranks), others=", ".join(others))]
     return []
 
 

@@ -4,11 +4,10 @@ import contextlib
 import functools
 import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 from study.core import files, machine
 from study.core.arms import OFFLOADS, library_defaults
@@ -112,10 +111,9 @@ AUTO = "auto"
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
-class Description(BaseModel):
+@dataclass(frozen=True)
+class Description:
     """A setting by our name. The fields of the kinds of files are dotted paths."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     changes: str | None = None  # None: not known to change losses or memory
     why: str = ""
@@ -124,7 +122,7 @@ class Description(BaseModel):
     accelerate: str | None = None
     trainer: str | None = None
     record: str | None = None
-    keys: tuple[str, ...] = ()
+    keys: Sequence[str] = ()
 
 
 @functools.cache
