@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,27 +202,16 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
 
 
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
-    """The processes of a launch that still run, without the launcher.
-
-    A rank whose launcher is gone is no longer its child, but its command line names the run folder.
-    """
-    ranks = {process for process in _working_on(folder) if process.pid != launcher.pid}
+    """The processes of a launch that still run, without the launcher."""
+    ranks = set()
     with contextlib.suppress(psutil.Error):
         ranks.update(psutil.Process(launcher.pid).children(recursive=True))
-    return list(ranks)
-
-
-def end_ranks(folder: Path) -> None:
-    """End what still runs of a launch whose launcher is gone."""
-    for process in _working_on(folder):
-        _signal(process, signal.SIGKILL)
-
-
-def _working_on(folder: Path) -> Iterator[psutil.Process]:
+    # A rank whose launcher is gone is no longer its child, but its command line names the run folder.
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "--run-dir" in words and str(folder.resolve()) in words:
-            yield process
+        if "--run-dir" in words and str(folder.resolve()) in words and process.pid != launcher.pid:
+            ranks.add(process)
+    return list(ranks)
 
 
 def _signal(process: psutil.Process, *numbers: int) -> None:
