@@ -11,29 +11,9 @@ from study.predict.estimate import estimate
 from study.predict.setup import Setup
 from study.records import metrics
 from study.records.schema import Record
-from study.records.sections import Collective
 from study.report.of_record import predicted
 
 EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
-
-
-def moved(**groups) -> dict[str, Collective]:
-    """Collectives of four ranks, 100 bytes for each group."""
-    return {
-        kind: Collective(
-            calls=len(chosen),
-            bytes=100 * len(chosen),
-            bytes_by_dtype={"float32": 100 * len(chosen)},
-            bytes_by_group={" ".join(map(str, ranks)): 100 for ranks in chosen if ranks != EVERYONE},
-        )
-        for kind, chosen in groups.items()
-    }
-
-
-def test_bytes_by_group_are_of_a_part_of_the_ranks_and_the_rest_of_all():
-    count = moved(all_gather=[EVERYONE, PAIR])["all_gather"]
-    assert count.by_ranks(4) == {PAIR: 100, EVERYONE: 100}
-    assert moved(barrier=[])["barrier"].by_ranks(2) == {(0, 1): 0}
 
 
 @pytest.mark.parametrize(
@@ -42,11 +22,6 @@ def test_bytes_by_group_are_of_a_part_of_the_ranks_and_the_rest_of_all():
 )
 def test_bytes_between_nodes_are_those_of_groups_over_several_nodes(kind, ranks, where):
     assert gpus.by_node({kind: {ranks: 100}}, 2)[where] == {kind: 100}
-
-
-def test_gloo_writes_as_much_as_each_group_has_ranks():
-    assert metrics.gloo_wire_bytes(moved(all_gather=[EVERYONE, PAIR]), 4) == 75 + 50
-    assert metrics.gloo_wire_bytes(moved(all_reduce=[ACROSS]), 4) == 100
 
 
 def test_bytes_by_the_papers():

@@ -160,34 +160,36 @@ class Runs:
 
     def rows(self) -> list[dict]:
         """A row for each run, as `study runs` shows it."""
-        return [_row(run) for run in self.runs]
-
-
-def _row(run: Run) -> dict:
-    record = run.record
-    ranks = record.observed.ranks
-    written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
-    # A rank that sent nothing is not one of which nothing is known.
-    sizes_bytes = {
-        "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
-        "collectives MB": sum(metrics.sent(record).values()) if record.traffic.per_rank else None,
-        "to disk MB": sum(written) if written else None,
-    }
-    measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
-    return {
-        "run": run.folder.name,
-        "status": record.status,
-        "arm": record.arm,
-        "task": record.requested.task,
-        "precision": record.requested.precision,
-        "ranks": f"{ranks} virtual" if record.is_virtual else ranks,
-        "stage": record.observed.stage,
-        "loss": metrics.final_train_loss(record),
-        "eval loss": metrics.value(record, "eval_loss"),
-        "s/step": metrics.value(record, "step_s"),
-        "MFU": metrics.value(record, "mfu"),
-        "of measured": metrics.over(metrics.flops_per_s(record), measured),
-    } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes_bytes.items()}
+        rows = []
+        for run in self.runs:
+            record = run.record
+            ranks = record.observed.ranks
+            measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
+            row = {
+                "run": run.folder.name,
+                "status": record.status,
+                "arm": record.arm,
+                "task": record.requested.task,
+                "precision": record.requested.precision,
+                "ranks": f"{ranks} virtual" if record.is_virtual else ranks,
+                "stage": record.observed.stage,
+                "loss": metrics.final_train_loss(record),
+                "eval loss": metrics.value(record, "eval_loss"),
+                "s/step": metrics.value(record, "step_s"),
+                "MFU": metrics.value(record, "mfu"),
+                "of measured": metrics.over(metrics.flops_per_s(record), measured),
+            }
+            written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
+            # A rank that sent nothing is not one of which nothing is known.
+            sizes_bytes = {
+                "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
+                "collectives MB": sum(metrics.sent(record).values()) if record.traffic.per_rank else None,
+                "to disk MB": sum(written) if written else None,
+            }
+            for name, size_bytes in sizes_bytes.items():
+                row[name] = None if size_bytes is None else size_bytes / 1e6
+            rows.append(row)
+        return rows
 
 
 def load(
