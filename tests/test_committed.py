@@ -41,34 +41,28 @@ def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer
     return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
 
 
-def tokens(model: Transformer, chance: random.Random) -> int:
-    """Return the tokens of a row, at most as many as the model has positions."""
-    return chance.randrange(40, min(model.look.limit or 400, 400))
-
-
 def test_the_file_has_every_member_once_and_no_others():
     names = [source.name for source in SOURCES]
     with zipfile.ZipFile(committed.PATH) as archive:
         assert sorted(archive.namelist()) == sorted([*names, committed.VERSIONS])
 
 
-@pytest.mark.parametrize("source", SOURCES[:2], ids=lambda source: source.name)
-def test_a_committed_trace_is_a_fresh_one(source):
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        *((source, 1) for source in SOURCES[:2]),
+        *(pytest.param(source, None, marks=pytest.mark.slow) for source in SOURCES),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_committed_trace_is_a_fresh_one(source, count):
     chance = random.Random(source.name)
-    model = drawn(source, chance)
-    compare(model, source.options[0]._replace(sequence=tokens(model, chance)), (2, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_every_committed_trace_is_a_fresh_one(source):
-    chance = random.Random(source.name)
-    for options in source.options:
+    for options in source.options[:count]:
         model = drawn(source, chance)
         if committed.key(options, 1) in committed._content(source.name)["passes"]:
-            options = options._replace(sequence=tokens(model, chance))
-            compare(model, options, (1,))
-            compare(model, options, (2, 3))
+            tokens = chance.randrange(40, min(model.look.limit or 400, 400))
+            for rows in ((1,), (2, 3)):
+                compare(model, options._replace(sequence=tokens), rows)
 
 
 def test_another_transformers_is_told_in_a_line(monkeypatch):

@@ -86,10 +86,8 @@ def test_the_replay_allocates_what_is_predicted(checkpointing):
         ({"ranks": 1}, 0, 1),
         ({"ranks": 1, "library": Library(torch_major=1)}, 1, 1),
         ({"ranks": 2}, 1, 1),
-        ({"ranks": 2, "library": Library(torch_major=1)}, 1, 1),
         ({"ranks": 2, "library": Library(bucket_view=False)}, 1, 2),
         ({"ranks": 2, "library": Library(bucket_view=False, torch_major=1)}, 2, 2),
-        ({"ranks": 2, "library": Library(bucket_view=False), "accumulation": 2}, 2, 2),
         ({"ranks": 2, "accumulation": 2}, 2, 1),
     ],
 )

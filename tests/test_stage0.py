@@ -15,25 +15,21 @@ WIDTH, LAYERS = 256, 6
 MADE_BYTES = 4 + 4  # of a parameter: the gradients in fp32, and a flat copy of them
 
 
-@pytest.fixture
-def one_rank(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_the_step_holds_all_gradients_in_fp32_twice(one_rank, monkeypatch):
+def test_the_step_holds_all_gradients_in_fp32_twice(tmp_path, monkeypatch):
     """Before the update itself. The watch also sees the gradients in 16 bits, once they are read."""
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).bfloat16()
-    optimizer = FP16_Optimizer(torch.optim.AdamW(model.parameters(), fused=True), static_loss_scale=1.0)
-    optimizer.backward(model(torch.randn(4, WIDTH, dtype=torch.bfloat16)).float().mean())
-    peaks = []
-    with MemoryWatch("cpu", dict, collect=False) as watch:
-        before = watch.total
-        monkeypatch.setattr(optimizer.optimizer, "step", lambda: peaks.append(watch.peak))
-        optimizer.step()
-    (peak,) = peaks
-    assert peak - before == pytest.approx((2 + MADE_BYTES) * LAYERS * WIDTH**2, abs=100)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        optimizer = FP16_Optimizer(torch.optim.AdamW(model.parameters(), fused=True), static_loss_scale=1.0)
+        optimizer.backward(model(torch.randn(4, WIDTH, dtype=torch.bfloat16)).float().mean())
+        peaks = []
+        with MemoryWatch("cpu", dict, collect=False) as watch:
+            before = watch.total
+            monkeypatch.setattr(optimizer.optimizer, "step", lambda: peaks.append(watch.peak))
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    assert peaks[0] - before == pytest.approx((2 + MADE_BYTES) * LAYERS * WIDTH**2, abs=100)
 
 
 def test_theory_holds_them_twice_with_deepspeed_only():

@@ -34,8 +34,10 @@ def moments(engine: Engine, profile: Profile) -> Iterator[tuple[str, dict]]:
 
 def _complete(engine: Engine) -> int:
     """Bytes of the gradients when they are complete. PyTorch's DDP keeps both gradients and buckets by default."""
-    copies = 2 if engine.ranks > 1 and not engine.setup.library.bucket_view else 1
-    return copies * engine.elements * engine.weight_bytes
+    gradients_bytes = engine.elements * engine.weight_bytes
+    if engine.ranks > 1 and not engine.setup.library.bucket_view:
+        gradients_bytes *= 2
+    return gradients_bytes
 
 
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
@@ -62,10 +64,12 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
 
 
 def _update_whole(engine: Engine) -> Iterator[dict]:
-    # With a master copy there are also the gradients in fp32. DeepSpeed then flattens them (fused_optimizer.py).
-    in_fp32 = 4 * engine.elements if engine.setup.keeps_master else 0
-    flat = in_fp32 if engine.setup.deepspeed else 0
-    yield {"gradients": _complete(engine) + in_fp32, "temporaries": max(engine.made_bytes, flat)}
+    gradients_bytes, made_bytes = _complete(engine), engine.made_bytes
+    if engine.setup.keeps_master:  # there are also the gradients in fp32
+        gradients_bytes += 4 * engine.elements
+        if engine.setup.deepspeed:  # which flattens them (fused_optimizer.py)
+            made_bytes = max(made_bytes, 4 * engine.elements)
+    yield {"gradients": gradients_bytes, "temporaries": made_bytes}
 
 
 # --- stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads) ---
@@ -91,7 +95,9 @@ class Buckets:
         elif engine.accumulation > 1 and not engine.offloads:
             self.kept = engine.owned_whole_bytes
             self.most_kept += self.kept
-        self.buckets = (2 if engine.zero["overlap_comm"] else 1) * engine.bucket_elements * engine.reduced_bytes
+        self.buckets = engine.bucket_elements * engine.reduced_bytes
+        if engine.zero["overlap_comm"]:  # one fills while the other is reduced
+            self.buckets *= 2
         self.bucket: list[Tensor] = []
         self.filled = 0  # elements in the bucket
         self.large = 0  # bytes of gradients that are larger than a bucket
@@ -183,7 +189,8 @@ class Scattering:
         has_views = setup.model.family != "gpt2"  # whose Conv1D keeps none
         trained = ""
         for tensor in setup.tensors:
-            trained = tensor.name if tensor.trains else trained
+            if tensor.trains:
+                trained = tensor.name
             is_linear = len(tensor.shape) == 2 and tensor.block != "embeddings" and not tensor.packed
             is_released = tensor.name in released and not setup.computes_again(tensor.block)
             if has_views and is_linear and is_released:

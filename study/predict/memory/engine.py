@@ -1,6 +1,7 @@
 """A DeepSpeed engine, or DDP: its settings, the part of each rank, what it holds all the time, and what it sends."""
 
 import functools
+from collections.abc import Iterable
 from itertools import accumulate
 from math import ceil
 
@@ -12,6 +13,10 @@ from study.predict.trace.tape import Tensor
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
 SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
 OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
+
+
+def _elements(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.elements for tensor in tensors)
 
 
 class Engine:
@@ -31,7 +36,7 @@ class Engine:
         self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
         self.state_bytes = setup.state_bytes
         # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
-        self.copied_bytes = setup.state_bytes if setup.state_bytes != setup.weight_bytes else 0
+        self.copied_bytes = {setup.weight_bytes: 0}.get(setup.state_bytes, setup.state_bytes)
         # --- homes
         self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
@@ -39,8 +44,10 @@ class Engine:
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
         # --- what trains: `weights` are the elements of it that a rank holds, `part` those that it updates
         self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
-        self.elements = self.weights = self.part = sum(tensor.elements for tensor in self.tensors)
+        self.elements = self.weights = self.part = _elements(self.tensors)
+        among = 1  # ranks over which frozen weights are divided. They have no optimizer state and no gradient
         if self.stage == 3:  # a part of each tensor
+            among = self.ranks
             self.weights = self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
         elif self.stage:
             # The flat weights are padded to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py).
@@ -49,8 +56,6 @@ class Engine:
         # The tensors as the optimizer has them: with a stage, one vector of this rank's parts.
         self.pieces = (Tensor("", (self.part,), ""),) if self.stage else self.tensors
         self.made_bytes = setup.made_bytes(self.pieces)
-        # --- what is frozen has no optimizer state and no gradient. Only stage 3 partitions it
-        among = self.ranks if self.stage == 3 else 1
         frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
         self.frozen_part = sum(frozen.values())
         self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in frozen.items())
@@ -64,9 +69,17 @@ class Engine:
             live=live,
             reuse=int(min(zero["stage3_max_reuse_distance"], live)),
         )
-        self.all_elements = sum(tensor.elements for tensor in setup.tensors)  # whether they train or not
+        self.all_elements = _elements(setup.tensors)  # whether they train or not
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.limits.persistent]
-        self.stay_elements = sum(tensor.elements for tensor in self.persistent)
+        self.stay_elements = _elements(self.persistent)
+        # Bytes of the small weights that stay whole from step to step.
+        self.stay_bytes = self.stay_elements * self.weight_bytes if self.gathers else 0
+        # --- what is on the host, if there is a GPU, and on a disk, which a step reads and writes once: master and two
+        # moments, but no gradients
+        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
+        self.on_host = [role for role, home in homes.items() if home != "none"]
+        is_swapped = self.optimizer_home == "nvme" and 4 * self.part >= SWAPPED_FROM_BYTES
+        self.swapped_bytes = 3 * 4 * self.part if is_swapped else 0
 
     def _home(self, offload: dict | None) -> str:
         device = (offload or {}).get("device") or "none"
@@ -95,7 +108,7 @@ class Engine:
     @functools.cached_property
     def owned_whole_bytes(self) -> int:
         """Bytes of the tensors, each counted whole, of which the first rank owns something."""
-        return sum(tensor.elements for tensor in self.tensors if tensor.name in self.owned) * self.weight_bytes
+        return _elements(self.tensors[: len(self.owned)]) * self.weight_bytes
 
     @functools.cached_property
     def refetched(self) -> int:
@@ -155,17 +168,6 @@ class Engine:
         return {"gradients": self.elements * self.weight_bytes}  # DDP's buckets
 
     @property
-    def stay_bytes(self) -> int:
-        """Bytes of the small weights that stay whole from step to step in stage 3."""
-        return self.stay_elements * self.weight_bytes if self.gathers else 0
-
-    @property
-    def on_host(self) -> list[str]:
-        """What is on the host, if there is a GPU."""
-        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
-        return [role for role, home in homes.items() if home != "none"]
-
-    @property
     def beside_on_host_bytes(self) -> int:
         """Bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured.
 
@@ -185,12 +187,6 @@ class Engine:
         if self.weights_home == "cpu" and self.zero["offload_param"].get("pin_memory", True):
             parts = [ceil(tensor.elements / self.ranks) * w for tensor in self.tensors]
         return sum(parts) + sum((1 << (size - 1).bit_length()) - size for size in [*pieces, *parts])
-
-    @property
-    def swapped_bytes(self) -> int:
-        """Bytes on disk, which a step reads and writes once: master and two moments, but no gradients."""
-        part = 4 * self.part
-        return 3 * part if self.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
 
     @property
     def traffic(self) -> dict[str, int]:

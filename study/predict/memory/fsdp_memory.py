@@ -49,12 +49,13 @@ class Sharding:
         tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         units: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
+        self.unit_of: dict[str, str] = {}  # by the name of a tensor
         for tensor in setup.tensors:
-            units.setdefault(self._unit(tensor), []).append(tensor)
+            unit = self.unit_of[tensor.name] = self._unit(tensor)
+            units.setdefault(unit, []).append(tensor)
         self.units = {unit: tensors for unit, tensors in units.items() if tensors or unit == ROOT}
         self.stay = ({ROOT, TAIL} if self.releases else set(self.units)) & self.units.keys()
         self.late = {ROOT, self.first} & self.units.keys()
-        self.unit_of = {tensor.name: unit for unit, tensors in self.units.items() for tensor in tensors}
         self.trained = {unit: [each for each in tensors if each.trains] for unit, tensors in self.units.items()}
         # --- their sizes: gathered weights, and whole gradients; the buffer that is reduced has as many bytes
         self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
@@ -64,7 +65,12 @@ class Sharding:
         self.part = sum(self.trained_part.values())
         self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
         # The tensors as the optimizer has them.
-        self.pieces = [replace(each, shape=self.shape(each)) for unit in self.trained.values() for each in unit]
+        self.pieces = [replace(each, shape=self.shape(each)) for each in setup.tensors if each.trains]
+        # --- what stays from step to step, and what is on the host, if there is a GPU
+        # FSDP1 keeps the gradients until the next forward pass begins.
+        self.after_step = {} if self.by_accelerate else {"gradients": self.gradients_bytes}
+        self.on_host = ["weights", "master", "moments"] if setup.fsdp_offload else []
+        self.beside_on_host_bytes = self.gradients_bytes
 
     def _unit(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
@@ -84,8 +90,10 @@ class Sharding:
 
     def _bytes(self, tensors: list[Tensor]) -> int:
         """Bytes of whole tensors, with the rows that FSDP2 pads."""
-        padded = (self.elements(tensor) * self.ranks if self.by_accelerate else tensor.elements for tensor in tensors)
-        return sum(padded) * self.setup.weight_bytes
+        elements = sum(tensor.elements for tensor in tensors)
+        if self.by_accelerate:
+            elements = sum(map(self.elements, tensors)) * self.ranks
+        return elements * self.setup.weight_bytes
 
     def buffer(self, unit: str) -> int:
         """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
@@ -100,20 +108,6 @@ class Sharding:
             "master": setup.state_bytes * self.part if setup.keeps_master else 0,
             "moments": setup.moments_bytes(self.pieces),
         }
-
-    @property
-    def after_step(self) -> dict[str, int]:
-        """Bytes that stay from step to step. FSDP1 keeps the gradients until the next forward pass begins."""
-        return {} if self.by_accelerate else {"gradients": self.gradients_bytes}
-
-    @property
-    def on_host(self) -> list[str]:
-        """What is on the host, if there is a GPU. The gradients come on top."""
-        return ["weights", "master", "moments"] if self.setup.fsdp_offload else []
-
-    @property
-    def beside_on_host_bytes(self) -> int:
-        return self.gradients_bytes
 
     @property
     def traffic(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ BROADCAST_BYTES = 2 * 250 * 2**20  # DDP sends the weights of rank 0 in pieces, 
 # all ranks; and what malloc keeps on each rank of freed tensors below 32 MiB, as shares of the weights. Both shares
 # are fitted to the tuned half of the cells of `reproductions/laboratories/loading.py`.
 STATES: dict[str, int] = {"zero3": 4, "zero3_late": 3}
-MASTER = 3  # parts more, of 2 bytes an element: 16-bit weights get a copy and a gradient in fp32
+MASTER = {2: 3}  # parts more, by the bytes of an element: 16-bit weights get a copy and a gradient in fp32
 KEPT: dict[str, float] = {"zero3": 0.7, "zero3_late": 0.64}
 
 
@@ -53,20 +53,25 @@ class Load:
     @property
     def read_bytes(self) -> int:
         """Private bytes of a rank that loads the model, at the peak. Stage 3 casts tensor by tensor."""
-        casts = self.saved_bytes != self.weight_bytes and self.way != "zero3"
-        whole_files = self.model.parameters * self.saved_bytes if self.reads_whole else 0
-        return whole_files + (self.weights_bytes if casts else 0)
+        read_bytes = 0
+        if self.reads_whole:
+            read_bytes += self.model.parameters * self.saved_bytes
+        if self.saved_bytes != self.weight_bytes and self.way != "zero3":
+            read_bytes += self.weights_bytes
+        return read_bytes
 
     @property
     def copies(self) -> int:
         """Ranks that load the whole model."""
-        return 1 if self.way in ("zero3", "meta") else self.ranks
+        return {"zero3": 1, "meta": 1}.get(self.way, self.ranks)
 
 
 def on_gpus_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
     """Return what a node with GPUs needs at most if each rank loads the model: a copy if its files have other types."""
-    copied = 0 if weight_bytes == PUBLISHED_BYTES else weight_bytes
-    return ranks * (HOST_PROCESS_BYTES + model.parameters * copied)
+    copied_bytes = 0
+    if weight_bytes != PUBLISHED_BYTES:
+        copied_bytes = model.parameters * weight_bytes
+    return ranks * (HOST_PROCESS_BYTES + copied_bytes)
 
 
 def peaks(load: Load) -> dict[str, float]:
@@ -80,22 +85,24 @@ def peaks(load: Load) -> dict[str, float]:
 
 def loaded_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights, at the peak of from_pretrained."""
-    parts = (1 + load.ranks * KEPT["zero3"]) * load.weights_bytes if load.way == "zero3" else 0
-    return load.copies * load.read_bytes + parts
+    read_bytes = load.copies * load.read_bytes
+    if load.way == "zero3":  # the ranks hold a part each, and what malloc keeps
+        return read_bytes + (1 + load.ranks * KEPT["zero3"]) * load.weights_bytes
+    return read_bytes
 
 
 def prepared_bytes(load: Load) -> float:
     """Return the private bytes of all ranks for weights and states, at the peak of `prepare`."""
     whole = load.weights_bytes
-    copied = load.copies * whole if load.read_bytes else 0  # by ranks that have loaded the model
     if load.way == "plain":  # Accelerate wraps a single rank in DDP too
         return load.ranks * (whole + min(whole, BROADCAST_BYTES))
     if load.way in STATES:
-        parts = STATES[load.way] + (MASTER if load.weight_bytes == 2 else 0)
+        parts = STATES[load.way] + MASTER.get(load.weight_bytes, 0)
         return (parts + load.ranks * KEPT[load.way]) * whole
-    if load.way == "fsdp2":
-        return copied + whole
-    return copied + max(_sent(load))
+    sent = whole if load.way == "fsdp2" else max(_sent(load))
+    if load.read_bytes:  # the ranks that have loaded the model still hold their copies
+        sent += load.copies * whole
+    return sent
 
 
 def _sent(load: Load) -> Iterator[float]:
@@ -106,7 +113,9 @@ def _sent(load: Load) -> Iterator[float]:
     parts = 0
     for tensor in [*load.model.tensors, max(load.model.tensors, key=lambda tensor: tensor.elements)]:
         size = tensor.elements * load.weight_bytes
-        pads = load.way == "fsdp2_efficient" and tensor.shape[0] % load.ranks != 0
         if load.way != "meta" or parts < load.weights_bytes:
             parts += size
-        yield parts + (load.ranks if pads else load.ranks - 1) * size
+        copies = load.ranks - 1
+        if load.way == "fsdp2_efficient" and tensor.shape[0] % load.ranks:  # a padded tensor is another one
+            copies += 1
+        yield parts + copies * size

@@ -199,13 +199,12 @@ def sizes_of(setup: Setup) -> Sizes:
         return _of_deepspeed(setup, [*states.values()], moments_bytes)
     in_pass: list[int] = []
     in_other_streams: list[int] = []
-    pieces = [tensor for tensor in setup.tensors if tensor.trains]
+    # The tensors as this rank has their moments. With offloading the host has them, and updates.
+    pieces = [tensor for tensor in setup.tensors if tensor.trains and not setup.fsdp_offload]
     if setup.fsdp:
         states.pop("gradients", 0)  # they are in another stream
         in_pass, in_other_streams = _of_units(setup)
         pieces = [replace(each, shape=(ceil(each.elements / setup.state_ranks),)) for each in pieces]
-    if setup.fsdp_offload:
-        pieces = []  # the host has the moments, and updates
     if setup.library.keeps_cache and setup.library.keeps_logits:
         in_pass = [*in_pass, *outputs(setup)]
     # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.

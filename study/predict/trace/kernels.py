@@ -68,7 +68,8 @@ class _Attention(torch.autograd.Function):
         if groups > 1:  # the gradients of shared heads are summed
             wide = [each.unflatten(1, (key.shape[1], groups)).sum(2) for each in wide]
         of_bias = None
-        if ctx.needs_input_grad[3]:  # T5's positions: summed over the rows and heads that share it
+        if ctx.needs_input_grad[3]:
+            # T5's positions, summed over the rows and heads that share them. The kernel writes them for all scores.
             of_bias = query.new_empty(*query.shape[:3], key.shape[2]).sum_to_size(bias[0].shape)
         return of_query, *wide, of_bias
 
@@ -98,26 +99,23 @@ def _softmax(values, dim=None, _stacklevel=3, dtype=None):
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """PyTorch's scaled_dot_product_attention. Dropout, the scale and causality change no size."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (each.bfloat16() for each in (query, key, value))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # converted to numbers in each call
-        shape = (query.shape[0], *attn_mask.shape[1:]) if attn_mask.dim() == 4 else attn_mask.shape
-        attn_mask = query.new_empty(shape)
-    elif attn_mask is not None:
-        attn_mask = attn_mask.to(query.dtype)
-    return _Attention.apply(query, key, value, attn_mask)
+    if attn_mask is None:
+        return _Attention.apply(query, key, value, None)
+    if attn_mask.dtype != torch.bool:
+        return _Attention.apply(query, key, value, attn_mask.to(query.dtype))
+    # A mask of truth values is converted to numbers in each call, for every row of the batch.
+    shape = list(attn_mask.shape)
+    if len(shape) == 4:
+        shape[0] = query.shape[0]
+    return _Attention.apply(query, key, value, query.new_empty(shape))
 
 
 def _dropout(input, p=0.5, training=True, inplace=False):
     """CUDA keeps a mask of one byte for each element; a CPU one of the input's type."""
-    if not training or p == 0:
-        return input
-    return torch.native_dropout(input, p, True)[0]
-
-
-def _in_fp32(value):
-    is_half = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
-    return value.float() if is_half else value
+    return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
 REPLACED = {
@@ -137,9 +135,11 @@ class AsOnCuda(TorchFunctionMode):
 
     def __torch_function__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
+        # With a type of its own, such as softmax(dtype=...), an operation has been told what to compute in.
         in_fp32 = getattr(function, "__name__", "") in IN_FP32 and kwargs.get("dtype") is None
         if in_fp32 and torch.is_autocast_enabled("cpu"):
-            args = tuple(map(_in_fp32, args))
+            is_half = (isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 for value in args)
+            args = tuple(value.float() if half else value for value, half in zip(args, is_half, strict=True))
         return self.replaced.get(function, function)(*args, **kwargs)
 
 
@@ -174,6 +174,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx, hidden, weight, labels):
         tokens, width = hidden.shape
         vocabulary = weight.shape[0]
+        # Liger's size of a chunk: its logits have about as many elements as the hidden states, in a power of two.
         share = -(-tokens // -(-vocabulary // width))
         chunk = 1 << (share - 1).bit_length()
         of_hidden = torch.zeros_like(hidden)

@@ -49,12 +49,14 @@ def look(model: Transformer) -> Look:
     """A model's tensors, buffers, kind and limits. It is built on `meta`."""
     config = _config(model)
     built = _built(model, config, torch.float32)
-    blocks: dict[str, str] = {}
+    blocks: dict[str, str] = {}  # by the beginning of a name up to its first number: the layers, of all stacks
     tensors = []
+    outside = "embeddings"  # what comes after any layer and is in none of them is the head
     for name, tensor in built.named_parameters():
-        block = "head" if blocks else "embeddings"
+        block = outside
         if layer := re.match(r"(?:.*?\.)?\d+(?=\.)", name):
             block = blocks.setdefault(layer[0], f"layer.{len(blocks)}")
+            outside = "head"
         tensors.append((name, list(tensor.shape), block, tensor.requires_grad))
     return Look(
         kind=configs.kind_of(config) or "",
@@ -108,10 +110,10 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         module.like_peft = True
     if adapted and not options.checkpointing:
         model.disable_input_require_grads()
-    for name, tensor in model.named_parameters() if options.frozen != "as_weights" else ():
-        stays = options.frozen == "bf16_except_norms" and "norm" in name
-        if not tensor.requires_grad and not stays:
-            tensor.data = tensor.data.to(torch.bfloat16)
+    if options.frozen != "as_weights":
+        for name, tensor in model.named_parameters():
+            stays = tensor.requires_grad or (options.frozen == "bf16_except_norms" and "norm" in name)
+            tensor.data = tensor.data.to(tensor.dtype if stays else torch.bfloat16)
     if options.quantized_bits:
         quantize(model, options.quantized_bits)
 
@@ -143,27 +145,31 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
     contexts: Callable = lambda: (contextlib.nullcontext(), place())  # noqa: E731
     if every == SELECTIVE:
         contexts = functools.partial(_selective, place)
+    # Non-reentrant, as in the trainer.
     with _quiet():
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
-    for layers in model.modules():
-        for number, layer in enumerate(layers.children() if isinstance(layers, torch.nn.ModuleList) else ()):
-            if number % every:
-                setattr(layer, "gradient_checkpointing", False)  # noqa: B010
+    for name, layer in model.named_modules():
+        number = name.rpartition(".")[2]
+        if number.isdigit() and int(number) % every:
+            setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
 def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
+    # --- the model, without values
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
     if options.cuda or options.frozen != "as_weights" or options.quantized_bits:
         _freeze_as_others(built, options)
-    place = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
+    place: Callable = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
     if options.checkpointing:
         _compute_again(built, options.checkpointing, place)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     stacks = [] if with_all_layers or model.code_from else shorten(built)
     linear = zero3_linear() if options.zero3_linear else contextlib.nullcontext()
+    in_place_loss = in_place() if options.loss == "in_place" else contextlib.nullcontext()
+    # --- a forward and a backward pass, watched
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
         # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
         built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
@@ -179,7 +185,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
         with place(), linear, watch:
-            with autocast, in_place() if options.loss == "in_place" else contextlib.nullcontext():
+            with autocast, in_place_loss:
                 if options.loss == "chunked":
                     loss = without_logits(config, built, batch)
                 else:
@@ -228,6 +234,7 @@ def shorten(model: nn.Module) -> list[Stack]:
     stacks: list[Stack] = []
     parts = dict(model.named_modules())
     for name, layers in parts.items():
+        # A list inside a layer, such as its experts, stays as it is.
         is_inside = any(name.startswith(f"{stack.name}.") for stack in stacks)
         if is_inside or not isinstance(layers, nn.ModuleList) or not len(layers):
             continue
@@ -236,17 +243,17 @@ def shorten(model: nn.Module) -> list[Stack]:
         if len(stack.kept) < len(kinds):
             stacks.append(stack)
             for place in set(range(len(kinds))) - set(stack.kept):
-                del layers._modules[str(place)]
+                del layers._modules[str(place)]  # not of the list: its other layers would get new numbers
             _shorten_config(parts[name.rpartition(".")[0]], stack)
     return stacks
 
 
 def _shorten_config(parent: nn.Module, stack: Stack) -> None:
     """Shorten lists with a value for each layer, such as layer_types: layers index them by their place in the stack."""
-    config = copy.copy(vars(parent).get("config"))
-    if config is None:
+    if "config" not in vars(parent):
         return
-    vars(parent)["config"] = config
+    # A copy: other parts of the model share the config.
+    config = vars(parent)["config"] = copy.copy(parent.config)
     for key, value in vars(config).items():
         if isinstance(value, list) and len(value) == len(stack.kinds):
             vars(config)[key] = [value[place] for place in stack.kept]
@@ -263,14 +270,13 @@ def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
 
 def _kind(layer: nn.Module) -> tuple:
     """Types, tensors and constants of a layer and of all its parts."""
-    parts = []
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    parts: list = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
     for name, module in layer.named_modules():
-        named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        tensors = [(key, t.shape, t.dtype, t.requires_grad) for key, t in named]
-        constants = [
-            (key, value) for key, value in vars(module).items() if isinstance(value, CONSTANTS) and key not in NUMBERS
-        ]
-        parts.append((name, type(module), tuple(tensors), repr(constants)))
+        constants = {key: value for key, value in vars(module).items() if isinstance(value, CONSTANTS)}
+        for number in NUMBERS:
+            constants.pop(number, None)
+        parts.append((name, type(module), repr(constants)))
     return tuple(parts)
 
 
