@@ -60,13 +60,3 @@ def test_what_takes_long_is_said_on_stderr_once_and_only_by_commands(capsys):
             with during("tracing"):
                 pass
     assert capsys.readouterr() == ("", "tracing ...\n")
-
-
-def test_on_a_terminal_it_is_a_line_that_vanishes(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    with progress_shown(), during("tracing"):
-        pass
-    out, err = capsys.readouterr()
-    assert (out, "tracing" in err) == ("", True)
-    assert err.endswith("\x1b[2K"), "the line is erased"

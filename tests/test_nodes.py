@@ -17,11 +17,15 @@ EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "where"),
-    [("all_gather", EVERYONE, "between"), ("reduce_scatter", PAIR, "inside"), ("all_reduce", ACROSS, "between")],
+    ("kind", "ranks", "between"),
+    [
+        ("all_gather", EVERYONE, {"all_gather": 100}),
+        ("reduce_scatter", PAIR, {}),
+        ("all_reduce", ACROSS, {"all_reduce": 100}),
+    ],
 )
-def test_bytes_between_nodes_are_those_of_groups_over_several_nodes(kind, ranks, where):
-    assert gpus.by_node({kind: {ranks: 100}}, 2)[where] == {kind: 100}
+def test_bytes_between_nodes_are_those_of_groups_over_several_nodes(kind, ranks, between):
+    assert gpus.between_nodes({kind: {ranks: 100}}, 2) == between
 
 
 def test_bytes_by_the_papers():

@@ -146,7 +146,7 @@ def test_between_groups_a_part_of_the_gradients_is_reduced_and_nothing_else(trai
     counted = {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
     assert {kind: sum(groups.values()) for kind, groups in counted.items()} == predicted(record).traffic
     size = 4 * record.observed.parameters
-    assert gpus.by_node(counted, 2)["between"] == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
+    assert gpus.between_nodes(counted, 2) == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
     assert predicted(record).peak_bytes == pytest.approx(
         record.memory.components.per_rank[0].tracked_peak_bytes, rel=0.03
     )

@@ -22,8 +22,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
 T = TypeVar("T", bound=BaseModel)
+# Where states are between their uses, as DeepSpeed calls it. none: on the device that computes.
 Device = Literal["none", "cpu", "nvme"]
 OFFLOADS = ("offload_optimizer", "offload_param")
 DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
@@ -95,15 +96,16 @@ class Offload(Section):
     device: Device = "none"
 
 
+# The defaults of these four are DeepSpeed's: see library_defaults.json.
 class Zero(Section):
     stage: Literal[0, 1, 2, 3] = 0
-    zero_hpz_partition_size: NonNegativeInt = 1
+    zero_hpz_partition_size: NonNegativeInt = 1  # no second copy
     offload_optimizer: Offload = Offload()
     offload_param: Offload = Offload()
 
 
 class TensorParallel(Section):
-    autotp_size: NonNegativeInt = 0
+    autotp_size: NonNegativeInt = 0  # off
 
 
 class DeepSpeed(Section):
@@ -137,6 +139,7 @@ class Arm:
 
     def second_partition(self, ranks: int) -> int | None:
         """Return the number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
+        # Other stages ignore the key. Fewer ranks than it says are one group.
         among = zero_optimization(self.deepspeed)["zero_hpz_partition_size"]
         return min(among, ranks) if self.stage == 3 and among > 1 else None
 
@@ -152,6 +155,7 @@ class Arm:
 
     def sharing_ranks(self, ranks: int) -> int:
         """Return the number of ranks that hold the state together. Raise Stop if the ranks do not fill the groups."""
+        # A group of one rank would divide nothing: two ranks each are the least.
         in_group, left_over = divmod(ranks, self.replicas)
         if self.replicas > 1 and (left_over or in_group < 2 or self.shards not in ("auto", in_group)):
             least = self.replicas * (2 if self.shards == "auto" else int(self.shards))
@@ -172,6 +176,7 @@ class Arm:
         """The feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
         config = self.deepspeed or {}
         zero = config.get("zero_optimization", {})
+        # What switches each of them on, in DeepSpeed's json.
         features = {
             "qwZ": zero.get("zero_quantized_weights"),
             "qgZ": zero.get("zero_quantized_gradients"),
@@ -188,6 +193,7 @@ class Arm:
 
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
+    # --- what every arm says
     config = _content(path, f"choose one of {', '.join(all_paths())}")
     kind = config.get("distributed_type") if isinstance(config, dict) else None
     if kind not in DISTRIBUTED_TYPES:
@@ -195,15 +201,18 @@ def read(path: Path) -> Arm:
             f"{path.name} has distributed_type {reprlib.repr(kind)}, which the study cannot read back",
             f"choose one of {', '.join(DISTRIBUTED_TYPES)}; write 'NO' in quotes, or yaml reads it as false",
         )
+    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
     if config.get("mixed_precision") not in (None, "no"):
         what = f"{path.name} sets mixed_precision, but precision is a setting of the run, the same for every arm"
         raise Stop(what, "remove the line and give --precision")
     processes = config.get("num_processes", 1)
+    # Not isinstance: true is an int, too.
     if processes != "auto" and (type(processes) is not int or processes < 1):
         raise _wrong(path, f"num_processes must be at least 1, or auto (got {reprlib.repr(processes)})")
     arm = Arm(path.stem, path, kind, processes)
     groups = config.get("parallelism_config", {})
 
+    # --- FSDP. Its offload is one switch: states and weights go to the host together
     if kind == "FSDP":
         fsdp = _checked(Fsdp, config.get("fsdp_config"), path, "fsdp_config")
         meshes = _checked(Groups, groups, path, "parallelism_config")
@@ -217,6 +226,7 @@ def read(path: Path) -> Arm:
             shards=meshes.parallelism_config_dp_shard_size,
         )
 
+    # --- DeepSpeed: by the keys of the yaml, or by a json of its own
     if kind == "DEEPSPEED":
         keys = _checked(Keys, config.get("deepspeed_config") or {}, path, "deepspeed_config")
         if {keys.offload_optimizer_nvme_path, keys.offload_param_nvme_path} - {None, "none"}:
@@ -247,6 +257,7 @@ def read(path: Path) -> Arm:
             sequence_ranks=sequence.parallelism_config_sp_size,
         )
 
+    # --- DDP, or one process. Only the other two divide ranks into groups
     if groups:
         raise _wrong(path, f"parallelism_config needs FSDP or DeepSpeed (got {kind!r})")
     return arm
@@ -277,6 +288,7 @@ def find(file: str | Path) -> Path:
 
 def all_paths() -> dict[str, Path]:
     """Return the files of all arms by name: the arms in their order, then the variants."""
+    # By name and not by folder, so that no variant can hide an arm.
     variants = sorted((FOLDER / "variants").glob("*.yaml"))
     return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
 

@@ -38,6 +38,7 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
             if not folder.exists():
                 new.rename(folder)
     except (OSError, SafetensorError) as error:
+        # safetensors wraps the kernel's error in its own, which has no errno.
         if getattr(error, "errno", None) == errno.ENOMEM:
             raise  # out of memory, which has its own status
         path = getattr(error, "filename", None) or folder

@@ -72,6 +72,7 @@ def _program(what: str, path: str | None, remedy: str) -> Finding:
     if path is None:
         return Finding(what, "not found", remedy)
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    # The first number with a point, as in: c++ (Debian 12.2.0-14) 12.2.0
     number = re.search(r"\d+(\.\d+)+", answer.stdout)
     return Finding(what, f"{path} {number[0] if number else 'of unknown version'}")
 
@@ -97,6 +98,7 @@ def _operators(gpus: int) -> Finding:
     lacking = missing(gpus)
     if not lacking:
         return Finding("operators", "compiled")
+    # Several operators may need the same tool, which is named once.
     stops = filter(None, (why_not_operator(name, gpus) for name in lacking))
     steps = [*dict.fromkeys(stop.remedy for stop in stops), "study doctor --fix"]
     purposes = ", ".join(OPERATORS[name].purpose for name in lacking)
@@ -104,6 +106,7 @@ def _operators(gpus: int) -> Finding:
 
 
 def _disk(folder: Path, speed_bytes: int) -> Finding:
+    # The folder may be made only by a run: then the nearest one above it tells.
     folder = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     try:
@@ -160,7 +163,7 @@ def needed_by(arm: Arm, gpus: int) -> list[str]:
         return []
     zero = arm.deepspeed.get("zero_optimization", {})
     needed = {
-        "deepspeed_shm_comm": not gpus,
+        "deepspeed_shm_comm": not gpus,  # its CPU ranks reduce through shared memory
         "cpu_adam": arm.offload_optimizer != "none",
         "quantizer": any(map(zero.get, QUANTIZES)),
         "pin_memory": arm.uses_nvme,  # before async_io, whose builder loads it
@@ -171,6 +174,7 @@ def needed_by(arm: Arm, gpus: int) -> list[str]:
 
 def missing(gpus: int, arms: Iterable[str] = NAMES) -> list[str]:
     """Return the operators that arms need here and that are not compiled. Some variants need quantizer as well."""
+    # Each once, in the order in which they are loaded.
     needed = dict.fromkeys(name for arm in arms for name in needed_by(load_arm(arm), gpus))
     return [name for name in needed if not compiled(name)]
 
@@ -180,6 +184,7 @@ def compiled(name: str) -> bool:
     torch = importlib.util.find_spec("torch")
     if not (torch and torch.submodule_search_locations):
         return False
+    # ninja's file names the headers of the PyTorch for which it compiled. With another PyTorch the library may crash.
     build = operator_folder(name) / "build.ninja"
     headers = f"{torch.submodule_search_locations[0]}/include"
     return (operator_folder(name) / f"{name}.so").exists() and build.exists() and headers in build.read_text()
@@ -230,7 +235,7 @@ def nvcc() -> str | None:
 def compile_missing(arms: tuple[str, ...] = ()) -> int:
     """Compile what the arms lack, or only what some of them lack. Return 1 if a compilation fails."""
     gpus = num_gpus()
-    possible = []
+    possible = []  # the others are named with what they lack, and do not fail the command
     for name in missing(gpus, arms or NAMES):
         if stop := why_not_operator(name, gpus):
             what = f"{stop.what}. What to do: {stop.remedy}; then run this again."
@@ -260,12 +265,14 @@ def provide_libaio() -> None:
         own.mkdir(parents=True, exist_ok=True)
         shutil.copy(LIBAIO / "libaio.h", own)
         source = str(LIBAIO / "libaio.c")
+        # -x c: the compiler is for C++, which has no _Static_assert.
         command = [compiler() or "c++", "-x", "c", "-O2", "-fPIC", "-c", source, "-o", "libaio.o"]
         done = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
         if done.returncode:
             error = done.stderr.partition("\n")[0]
             raise _unavailable(f"libaio, which offloading to disk needs, cannot be compiled ({error})", GET_COMPILER)
         subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
+    # gcc and clang read both, in DeepSpeed's test program and under ninja.
     for variable in ("CPATH", "LIBRARY_PATH"):
         folders = filter(None, os.environ.get(variable, "").split(os.pathsep))
         os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *folders]))

@@ -33,6 +33,7 @@ LINK = "it is a link, and links are not followed"
 
 def safe_name(name) -> str:
     """Return the name itself, if it is a valid file name and cannot lead out of its folder."""
+    # What is not printable includes line breaks, NUL, and characters that turn the direction of a text.
     valid = isinstance(name, str) and name.isprintable() and name not in ("", ".", "..") and not {*"/\\"} & {*name}
     if not valid or len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
         remedy = f"give a name of at most {LONGEST_NAME_BYTES} bytes without slashes and control characters"
@@ -49,7 +50,7 @@ def read(path: Path, most_bytes: int, flags: int = READ) -> bytes:
     """The content of a file that the user named, or of one in a model's folder, where the Hub's cache has links."""
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
-            status = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())  # of what is open: the name may lead elsewhere by now
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a file", str(path))
             if status.st_size > most_bytes:
@@ -74,6 +75,7 @@ def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: 
     """
     path = _below(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it, because a rename is one step only within a file system. x: a name that is taken is not written to.
     partial = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with partial.open("xb") as file:
@@ -93,7 +95,7 @@ def _below(root: Path, name: str | PurePosixPath) -> Path:
         raise OSError(errno.EINVAL, "the name leads out of its folder", str(name))
     if "\0" in str(name):
         raise OSError(errno.EINVAL, "it is not a valid path", repr(name))
-    path = root
+    path = root  # which may be a link: the user has named it
     for part in parts[:-1]:
         path = path / part
         if path.is_symlink():
@@ -127,6 +129,7 @@ def from_yaml(content: str | bytes) -> Any:
 
 
 def _parsed_text(parse: Callable[[str], Any], content: str | bytes) -> Any:
+    # Some editors write a mark of byte order before UTF-8, which JSON and TOML do not allow.
     text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
     try:
         return parse(text)
@@ -164,7 +167,8 @@ PLAINER = {
 
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:
     """The first mistake as a sentence. `known` are the possible field names; `name` turns a location into text."""
-    first = error.errors(include_url=False)[0]
+    first = error.errors(include_url=False)[0]  # without pydantic's page about the kind of mistake
+    # Parts such as literal['auto'] and function-after[...] are pydantic's ways through a union, and no names of ours.
     where = name([str(part) for part in first["loc"] if not str(part).endswith((")", "]"))])
     problem = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
@@ -235,6 +239,7 @@ def replaced(out: Path) -> Iterator[Path]:
         out = out.resolve()
         refuse_foreign(out)
         out.parent.mkdir(parents=True, exist_ok=True)
+        # Beside it, for the rename. What was there before goes into the scratch folder, and is removed with it.
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
             new = Path(scratch, "new")
             new.mkdir()

@@ -205,22 +205,20 @@ def half_precision() -> str:
     return "bf16" if gpus[0].capability >= 8 else "fp16"
 
 
-# --- Which bytes of a step stay inside a node, and which go between nodes. Ranks fill one node after another
+# --- Which bytes of a step go between nodes. Ranks fill one node after another
 
 # By collective: bytes of the whole tensor, by the ranks that take part.
 Groups = dict[str, dict[tuple[int, ...], float]]
 
 
-def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
-    """Return bytes by collective among ranks of one node, and among ranks of several nodes.
+def between_nodes(moved: Groups, node_ranks: int) -> dict[str, float]:
+    """Return the bytes by collective of groups that have ranks in several nodes.
 
-    As in papers, all bytes of a collective among several nodes count as between nodes.
+    As in papers, all bytes of such a collective count as between nodes.
     """
-    split: dict[str, dict[str, float]] = {"inside": {}, "between": {}}
+    between = {}
     for kind, groups in moved.items():
-        for ranks, size in groups.items():
-            nodes = {rank // node_ranks for rank in ranks}
-            where = split["inside" if len(nodes) == 1 else "between"]
-            if size:
-                where[kind] = where.get(kind, 0) + size
-    return split
+        sizes = [size for ranks, size in groups.items() if min(ranks) // node_ranks < max(ranks) // node_ranks]
+        if any(sizes):
+            between[kind] = sum(sizes)
+    return between

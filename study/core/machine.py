@@ -48,7 +48,7 @@ def usable_cores() -> int:
 def free_port() -> int:
     """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", 0))  # 0: the kernel chooses. Another process may take it before the caller does
         return probe.getsockname()[1]
 
 
@@ -66,6 +66,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 def cap_private_memory(more_bytes: int) -> None:
     """Limit this process to its present private memory plus so many bytes. Beyond that allocations fail."""
+    # Since Linux 4.7 this limit counts private writable maps, too, which is where PyTorch's tensors are (setrlimit(2)).
     now_kib = int(fields("/proc/self/status")["VmData"].split()[0])
     resource.setrlimit(resource.RLIMIT_DATA, (now_kib * 1024 + more_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
@@ -79,12 +80,14 @@ def lift_memory_cap() -> None:
 
 def _state(pid: int) -> list[str]:
     """Return the fields of a process after its name; empty if there is no such process."""
+    # The name is in brackets, and may itself have brackets and spaces.
     return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot, which clock corrections do not change."""
-    return int(_state(pid)[19]) if _state(pid) else None
+    state = _state(pid)
+    return int(state[19]) if state else None  # number 22 in proc(5), which counts the process id and the name
 
 
 def is_alive(pid: int) -> bool:
@@ -131,6 +134,7 @@ def pins(constraints: Path) -> dict[str, str]:
 
 def put_programs_on_path() -> None:
     """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
+    # Not resolved: in a virtual environment python is a link, and its programs are beside the link.
     folder = str(Path(sys.executable).parent)
     paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if folder not in paths:
@@ -161,9 +165,10 @@ OPTIONS.add_argument("--num_processes", "--num-processes", nargs="?")
 
 def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
     """Return the nearest process above this one with a --config_file before this script, in either spelling."""
+    # Words before the script are the launcher's, those after it are ours. Or: accelerate launch --module study.train
     script = Path(sys.argv[0])
     for process in psutil.Process().parents():
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             words = process.cmdline()
             at_script = [i for i, text in enumerate(words) if Path(text).name in (script.name, f"study.{script.stem}")]
             options, _ = OPTIONS.parse_known_args(words[: at_script[0]] if at_script else [])
@@ -197,7 +202,7 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
             pid, ticks = folder.name.rsplit("-", 2)[1:]
             if pid.isdigit() and str(start_ticks(int(pid))) != ticks:  # its run was killed; the id may be in use again
                 shutil.rmtree(folder, ignore_errors=True)
-        disk_speed(base, REQUEST_BYTES)
+        disk_speed(base, REQUEST_BYTES)  # raises if direct I/O is refused, as by tmpfs before Linux 6.6
         free_bytes = shutil.disk_usage(base).free
         if free_bytes < needed_bytes:
             raise Stop(

@@ -29,7 +29,7 @@ def classes(optimizer: str | None, arm: Arm) -> set[str]:
     """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
     if arm.deepspeed and arm.offload_optimizer != "none":
         return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
-    name = CLASSES[optimizer or "adamw"]
+    name = CLASSES[optimizer or "adamw"]  # records before there was a choice have none
     return {name, f"Master{name}"}
 
 
@@ -50,6 +50,7 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
 def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
     """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
+    # --- what the libraries say of the class
     why = None
     if offloads and optimizer != "adamw":
         why = WITH_OFFLOAD
@@ -60,6 +61,7 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
     if why is not None:
         what = f"--optimizer {optimizer} does not go with {arm.name}: {why}"
         return Stop(what, "change one of the two", "unavailable")
+    # --- and of the dtype of its states
     if offloads and precision == "bf16_pure":
         what = f"--precision bf16_pure does not go with {arm.name}: {PURE_WITH_OFFLOAD}"
         return Stop(what, "give an arm that does not offload, or bf16_cast", "unavailable")

@@ -33,6 +33,7 @@ def _join_lines(command) -> None:
     tyro 1.0 keeps the line breaks of the source before an indented line and before a bracket. It takes the texts of a
     dataclass's fields from below the fields, unless the docstring has them.
     """
+    # docstring_parser is what tyro uses, so it finds the same texts.
     texts = docstring_parser.parse_from_object(command).params
     options = [f"    {each.arg_name}: {' '.join((each.description or '').split())}" for each in texts]
     head = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:")[0]
@@ -43,6 +44,7 @@ def _join_lines(command) -> None:
 @OPTIONS.primitive_rule
 def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """`--gpu STR`, where tyro would show `--gpu {None}|STR`. To get None, leave the option out."""
+    # A union of two literals is one with None, and may stay one.
     members = typing.get_args(info.type)
     if NoneType not in members:
         return None

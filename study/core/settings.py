@@ -10,22 +10,29 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from study.core.errors import Stop, nearest
 from study.core.files import sentence
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 
 MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
-Count = Annotated[int, Field(gt=0)]
+Count = PositiveInt
 Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the rank is added to it, and numpy takes 32 bits
 Threads = Annotated[int, Field(gt=0, le=1024)]
 Ranks = Annotated[int, Field(ge=2)]
 Tokens = Annotated[int, Field(ge=2)]  # one token leaves nothing to predict
 CapGiB = Annotated[float, Field(ge=0.01, le=2**20)]  # under a cap of a few MiB not even Python starts
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]
@@ -89,7 +96,7 @@ class Flags:
     """Rows per rank and forward pass."""
     accumulation: Count = 1
     """Forward and backward passes per optimizer step."""
-    epochs: Positive = 1.0
+    epochs: PositiveFloat = 1.0
     """Passes over the training rows. --steps overrides it."""
     steps: Steps | None = None
     """Optimizer steps. Default: as many as --epochs needs."""
@@ -106,11 +113,11 @@ class Flags:
     """Rows to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
     eval_rows: Count | None = None
     """Rows to evaluate on. Default: 200 for imdb, as in the source document; 100 for wikitext."""
-    lr: Positive | None = None
+    lr: PositiveFloat | None = None
     """The peak learning rate. Default: 5e-5, or 1e-3 for the tiny models."""
-    lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    lr_warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises to its peak. After them it falls linearly to zero."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """The optimizer's weight decay."""
     dropout: Probability | None = None
     """Dropout probability everywhere in the model. Default: the model's own."""
@@ -158,7 +165,7 @@ class Settings(Flags):
     init: Init = field()
     sequence: Tokens = field()
     eval_rows: Count = field()
-    lr: Positive = field()
+    lr: PositiveFloat = field()
 
 
 # By task, and whether there is a GPU. `bert-large-uncased` is the hub's name, with published weights.
@@ -187,6 +194,7 @@ def check(settings: Flags) -> None:
         _adapter().validate_python(settings)
     except ValidationError as error:
         raise Stop(sentence(error, name=lambda path: flag(path[0])), "correct the value") from None
+    # Only a virtual rank may train on nothing: its losses mean nothing anyway.
     if settings.virtual_ranks is None:
         if settings.init == "none":
             raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
@@ -203,6 +211,7 @@ def check_steps(settings: Flags, steps: int) -> None:
     given = f"--steps {steps}" if settings.steps is not None else f"--epochs {settings.epochs:g} ({steps} steps)"
     if steps > MAX_STEPS:
         raise Stop(f"{given} is more than {MAX_STEPS} steps", "give fewer")
+    # With as many, the rate would end at its peak.
     if steps <= settings.lr_warmup_steps:
         what = f"--lr-warmup-steps {settings.lr_warmup_steps} never ends within {given}"
         raise Stop(what, "give fewer warm-up steps, or more steps")
@@ -213,6 +222,7 @@ def check_steps(settings: Flags, steps: int) -> None:
 
 def build(values: dict, where: str) -> Flags:
     """Return checked settings from names and values in a file. `where` names the file in an error."""
+    # Python's own TypeError would not say which name was probably meant.
     names = [field.name for field in fields(Flags)]
     if unknown := next((name for name in values if name not in names), None):
         raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, names))
@@ -231,14 +241,17 @@ def _adapter() -> TypeAdapter:
 
 def resolve(flags: Flags, gpu: bool) -> Settings:
     """Return the settings of a run. Defaults depend on the task, the model, and whether there is a GPU."""
+    # --- what is trained: random rows where nothing could be learnt
     task: Task = "imdb"
     if flags.init == "none" and flags.model:
         task = "synthetic"
     task = flags.task or task
+    # 5e-5 is the Trainer's default.
     defaults: dict[str, Any] = {"task": task, "train_rows": None, "eval_rows": 100, "lr": 5e-5, "init": "pretrained"}
     if task == "imdb":
         defaults |= {"train_rows": 800, "eval_rows": 200}
 
+    # --- the model
     model = DEFAULT_MODEL[task, gpu]
     if flags.data == "embedded":
         model = WITHOUT_WEIGHTS.get(model, model)
@@ -247,11 +260,12 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
         defaults["lr"] = 1e-3
     if model in SHAPES or is_local(model):
         defaults["init"] = "random"
-    # None: transformers decides.
+    # --- attention: None where only transformers knows what the model can
     kind = model_type(model)
     fused = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}
     attention = (fused | dict.fromkeys(NO_FUSED_ATTENTION, "eager")).get(kind or "")
 
+    # --- the data. Rows are short where the text is made by a rule, or a review
     data = "hub" if gpu and model not in TINY else "embedded"
     data = "synthetic" if task == "synthetic" else flags.data or data
     short = task == "imdb" or data in ("embedded", "synthetic")
@@ -262,6 +276,7 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
     """Return the rate for a step counted from 0: a linear rise, then a linear fall to zero."""
+    # As get_linear_schedule_with_warmup of transformers, but the first rate is not zero: no step is lost.
     if step < settings.lr_warmup_steps:
         return settings.lr * (step + 1) / settings.lr_warmup_steps
     return settings.lr * (steps - step) / max(1, steps - settings.lr_warmup_steps)

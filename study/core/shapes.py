@@ -31,7 +31,7 @@ NO_FUSED_ATTENTION = ("gptj", "gemma2")  # model types for which transformers 5 
 def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
     """Return the config of a built-in shape. `vocabulary` is for shapes that take the vocabulary of their data."""
     shape = {key: value for key, value in models()[name].items() if key not in ("hub", "parameters")}
-    if shape.get("vocab_size", 0) is None:
+    if shape.get("vocab_size", 0) is None:  # GPT-2's ids of special tokens would be outside of a small vocabulary
         shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
     return shape
 
@@ -55,6 +55,7 @@ def model_of_name(name: str) -> str | None:
     """
     last = Path(name).name
     base = VARIANT.sub("", last)
+    # Meta-Llama-3-8B and Llama-3-8B are one: Meta has renamed its models.
     for spelling in (letters(last), letters(base), letters(base).removeprefix("meta")):
         for known, config in models().items():
             if spelling in (letters(known), letters(Path(config.get("hub") or known).name)):
@@ -115,8 +116,9 @@ def try_to_connect() -> None:
 
     from huggingface_hub import constants
 
+    # The user has said so, or a proxy stands between.
     if constants.HF_HUB_OFFLINE or getproxies():
-        return  # behind a proxy, a direct connection shows nothing
+        return  # a direct connection would show nothing
     try:
         endpoint = urllib.parse.urlsplit(constants.ENDPOINT)
         port = endpoint.port or {"http": 80}.get(endpoint.scheme, 443)
@@ -158,6 +160,7 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
     """
     if trust_remote_code or not is_local(model):
         return  # for a hub name, transformers itself checks this
+    # A value of auto_map is "module.Class", "repository--module.Class", or a list of such.
     classes = json.dumps(_local_config(model).get("auto_map"))
     modules = {f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', classes)}  # of "module.Class"
     if any(Path(model, module).exists() for module in modules):
@@ -189,6 +192,7 @@ def why_not_loaded(name: str, error: Exception) -> str:
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, and the study never runs code from a model or a data set"
+    # A name with several slashes is none of the Hub's. By its name: the library would have to be imported.
     if type(error).__name__ == "HFValidationError":
         return "there is no such folder"
     return f"{type(error).__name__}: {files.why(error)}"

@@ -88,6 +88,7 @@ def percent(share: float, sign: str = "") -> str:
 
 def _significant(value: float, digits: int) -> str:
     """A number with so many significant digits, without an exponent unless it is tiny or huge."""
+    # Between these bounds g, too, would write an exponent: 12345 with four digits would be 1.234e+04.
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.{digits}g}"
     before_point = math.floor(math.log10(abs(value or 1))) + 1
@@ -156,7 +157,7 @@ def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
         say(*wrapped(text, indent, first))
 
 
-# --- Show on stderr what a slow command is doing: a line that vanishes on a terminal, one plain line elsewhere
+# --- Show on stderr what a slow command is doing
 
 _texts: ContextVar[set[str] | None] = ContextVar("texts", default=None)  # None: no command runs that shows it
 
@@ -173,14 +174,8 @@ def progress_shown() -> Iterator[None]:
 
 @contextlib.contextmanager
 def during(text: str) -> Iterator[None]:
-    """Show a text while this block runs."""
+    """Show a text before this block runs, once for all blocks of a command with this text."""
     texts = _texts.get()
-    if texts is not None and sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status(text):
-            yield
-        return
     if texts is not None and text not in texts:
         texts.add(text)
         sys.stderr.write(f"{text} ...\n")

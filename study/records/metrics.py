@@ -185,7 +185,7 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
             groups: dict[str, Any] = {
                 kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()
             }
-            amounts = gpus.by_node(groups, node_ranks)["between"]
+            amounts = gpus.between_nodes(groups, node_ranks)
         # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
         if unit == "volume":
             amounts["all_reduce"] = 2 * amounts.get("all_reduce", 0)

@@ -25,13 +25,8 @@ TABLES: dict[Kind, tuple[Mapping[str, object], type]] = {
     "decoder": (names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
 }
 
-# The numbers of positions in a config, by kind. T5's are relative.
-POSITIONS = ("max_position_embeddings", "n_positions")
-LIMITS: dict[Kind | None, tuple[str, ...]] = {
-    "decoder": POSITIONS,
-    "encoder": POSITIONS,
-    "speech": ("max_target_positions",),
-}
+# Names for the number of positions in a config; the last is Whisper's.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 
 
 def load(
@@ -146,5 +141,7 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 def sequence_limit(config: PretrainedConfig) -> int | None:
     """Return the most tokens of a row. None if the config says nothing."""
-    limits = (getattr(config, name, None) for name in LIMITS.get(kind_of(config), ()))
+    if kind_of(config) in ("seq2seq", "vision"):
+        return None  # T5's positions are relative, and its n_positions says nothing
+    limits = (getattr(config, name, None) for name in POSITIONS)
     return next((most for most in limits if isinstance(most, int) and most > 0), None)
