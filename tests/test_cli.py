@@ -125,7 +125,7 @@ def forked_virtual(monkeypatch, cache):
     """`study virtual` with a forked launch, as the other tests have it: a fresh one is almost all imports."""
 
     def forked(turn, folder, *_):
-        launch(turn.cell.arm, folder, *launches.options(turn.cell.settings), cache=cache)
+        launch(turn.arm, folder, *launches.options(turn.settings), cache=cache)
         return store.load(folder)
 
     monkeypatch.setattr(virtual.launches, "run", forked)

@@ -44,7 +44,7 @@ def struck(tmp_path, monkeypatch, cache):
         runs = tmp_path / "runs"
         sweep.sweep([turn], runs, timeout_s, None, Listener())
         assert working_on(runs) == []
-        record = store.load(runs / f"{turn.name}.1")
+        record = store.load(runs / f"{turn.run_name}.1")
         assert record.error is None or "Traceback" not in record.error.message
         return record
 

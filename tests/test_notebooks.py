@@ -151,7 +151,7 @@ def test_colab_on_a_cpu(home, cache, tmp_path, monkeypatch):
 
     def forked(turn, folder, *_):
         monkeypatch.setenv(store.CELL, turn.declared.model_dump_json())
-        cell, place = turn.cell, folder.resolve()
+        cell, place = turn, folder.resolve()
         ranks = ("--num_processes", str(cell.ranks)) if cell.ranks else ()
         run = launch(cell.arm, place, *options(cell.settings), cache=cache, launcher=ranks)
         assert run.code == 0, run.output

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -46,7 +47,7 @@ def mini(tmp_path: Path, text: str = MINI) -> Path:
     return tmp_path / "mini.toml"
 
 
-def turns(tmp_path, text: str = MINI) -> list[sweep.Turn]:
+def turns(tmp_path, text: str = MINI) -> list[protocol.Cell]:
     return sweep.plan(protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny"), 1)
 
 
@@ -110,8 +111,8 @@ def working_on(runs: Path) -> list[psutil.Process]:
 
 
 def test_repeats_go_there_and_back(tmp_path):
-    cells = [turn.cell for turn in turns(tmp_path)]
-    planned = [(turn.repeat, turn.cell.settings["seed"]) for turn in sweep.plan(cells, 3)]
+    cells = turns(tmp_path)
+    planned = [(turn.repeat, turn.settings["seed"]) for turn in sweep.plan(cells, 3)]
     assert planned == [(1, 1), (1, 2), (1, 3), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (3, 3)]
 
 
@@ -158,7 +159,7 @@ def test_what_a_machine_cannot_run_is_a_row_and_not_launched(tmp_path, monkeypat
     monkeypatch.setattr(launches, "command", lambda *_: pytest.fail("it is launched"))
     monkeypatch.setattr(sweep, "num_gpus", lambda: 0)
     cell = protocol.cells(protocol.read("smoke"), "one_gpu")[0]
-    (outcome,) = sweep.sweep([sweep.Turn(cell, 2)], tmp_path, 60, None, Listener())
+    (outcome,) = sweep.sweep([replace(cell, repeat=2)], tmp_path, 60, None, Listener())
     record = store.load(tmp_path / f"{cell.name}-r2.0")
     assert outcome.status == record.status == "failed"
     assert record.cell.model_dump() == {"protocol": "smoke", "part": "arms", "scale": "one_gpu", "repeat": 2}
@@ -170,7 +171,7 @@ def test_more_ranks_than_the_host_can_hold_are_not_started(tmp_path, monkeypatch
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(total=25e9))
     monkeypatch.setattr(sweep.doctor, "why_not", lambda *_: None)
     text = MINI.replace('"single"', '"ddp"') + "ranks = [4, 1000]\n"
-    few, many = (sweep.why_not(turn.cell, gpus=0) for turn in turns(tmp_path, text)[:2])
+    few, many = (sweep.why_not(turn, gpus=0) for turn in turns(tmp_path, text)[:2])
     assert few is None
     assert many.what == "1000 ranks need at least 400 GB of host memory, and there are 25 GB"
 
@@ -248,7 +249,7 @@ def test_a_launch_that_leaves_no_record_is_a_row_with_its_cell(tmp_path, launchi
     """And what it was launched with says which cell it is."""
     launching("sh", "-c", f"echo ${store.CELL}; exit 3")
     sweep.sweep(turns(tmp_path), tmp_path / "runs", 60, None, Listener())
-    record = store.load(next((tmp_path / "runs").glob(f"{turns(tmp_path)[0].cell.name}-*")))
+    record = store.load(next((tmp_path / "runs").glob(f"{turns(tmp_path)[0].name}-*")))
     cell = {"protocol": "mini", "part": "p", "scale": "tiny", "repeat": 1}
     assert record.cell.model_dump() == cell
     assert json.loads(record.error.message.partition("no record of why: ")[2]) == cell, "what the trainer is told"
@@ -293,8 +294,8 @@ def test_a_sweep_that_can_keep_nothing_stops_in_a_sentence(tmp_path, monkeypatch
 def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
     turn, runs = turns(tmp_path)[0], tmp_path / "runs"
     for end in ("1", "10", "9", "bak", "1.bak", "x2", "", "\N{SUPERSCRIPT TWO}"):
-        (runs / f"{turn.name}.{end}").mkdir(parents=True)
-    (runs / f"{turn.name}.11").write_text("somebody's notes")
+        (runs / f"{turn.run_name}.{end}").mkdir(parents=True)
+    (runs / f"{turn.run_name}.11").write_text("somebody's notes")
     assert list(sweep.attempts(runs, turn)) == [1, 9, 10, 11]
 
 
@@ -302,12 +303,12 @@ def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
 def test_a_record_that_cannot_be_read_is_none(tmp_path, launching, text):
     """One of an earlier try costs one more try, and what a launch has left is replaced."""
     turn, runs = turns(tmp_path)[0], tmp_path / "runs"
-    (runs / f"{turn.name}.1").mkdir(parents=True)
-    broken = runs / f"{turn.name}.1" / "record.json"
+    (runs / f"{turn.run_name}.1").mkdir(parents=True)
+    broken = runs / f"{turn.run_name}.1" / "record.json"
     broken.write_text(text)
     launching("cp", str(broken), "{}/record.json")
     sweep.sweep([turn], runs, 60, None, Listener())
-    assert store.load(runs / f"{turn.name}.2").status == "failed"
+    assert store.load(runs / f"{turn.run_name}.2").status == "failed"
 
 
 def test_the_newest_step_is_read_from_the_end(tmp_path):

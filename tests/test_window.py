@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from shaped import record as shaped
@@ -11,16 +12,16 @@ from study.core import machine
 from study.core.errors import Stop
 from study.records import store
 from study.sweeps import launches, protocol, sweep
-from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, Turn, expected_s
+from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, expected_s
 
 
 def cells(tmp_path, text: str = MINI) -> list:
     return protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny")
 
 
-def tried(runs, turn: Turn, seconds: float, status: str = "done", number: int = 1) -> None:
+def tried(runs, turn: protocol.Cell, seconds: float, status: str = "done", number: int = 1) -> None:
     """A run folder as a try of so many seconds leaves it."""
-    folder = runs / f"{turn.name}.{number}"
+    folder = runs / f"{turn.run_name}.{number}"
     folder.mkdir(parents=True)
     at = ("2026-01-01T00:00:00.000+00:00", f"2026-01-01T00:{int(seconds) // 60:02}:{int(seconds) % 60:02}.000+00:00")
     error = None if status == "done" else {"kind": "Test", "message": "m", "where": "w", "what_to_do": "d"}
@@ -31,8 +32,8 @@ def tried(runs, turn: Turn, seconds: float, status: str = "done", number: int = 
 def test_a_cell_needs_what_its_longest_try_took_and_a_little_more(tmp_path):
     cell = cells(tmp_path)[0]
     assert expected_s(cell, tmp_path) == 0, "nothing is known, and nothing declared"
-    tried(tmp_path, Turn(cell, 1), 30)
-    tried(tmp_path, Turn(cell, 2), 100, "killed")
+    tried(tmp_path, cell, 30)
+    tried(tmp_path, replace(cell, repeat=2), 100, "killed")
     assert expected_s(cell, tmp_path) == GROWTH * 100 + BEFORE_THE_RECORD_S
     assert expected_s(cells(tmp_path)[1], tmp_path) == 0, "another cell's tries say nothing"
 
@@ -58,7 +59,7 @@ def test_what_cannot_end_in_time_is_left(tmp_path, monkeypatch):
     tried(tmp_path / "runs", turns[0], 60, "killed")
     tried(tmp_path / "runs", turns[1], 1800, "killed")
     outcomes = sweep.sweep(turns, tmp_path / "runs", 60, None, listener, minutes=10)
-    assert [turn.cell.settings["seed"] for turn in listener.started] == [3, 1], "what was never tried comes first"
+    assert [turn.settings["seed"] for turn in listener.started] == [3, 1], "what was never tried comes first"
     assert sorted(outcome.status for outcome in outcomes) == ["failed", "failed", "left"]
     left = next(outcome for outcome in outcomes if outcome.status == "left")
     assert "it needs about 2270 s" in left.reason

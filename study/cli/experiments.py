@@ -19,7 +19,7 @@ from study.core.gpus import num_gpus
 from study.core.text import console, part_of, say, show
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
-from study.sweeps.launches import Turn, last_step
+from study.sweeps.launches import last_step
 from study.sweeps.protocol import Cell
 from study.sweeps.sweep import Outcome
 
@@ -81,7 +81,7 @@ def sweep(
     return None
 
 
-def _run(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, minutes: float | None) -> None:
+def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, minutes: float | None) -> None:
     """Run the turns, and end with the exit code for how they ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
@@ -146,7 +146,7 @@ class Progress:
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
 
-    def start(self, turn: Turn) -> None:
+    def start(self, turn: Cell) -> None:
         self.turn = turn
         if self.console.is_terminal:
             self._draw("")
@@ -164,7 +164,7 @@ class Progress:
             position += f"  loss {newest['loss']:.4f}"
         self._draw(f"  {position}  {seconds:.0f} s")
 
-    def end(self, turn: Turn, outcome: Outcome) -> None:
+    def end(self, turn: Cell, outcome: Outcome) -> None:
         if outcome.ran:
             self.ran.add(self.ended)
         text = outcome.status
@@ -187,8 +187,8 @@ class Progress:
             return "  under a minute left"
         return f"  about {minutes:.0f} min left"
 
-    def _position(self, turn: Turn) -> str:
-        what = filter(None, map(turn.cell.value, ("arm", "task", "model")))
+    def _position(self, turn: Cell) -> str:
+        what = filter(None, map(turn.value, ("arm", "task", "model")))
         return f"[{self.ended + 1}/{self.turns}] {', '.join(map(str, what))}"
 
     def _draw(self, text: str) -> None:

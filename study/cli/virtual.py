@@ -14,7 +14,6 @@ from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, show, size
 from study.predict.front import default_sequence, named, refuse_long_rows, usual_precision
 from study.sweeps import launches
-from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
 
@@ -71,12 +70,12 @@ def virtual(
     if run_dir and run_dir.exists():
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
 
-    turn = Turn(Cell("", "virtual", "tiny", arm.name, None, settings), 1)
+    cell = Cell("", "virtual", "tiny", arm.name, None, settings)
     # --- The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
     with tempfile.TemporaryDirectory() as temporary, during(f"running rank 0 of {ranks} under {arm.name}"):
         folder = run_dir or Path(temporary, "run")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        record = launches.run(turn, folder, math.inf, math.inf, None, lambda *_: None)
+        record = launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
     if record.error:
         raise Stop(record.error.message, record.error.what_to_do)
     # --- The answer, from the record: memory by component, and what the second step sent.

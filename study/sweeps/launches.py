@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from study.core import arms, machine
 from study.core.errors import Stop
 from study.core.machine import die_with_parent, is_stopped, oom_kills
 from study.core.settings import flag
-from study.records import sections, store
+from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes
 from study.sweeps.protocol import SCRIPTS, Cell
@@ -29,29 +28,6 @@ OF_A_LAUNCHER = re.compile(
 )
 ANSWERS_WITHIN_S = 2.0  # how long ranks may take to write where they are
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "killed")
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A cell with the number of its repeat. Each run folder belongs to one turn."""
-
-    cell: Cell
-    repeat: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.cell.name}-r{self.repeat}"
-
-    @property
-    def declared(self) -> sections.Cell:
-        """The place of this run in its experiment, for the record."""
-        cell = self.cell
-        return sections.Cell(protocol=cell.protocol, part=cell.part, scale=cell.scale, repeat=self.repeat)
-
-    def new_record(self, folder: Path) -> Record:
-        """A record of this cell, in case the trainer leaves none."""
-        requested = sections.Requested(**self.cell.settings, arm=self.cell.arm)
-        return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
 
 def lacking() -> Stop | None:
@@ -87,7 +63,7 @@ def options(values: dict) -> list[str]:
 
 
 def run(
-    turn: Turn,
+    cell: Cell,
     folder: Path,
     timeout_s: float,
     over: float,
@@ -105,13 +81,13 @@ def run(
     try:
         with (folder / "output.txt").open("w") as output:
             launcher = subprocess.Popen(
-                command(turn.cell, folder.resolve(), nvme_dir),
+                command(cell, folder.resolve(), nvme_dir),
                 cwd=arms.ROOT,
                 # Variables of another launcher, such as srun or torchrun around the sweep, do not count: without
                 # torchrun, Accelerate passes them on, and the only process would take itself for another rank.
                 # From ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
                 env={name: value for name, value in os.environ.items() if not OF_A_LAUNCHER.match(name)}
-                | {store.CELL: turn.declared.model_dump_json()},
+                | {store.CELL: cell.declared.model_dump_json()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -122,11 +98,11 @@ def run(
         kills = None  # the kernel may not say; if it does, it counts other people's processes as well
         if kills_before is not None:
             kills = (oom_kills() or kills_before) - kills_before
-        return outcomes.outcome(turn, folder, launcher.returncode, stop, kills)
+        return outcomes.outcome(cell, folder, launcher.returncode, stop, kills)
     except KeyboardInterrupt:
         # The interrupt goes on, whether or not a record can still be written.
         with contextlib.suppress(OSError):
-            outcomes.outcome(turn, folder, -signal.SIGINT, INTERRUPTED, 0)
+            outcomes.outcome(cell, folder, -signal.SIGINT, INTERRUPTED, 0)
         raise
     finally:
         store.release_reserved_space(folder)

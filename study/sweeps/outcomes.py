@@ -10,15 +10,13 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from study.core.errors import Stop
 from study.core.machine import MORE_MEMORY, is_stopped
 from study.records import collectives, store
 from study.records.schema import Record
-
-if TYPE_CHECKING:
-    from study.sweeps.launches import Turn
+from study.sweeps.protocol import Cell
 
 LAST_LINES = 15
 LAST_BYTES = 2**20  # of what a launch printed: enough for torchrun's report
@@ -46,14 +44,14 @@ class Ended(NamedTuple):
     where: str | None = None  # "rank 1"; None unless the report says which rank it was
 
 
-def outcome(turn: "Turn", folder: Path, code: int, stop: Stop | None, kills: int | None) -> Record:
+def outcome(cell: Cell, folder: Path, code: int, stop: Stop | None, kills: int | None) -> Record:
     """The record of a launch that ended by itself or by `stop`, with what the trainer did not know."""
     left = [*folder.glob("record.json.part*"), *folder.glob(".*.part")]  # of a killed writer
     if stop is None or stop.status != "timeout":  # where each rank was explains a hang, and nothing else
         left += collectives.paths(folder)
     for path in left:
         path.unlink(missing_ok=True)
-    record = read(folder) or turn.new_record(folder)
+    record = read(folder) or cell.new_record(folder)
     if record.status in ANSWERS:
         return record
     if stop is None:

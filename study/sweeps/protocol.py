@@ -26,6 +26,8 @@ from study.core.errors import Stop, nearest
 from study.core.files import load, safe_join, sentence
 from study.core.settings import Repair, Settings, build
 from study.core.shapes import SHAPES
+from study.records import sections, store
+from study.records.schema import Record
 
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
@@ -92,10 +94,11 @@ class Cell:
     frontier: str | None = None
     rungs: tuple = ()
     reserve_s: float | dict[str, float] | None = None  # a dict: by model
+    repeat: int = 1
 
     @property
     def name(self) -> str:
-        """The name of its folder: the part, the arm, and a digest of everything else."""
+        """The part, the arm, and a digest of everything else but the repeat."""
         # The arm's file is part of it: a changed arm is another cell, and is run again.
         key = [self.script, self.arm, self.ranks, self.settings, self.rungs, arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
@@ -103,6 +106,21 @@ class Cell:
         if self.frontier and not self.rungs:  # a hub name or a path may hold what a folder's name cannot
             rung = [re.sub(r"[^\w.-]", "_", Path(str(self.settings[self.frontier])).name)[:60]]
         return "-".join([self.part, self.arm, *rung, digest])
+
+    @property
+    def run_name(self) -> str:
+        """How the folders of its runs begin; the number of the try follows."""
+        return f"{self.name}-r{self.repeat}"
+
+    @property
+    def declared(self) -> sections.Cell:
+        """Its place in the experiment, for the record."""
+        return sections.Cell(protocol=self.protocol, part=self.part, scale=self.scale, repeat=self.repeat)
+
+    def new_record(self, folder: Path) -> Record:
+        """A record, in case the trainer leaves none."""
+        requested = sections.Requested(**self.settings, arm=self.arm)
+        return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
     def at(self, rung: int) -> "Cell":
         """The cell to run at a rung of the search."""

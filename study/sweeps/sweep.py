@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from study.core.text import size
 from study.records import schema, store
 from study.records.schema import Record
 from study.sweeps import launches, outcomes, protocol
-from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
@@ -41,22 +41,22 @@ GROWTH = 1.25  # a try that was cut off needs more time than it had, and another
 
 
 class Outcome(NamedTuple):
-    """How a turn ended: the status and reason in its record, or "left" if it was not started."""
+    """How a cell ended: the status and reason in its record, or "left" if it was not started."""
 
     status: str
     reason: str | None = None
     ran: bool = False  # now, and not in an earlier sweep
 
 
-def plan(cells: list[Cell], repeats: int) -> list[Turn]:
-    """All turns by repeat, every other repeat backwards: a drift of the machine affects all arms."""
+def plan(cells: list[Cell], repeats: int) -> list[Cell]:
+    """All cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
     if repeats < 1:
         raise Stop(f"--repeat must be at least 1 (got {repeats})", "give such a number")
-    turns: list[Turn] = []
+    planned: list[Cell] = []
     for repeat in range(1, repeats + 1):
-        turns += [Turn(cell, repeat) for cell in cells]
+        planned += [replace(cell, repeat=repeat) for cell in cells]
         cells = cells[::-1]
-    return turns
+    return planned
 
 
 def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
@@ -92,61 +92,60 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
 
 
 def sweep(
-    turns: list[Turn],
+    cells: list[Cell],
     runs: Path,
     timeout_s: float,
     nvme_dir: Path | None,
     progress: Any,  # study.cli.experiments.Progress
     minutes: float | None = None,
 ) -> list[Outcome]:
-    """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
+    """Run the cells that are not done, one after the other. `progress` is called at each start, step and end.
 
-    With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
+    With `minutes`, cells that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
     over = math.inf  # when the sweep's time ends
     ended: list[Outcome] = []
 
-    def launch(turn: Turn) -> Record:
-        progress.start(turn)
-        folder = safe_join(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
-        return launches.run(turn, folder, timeout_s, over, nvme_dir, progress.step)
+    def launch(cell: Cell) -> Record:
+        progress.start(cell)
+        folder = safe_join(runs, f"{cell.run_name}.{max(attempts(runs, cell), default=0) + 1}")
+        return launches.run(cell, folder, timeout_s, over, nvme_dir, progress.step)
 
     def attempt(cell: Cell) -> str:
-        this = Turn(cell, turn.repeat)
-        outcome = outcome_of(this, runs, over, launch)
+        outcome = outcome_of(cell, runs, over, launch)
         ended.append(outcome)
-        progress.end(this, outcome)
+        progress.end(cell, outcome)
         return outcome.status
 
     with lock_runs_folder(runs):
         if minutes is not None:
             over = time.monotonic() + 60 * minutes
-            turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
-        for turn in turns:
-            if turn.cell.rungs:
-                progress.say(search(turn.cell, attempt))
+            cells = sorted(cells, key=lambda cell: bool(attempts(runs, cell)))
+        for cell in cells:
+            if cell.rungs:
+                progress.say(search(cell, attempt))
             else:
-                attempt(turn.cell)
+                attempt(cell)
             progress.next()
     return ended
 
 
-def outcome_of(turn: Turn, runs: Path, over: float, launch: Callable[[Turn], Record]) -> Outcome:
-    """Launch a turn unless it is done, cannot run here, or has no time left."""
+def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Record]) -> Outcome:
+    """Launch a cell unless it is done, cannot run here, or has no time left."""
     ran = False
     try:
-        record = done_before(runs, turn)
+        record = done_before(runs, cell)
         left_s = over - time.monotonic()
-        needed_s = expected_s(turn.cell, runs)
-        if record is None and (stop := why_not(turn.cell, num_gpus())):
+        needed_s = expected_s(cell, runs)
+        if record is None and (stop := why_not(cell, num_gpus())):
             # A record, so that it is a row in every table.
-            folder = safe_join(runs, f"{turn.name}.0")
+            folder = safe_join(runs, f"{cell.run_name}.0")
             folder.mkdir(exist_ok=True)
-            record = outcomes.write_end(folder, turn.new_record(folder), stop)
+            record = outcomes.write_end(folder, cell.new_record(folder), stop)
         elif record is None and left_s <= needed_s:
             return Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
         elif record is None:
-            record = launch(turn)
+            record = launch(cell)
             ran = True
     except OSError as error:
         # --- its folder is gone or full: this cell is lost, or no other could be kept either
@@ -231,16 +230,16 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 # --- earlier tries -------------------------------------------------------------------------------------------------
 
 
-def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
-    """The folders of a turn by number, oldest first."""
-    pattern = re.compile(rf"{re.escape(turn.name)}\.([0-9]+)")
+def attempts(runs: Path, cell: Cell) -> dict[int, Path]:
+    """The folders of a cell's tries by number, oldest first."""
+    pattern = re.compile(rf"{re.escape(cell.run_name)}\.([0-9]+)")
     return dict(sorted((int(match[1]), path) for path in runs.glob("*") if (match := pattern.fullmatch(path.name))))
 
 
-def done_before(runs: Path, turn: Turn) -> Record | None:
-    """The record of a settled run of this turn with the present software and measure version, or None."""
+def done_before(runs: Path, cell: Cell) -> Record | None:
+    """The record of a settled run of this cell with the present software and measure version, or None."""
     versions = machine.versions().items()
-    for record in filter(None, map(outcomes.read, attempts(runs, turn).values())):
+    for record in filter(None, map(outcomes.read, attempts(runs, cell).values())):
         is_of_today = record.measure_version == schema.MEASURE_VERSION and versions <= record.software.items()
         if record.status in SETTLED and is_of_today:
             return record
