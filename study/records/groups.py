@@ -59,15 +59,15 @@ def groups(runs: Iterable[Run], only: Iterable[str] | None = None) -> dict[str, 
             left_out |= run.cell.keys() - set(only)
             conditions = [f"on {record.observed.device}", f"measured by version {record.measure_version}"]
         members.setdefault((run.key(left_out), *conditions), []).append(run)
-    # --- a label: that of the cell, and those conditions in which not all groups agree
+    # --- a label: that of the cell, and those conditions that not all groups share
     cells = list(dict.fromkeys(cell for cell, *_ in members))
     names = dict(zip(cells, labels([json.loads(cell) for cell in cells]), strict=True))
-    columns = [set(column) for column in zip(*members, strict=True)]
-    differing = set().union(*[column for column in columns if len(column) > 1])
-    return {
-        ", ".join([names[cell], *(text for text in conditions if text in differing)]): runs_of_group
-        for (cell, *conditions), runs_of_group in members.items()
-    }
+    shared = set.intersection(*map(set, members)) if members else set()
+    by_label = {}
+    for (cell, *conditions), runs_of_group in members.items():
+        shown = [text for text in conditions if text not in shared]
+        by_label[", ".join([names[cell], *shown])] = runs_of_group
+    return by_label
 
 
 def labels(cells: list[dict]) -> list[str]:
