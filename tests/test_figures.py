@@ -121,12 +121,6 @@ def test_stacked_bars(drawn, name, value):
         assert_drawn([(total, places[line])], axes)
 
 
-def test_frontier(all_runs):
-    rows = speed.frontier(all_runs).set_index("line")
-    assert rows.loc[[*FOUR], "median"].tolist() == pytest.approx([0.1002, 0.11022, 0.12024, 0.2004])
-    assert (rows["low"] < rows["median"]).all()
-
-
 # --- as a file -----------------------------------------------------------------------------------------------------
 
 

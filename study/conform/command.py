@@ -57,6 +57,7 @@ def conform(
 
 
 def _adapter(name: str) -> Adapter:
+    # A file comes before an adapter of ours that has its name.
     if Path(name).is_file():
         return Adapter(Path(name).stem, str(Path(name).resolve()), name)
     if name not in ADAPTERS:
@@ -115,5 +116,6 @@ def _show_changes(name: str, only: str, since: str, until: str) -> None:
 
 
 def _show_explanations(bad: list[Answer]) -> None:
+    # Many failures may have one reason, which is said once.
     for why in dict.fromkeys(filter(None, map(explanation, bad))):
         say_wrapped(why, indent="  ", first="- ")

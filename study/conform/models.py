@@ -23,6 +23,7 @@ class Plain(nn.Module):
         self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
         self.last = nn.Linear(width, FEATURES)
         self.change(width)
+        # An optimizer gets only what is trained, and a library has to find out for itself.
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(not name.startswith(self.frozen))
 
@@ -41,6 +42,7 @@ class Plain(nn.Module):
         return torch.tanh(self.first(inputs.to(self.first.weight.dtype)))
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        # The loss is in fp32, whatever the weights are.
         return functional.mse_loss(self.last(self.body(self.enter(inputs))).float(), targets.float())
 
 

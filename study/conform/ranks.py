@@ -151,18 +151,15 @@ def _rank(adapter: Adapter, each: Property, failures: SimpleQueue, limit_s: floa
         torch.set_num_threads(1)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * limit_s))
         build = functools.partial(ShardedTraining, _imported(adapter.path))
-        getattr(checks, each.check)(build, case_of(each, adapter.settings))
-        dist.barrier()
+        model = getattr(models, each.case.get("model", "Plain"))
+        case = Case(**each.case | {"model": model, "settings": adapter.settings})
+        getattr(checks, each.check)(build, case)
+        dist.barrier()  # a rank that ends early breaks the connections of those that are not done
     except BaseException as error:  # CheckpointException is no Exception
         traceback.print_exc()
         failures.put(outcome_of(error, str(adapter.path)))
         os._exit(SAID_WHY)
     os._exit(0)  # gloo's threads may abort an ordinary exit
-
-
-def case_of(each: Property, settings: dict) -> Case:
-    model = getattr(models, each.case.get("model", "Plain"))
-    return Case(**each.case | {"model": model, "settings": settings})
 
 
 def outcome_of(error: BaseException, adapter_file: str) -> Outcome:

@@ -28,6 +28,7 @@ def answers(path: Path = COMMITTED) -> pd.DataFrame:
 def keep(path: Path, found: Iterable[Answer]) -> None:
     """Add answers to a file. They replace earlier ones of the same libraries."""
     frame = pd.DataFrame(map(asdict, found))
+    # The first five columns say what was asked, and of which libraries.
     if path.exists():
         frame = pd.concat([answers(path), frame]).drop_duplicates([*frame.columns[:5]], keep="last")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,7 @@ def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict, li
 
 def _history(answers: pd.Series) -> str:
     answers = answers.dropna()
+    # Only the releases at which the answer became another one.
     new = answers[answers != answers.shift()]
     return ", ".join(f"{answer} since {release}" for release, answer in new.items())
 

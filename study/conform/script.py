@@ -67,4 +67,5 @@ def write(path: Path, adapter: Adapter, each: Property, seen: Answer) -> None:
 def _source(path: Path) -> str:
     """Return the source of a file without its imports of this study."""
     text = path.read_text(encoding="utf-8")
+    # Their names may stand in parentheses, over several lines.
     return re.sub(r"^from study\.[^(\n]*(\([^)]*\))?.*\n", "", text, flags=re.MULTILINE)

@@ -140,6 +140,7 @@ class Ranks(ProcessPoolExecutor):
         """Hold an adapter to a property."""
         try:
             return self.submit(_answer, adapter, each, limit_s).result()
+        # The adapter cannot be imported, or a library has ended the process while it was.
         except (ImportError, BrokenProcessPool) as error:
             raise Stop(f"{adapter.name}: {error}", f"read {self.log}, and mend what it says") from None
 

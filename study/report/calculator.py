@@ -32,8 +32,7 @@ ARMS = (
 )
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 LEAST_TOKENS = 2  # a size of 1 leads to other kernels
-MODEL, GPU_COUNT, GPU, PRECISION = "llama3-8b", 8, "H100-80GB", "bf16_cast"  # what the page shows first
-ROWS = {"rows": 1, "tokens": 2048, "passes": 16}  # a batch as `study advise` assumes it
+MODEL = "llama3-8b"  # that the page shows first
 OPTIMIZERS = {"adamw": "AdamW", "adamw_8bit": "AdamW with 8-bit states", "sgd": "SGD with momentum"}
 PRECISIONS = {
     "bf16_cast": "bf16 weights, fp32 master copy",
@@ -55,7 +54,6 @@ def values() -> dict:
         "gpu_names": [(name, f"{name} ({size(GPUS[name].memory_bytes)})") for name in by_size],
         "precisions": list(PRECISIONS.items()),
         "optimizers": list(OPTIMIZERS.items()),
-        "shown": {"model": MODEL, "gpus": GPU_COUNT, "gpu": GPU, "precision": PRECISION, "optimizer": "adamw"} | ROWS,
         "least_tokens": LEAST_TOKENS,
     }
     words = {

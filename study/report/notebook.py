@@ -88,15 +88,6 @@ def protocol_of(run: Run) -> str:
     return run.record.cell.protocol or run.folder.parent.name
 
 
-def set_aside(runs: Runs) -> list[str]:
-    """Return what could not be read, with paths relative to the given folders: no page shows paths of the machine."""
-    # Records name their folders by resolved paths.
-    sentences = list(runs.set_aside)
-    for folder in runs.folders:
-        sentences = [text.replace(f"{folder.resolve()}/", f"{folder.resolve().name}/") for text in sentences]
-    return sentences
-
-
 def say(text: str) -> None:
     """Show text as Markdown."""
     display(Markdown(text))

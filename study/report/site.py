@@ -27,7 +27,7 @@ from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, notebook, style
+from study.report import answers, calculator, style
 from study.report.tables import as_html, write_csv
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -59,6 +59,10 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         pages.write("calculator", **calculator.values())
         # --- the first page shows what the others have found, and is written last
         answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
+        # Records are named by their resolved paths: a page shows them below the folder that was given.
+        problems_of_runs = list(runs.set_aside)
+        for folder in map(Path.resolve, folders):
+            problems_of_runs = [text.replace(f"{folder}/", f"{folder.name}/") for text in problems_of_runs]
         failed = []
         for name, problem in zip(NOTEBOOKS, problems, strict=True):
             pages.write_notebook(name, nbformat.read(Path(executed) / f"{name}.ipynb", 4), problem)
@@ -74,7 +78,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             run_count=len(runs),
             central=as_html(_central()),
             headline=texts.in_words(texts.claims()),
-            problems=redact(notebook.set_aside(runs)),
+            problems=redact(problems_of_runs),
             built_utc=store.now_utc(),
         )
         for name in ("site.css", "site.js", "calculator.js"):

@@ -28,6 +28,7 @@ def configuration(options):
     zero = {"stage": options.settings["stage"]}
     if zero["stage"] == 3:
         zero |= STAGE3
+    # Small buckets, so that these tiny models fill several of them.
     if options.bucket:
         zero |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
     config = {
