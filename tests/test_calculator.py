@@ -133,11 +133,3 @@ def test_what_is_typed_is_answered_and_kept_in_the_address(page, monkeypatch, ca
     page.refresh()
     ready(page)
     assert shown(page) == before
-
-
-def test_as_many_rows_as_the_page_says_fit_and_one_more_does_not(page):
-    type_in(page, model="llama3-8b", gpus=8, gpu="H100-80GB", tokens=2048, passes=1, recomputes=False)
-    rows = int(shown(page)["zero3"][2])
-    for more, fits in ((0, True), (1, False)):
-        type_in(page, rows=rows + more)
-        assert (shown(page)["zero3"][0] != "no") == fits

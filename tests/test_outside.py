@@ -2,12 +2,10 @@
 
 import csv
 import tomllib
-from dataclasses import replace
 
 import pytest
 
 from study.core.errors import Stop
-from study.predict.estimate import estimate
 from study.predict.outside import published
 from study.predict.outside.predicting import model_of, of_row, training_of
 from study.predict.outside.published import Facts, Row
@@ -167,19 +165,6 @@ def test_adapters_and_padded_rows():
     model = training.setup.model
     assert (model.dora, model.adapter_dropout, model.lora_targets) == (True, True, ("c_attn", "c_fc"))
     assert (training.setup.sequence, training.timed.sequence) == (1024, 450)
-
-
-@pytest.mark.slow
-def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
-    """24 layers keep the tensor of query, key and value: 2,304 numbers of 2 bytes a token, as was measured."""
-    for each in published.rows():
-        if each.set != published.KNOWN or each.micro_batch != 8 or "santacoder" not in each.model:
-            continue
-        setup = training_of(each).setup
-        without = replace(setup, library=replace(setup.library, keeps_cache=False))
-        held, spared = (estimate(one).peak_bytes for one in (setup, without))
-        assert held - spared == 24 * (2048 + 2 * 128) * 2 * 8 * 2048
-        assert held == pytest.approx(each.memory_bytes, rel=0.002)
 
 
 def test_a_flat_share_of_the_peak_counts_no_recomputation():

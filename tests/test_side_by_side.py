@@ -1,7 +1,5 @@
 """`study compare --arms`, with which `make study` ends: what it says is what the records hold."""
 
-import json
-
 import pytest
 from shaped import changed, failed, finished, put
 from shaped import rows as rows_of
@@ -58,8 +56,6 @@ def test_as_typed_it_is_no_wider_than_a_terminal(tmp_path, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert text.index("Losses: ") < text.index("last loss"), "the answer comes before the table"
     assert max(map(len, text.splitlines())) <= 100
-    in_this_process(monkeypatch, f"compare --arms --json {SMOKE}")
-    assert json.loads(capsys.readouterr().out)[0]["rows"]
 
 
 def test_one_arm_alone_and_what_was_set_aside_are_said(tmp_path, monkeypatch, capsys):

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 
-import fit
 import pytest
 
 from study.core.gpus import GPUS, LINKS
@@ -163,7 +162,7 @@ def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
         assert full / tf32 == pytest.approx(slower, rel=0.01)
 
 
-# --- constants, and what they were fitted on -----------------------------------------------------------------------
+# --- constants -------------------------------------------------------------------------------------------------
 
 
 def test_each_constant_has_an_origin_and_an_interval_and_there_are_25():
@@ -175,20 +174,6 @@ def test_each_constant_has_an_origin_and_an_interval_and_there_are_25():
         assert low <= entry["value"] * 1.001 <= high * 1.002
         assert {*entry.get("gpus", ())} <= {*GPUS}
     assert class_of("products", "A6000") == "workstation", "which no class names"
-
-
-def test_the_fit_finds_constants_from_rows():
-    """The rows are made with a slower host and slower products than the fit starts from."""
-    true = fit.changed(pace(), {("kernel_s", None): 3.2e-5, ("products", "ampere"): 0.7})
-    rows = []
-    for model in ("gpt2", "gpt2-medium", "bert-large"):
-        for rows_of_a_pass in (1, 4, 16):
-            each = setup("ddp", named(model), micro_batch=rows_of_a_pass)
-            rows += [fit.Timed(f"{model} {n}", 0, step_time(each, A100, true).seconds, each, A100) for n in range(4)]
-    fitted = fit.fit(rows, pace())
-    assert fitted.kernel_s == pytest.approx(true.kernel_s, rel=0.1)
-    predicted = [step_time(each.setup, A100, fitted).seconds / each.seconds for each in rows]
-    assert predicted == pytest.approx([1.0] * len(rows), rel=0.05)
 
 
 def test_foreach_moves_three_times_the_bytes_of_the_fused_update():

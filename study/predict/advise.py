@@ -56,21 +56,12 @@ class Row:
         return self.headroom_bytes < MISS * self.peak_bytes or fills(self.gpu, self.driver_bytes)
 
     @property
-    def simplicity(self) -> tuple[int, bool]:
-        """Smaller is simpler."""
-        return arms.NAMES.index(self.arm), self.checkpointing
-
-    @property
     def offloads(self) -> bool:
         return arms.load_arm(self.arm).offload_optimizer != "none"
 
     @property
     def seconds(self) -> float:
         return self.step_s or math.inf
-
-    @property
-    def interval_s(self) -> tuple[float, float]:
-        return self.step_interval_s or (math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -162,10 +153,12 @@ def best_of(rows: list[Row]) -> Row | None:
         limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
         rows = [row for row in rows if row.offloads and row.seconds < limit_s] or kept
     fastest = min(rows, key=lambda row: row.seconds, default=None)
-    if fastest is None:
+    if fastest is None or fastest.step_interval_s is None:
         return None
-    equal = [row for row in rows if row.seconds <= fastest.interval_s[1] and fastest.seconds >= row.interval_s[0]]
-    return min(equal, key=lambda row: row.simplicity)
+    slowest_s = fastest.step_interval_s[1]
+    near = [row for row in rows if row.step_interval_s and row.step_interval_s[0] <= fastest.seconds]
+    equal = [row for row in near if row.seconds <= slowest_s]
+    return min(equal, key=lambda row: (arms.NAMES.index(row.arm), row.checkpointing))
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row:
@@ -188,28 +181,22 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
 
 
 def _with_most_rows(question: Question, arm: Arm) -> Row:
-    """The most rows per pass that fit with a margin, or else just fit; if none, a single row.
+    """The most rows per pass that fit with a margin, or else just fit; if none, a single row. It has no time yet.
 
     Each number is tried, from the largest: FSDP2 may fit with all rows in one pass, for which it sums no whole
-    gradients, and not with half of them.
+    gradients, and not with half of them. The question has a precision.
     """
     share = question.batch // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
     sizes = sorted({*small, *(share // rows for rows in small)}, reverse=True)
+    gpu = GPUS[question.gpu]
     arm = settled_arm(arm, question.gpus, question.local)
     for miss, each, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
-        row = row_of(question, each, rows)
-        if row.headroom_bytes >= miss * row.peak_bytes:
+        setup = question.setup(each, rows, share // rows)
+        prediction = estimate(setup)
+        headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
+        if headroom >= miss * prediction.peak_bytes:
             break
-    return row
-
-
-def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
-    """What an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
-    setup = question.setup(arm, micro_batch, question.batch // question.gpus // micro_batch)
-    gpu = GPUS[question.gpu]
-    prediction = estimate(setup)
-    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     limit = ""
     if host_bytes > question.host_memory_bytes:
@@ -225,7 +212,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         checkpointing=bool(setup.checkpointing),
         micro_batch=setup.micro_batch,
         accumulation=setup.accumulation,
-        bucket_elements=zero_of(arm).get("reduce_bucket_size"),
+        bucket_elements=zero_of(each).get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
         host_bytes=host_bytes,

@@ -19,8 +19,8 @@ def states_of_a_parameter(precision: str, optimizer: str = "adamw") -> tuple[int
     Scales, an Adafactor's rows and columns, and the tensors that keep Adam's moments under Muon are left out.
     """
     weight = 2 if precision in HALF_WEIGHTS else 4
-    master = 4 if precision == "bf16_cast" else 0  # P1 3.1
-    number = 2 if precision == "bf16_pure" else 4
+    master = {"bf16_cast": 4}.get(precision, 0)  # P1 3.1
+    number = {"bf16_pure": 2}.get(precision, 4)
     moments = {"adamw_8bit": 2, "sgd": number, "muon": number, "adafactor": 0}.get(optimizer, 2 * number)
     return weight, weight, master + moments
 

@@ -25,6 +25,9 @@ def zero_of(arm: Arm) -> dict:
 
 
 def with_zero(arm: Arm, settings: dict) -> Arm:
+    """An arm with some settings of zero_optimization. Without any it stays as it is, which may be without DeepSpeed."""
+    if not settings:
+        return arm
     return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
 
 
@@ -36,13 +39,12 @@ def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = N
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = with_zero(arm, {"zero_hpz_partition_size": local})
-    return with_buckets(arm, bucket_elements) if bucket_elements else arm
+    return with_buckets(arm, bucket_elements)
 
 
-def with_buckets(arm: Arm, elements: int = BUCKET_ELEMENTS) -> Arm:
-    """An arm with buckets of this size, if it has buckets."""
-    buckets = {name: elements for name in BUCKETS if name in zero_of(arm)}
-    return with_zero(arm, buckets) if buckets else arm
+def with_buckets(arm: Arm, elements: int | None = BUCKET_ELEMENTS) -> Arm:
+    """An arm with buckets of this size, if it has buckets. None: its own."""
+    return with_zero(arm, {name: elements for name in BUCKETS if elements and name in zero_of(arm)})
 
 
 def usual_precision(arm: Arm) -> Precision:

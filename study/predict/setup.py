@@ -337,10 +337,10 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
             "tensor_ranks": arm.tensor_ranks,
         }
     return {
-        "fsdp": "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op",
+        "fsdp": {True: "full_shard", False: "shard_grad_op"}[arm.fsdp["fsdp_reshard_after_forward"]],
         "fsdp_by": "accelerate",
         "fsdp_offload": arm.fsdp["fsdp_offload_params"],
-        "group": sharing if arm.replicas > 1 else None,
+        "group": {1: None}.get(arm.replicas, sharing),  # a single replica: all ranks shard together
     }
 
 

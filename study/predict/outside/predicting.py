@@ -109,10 +109,10 @@ def of_row(row: Row) -> dict[Quantity, Predicted]:
     """The predictions of what a row measured. What is refused is missing."""
     predicted: dict[Quantity, Predicted] = {}
     training = training_of(row)
-    if training and row.memory_bytes and not row.memory_not_predicted:
+    if training and "memory" in row.measured and not row.memory_not_predicted:
         with suppress(Stop):
             predicted["memory"] = memory(training.setup, row.kind, row.gpu_name)
-    if training and training.machine and row.step_s:
+    if training and training.machine and "time" in row.measured:
         with suppress(Stop):
             predicted["time"] = time(training.timed, training.machine)
     return predicted

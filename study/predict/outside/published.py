@@ -143,18 +143,18 @@ def set_number(name: str) -> int:
 
 def read(path: Path, form: type[Form]) -> list[Form]:
     """The lines of a CSV file, each as a form whose fields are columns. Other columns are ignored."""
+    required = [name for name, field in form.model_fields.items() if field.is_required()]
+    lines = []
     try:
         content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
         reader = csv.DictReader(io.StringIO(content, newline=""))
-        return [_line(path, reader.line_num, line, form) for line in reader]
+        for line in reader:
+            # An empty field is unknown. It means the default, or None where a column has none.
+            texts = {name: (line[name] or "").strip() or None for name in form.model_fields if name in line}
+            lines.append(form(**{name: text for name, text in texts.items() if text or name in required}))
+    except ValidationError as error:
+        what = f"{path}, line {reader.line_num}: {sentence(error)}"
+        raise Stop(what, "correct the line; an unknown value is empty") from None
     except (OSError, ValueError, csv.Error) as error:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
-
-
-def _line(path: Path, number: int, line: dict[str, str | None], form: type[Form]) -> Form:
-    texts = {name: (line[name] or "").strip() or None for name in form.model_fields if name in line}
-    required = [name for name, field in form.model_fields.items() if field.is_required()]
-    try:
-        return form(**{name: text for name, text in texts.items() if text or name in required})
-    except ValidationError as error:
-        raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
+    return lines

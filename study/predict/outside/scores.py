@@ -123,8 +123,9 @@ def store_predictions() -> None:
             about |= asdict(values.get(quantity, Predicted()))
             if row.set not in scored:
                 about["first"] = about["ours"]
-            others = old.get((row.key, quantity))  # first predictions, and those of other predictors
-            lines.append(others.model_copy(update=about) if others else Number.model_validate(about))
+            # What is stored already has the first prediction, and those of other predictors.
+            stored = old.get((row.key, quantity), Number.model_validate(about))
+            lines.append(stored.model_copy(update=about))
     store(lines)
 
 
