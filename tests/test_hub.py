@@ -7,15 +7,13 @@ import threading
 
 import huggingface_hub.constants
 import pytest
-from test_cli import in_this_process, study
+from test_cli import study
 from test_failures import UNREACHABLE
 
 from study.core import shapes
 from study.core.shapes import SHAPES
 
 GEMMA = {key: value for key, value in SHAPES["gemma2-9b"].items() if key != "hub"}
-ADVISE = "--gpus 8 --gpu H100-80GB --link nvswitch --host-memory 1TB --sequence 1024 --batch 8 --json"
-ADVISE += " --precision bf16_cast --checkpointing on"  # what else it tries takes a look at the model each
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -48,24 +46,13 @@ def hub_env(tmp_path):
         server.shutdown()
 
 
-def test_what_the_hub_has_is_advised_and_kept(hub_env, monkeypatch, capsys):
-    """As the built-in shape of the same numbers, whose peaks are formulas; and kept for when the hub has gone."""
-    assert in_this_process(monkeypatch, f"advise --model gemma2-9b {ADVISE}") is None
-    shape = json.loads(capsys.readouterr().out)
-    done = study("advise", "--model", "google/gemma-of-mine", *ADVISE.split(), env=hub_env)
-    assert done.returncode == 0, done.stderr
-    peaks_bytes = [
-        {(row["arm"], row["micro_batch"]): row["peak_bytes"] for row in rows if row["fits"]}
-        for rows in (json.loads(done.stdout)["rows"], shape["rows"])
-    ]
-    both = peaks_bytes[0].keys() & peaks_bytes[1].keys()
-    assert {"zero1", "zero2", "zero3"} <= {arm for arm, _ in both}
-    for key in both:
-        assert peaks_bytes[0][key] == pytest.approx(peaks_bytes[1][key], rel=0.02), key
+def test_what_the_hub_has_is_predicted_and_kept(hub_env):
+    """Also when the hub has gone."""
     words = ("estimate", "--model", "google/gemma-of-mine", "--checkpointing", "--json")
-    estimated = study(*words, env=hub_env | UNREACHABLE)
-    assert estimated.returncode == 0, estimated.stderr
-    assert json.loads(estimated.stdout)["parameters"] == 9241705984
+    done, again = (study(*words, env=env) for env in (hub_env, hub_env | UNREACHABLE))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"] == 9241705984
+    assert again.stdout == done.stdout
 
 
 def test_what_the_hub_has_not_is_a_sentence(hub_env):
@@ -75,14 +62,10 @@ def test_what_the_hub_has_not_is_a_sentence(hub_env):
         assert words in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "model", "ours"),
-    [("estimate", "bert-large-uncased", "bert-large"), (f"advise {ADVISE}", "google/gemma-2-9b", "gemma2-9b")],
-)
-def test_a_known_model_needs_no_hub_and_is_not_taken_in_silence(command, model, ours, tmp_path):
-    done = study(*command.split(), "--model", model, env=UNREACHABLE | {"HF_HOME": str(tmp_path)})
+def test_a_known_model_needs_no_hub_and_is_not_taken_in_silence(tmp_path):
+    done = study("estimate", "--model", "bert-large-uncased", env=UNREACHABLE | {"HF_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    assert f"{model}: taken as {ours}, whose dimensions come with the study" in done.stderr
+    assert "bert-large-uncased: taken as bert-large, whose dimensions come with the study" in done.stderr
 
 
 # --- whether it answers ----------------------------------------------------------------------------------------

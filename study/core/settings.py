@@ -208,15 +208,14 @@ def check(settings: Flags) -> None:
 
 def check_steps(settings: Flags, steps: int) -> None:
     """Raise Stop for a number of steps, from --steps or --epochs, that does not fit the other settings."""
-    given = f"--steps {steps}" if settings.steps is not None else f"--epochs {settings.epochs:g} ({steps} steps)"
     if steps > MAX_STEPS:
-        raise Stop(f"{given} is more than {MAX_STEPS} steps", "give fewer")
+        raise Stop(f"{steps} steps are more than {MAX_STEPS}", "give fewer --steps or --epochs")
     # With as many, the rate would end at its peak.
     if steps <= settings.lr_warmup_steps:
-        what = f"--lr-warmup-steps {settings.lr_warmup_steps} never ends within {given}"
+        what = f"--lr-warmup-steps {settings.lr_warmup_steps} never ends within {steps} steps"
         raise Stop(what, "give fewer warm-up steps, or more steps")
     if steps <= settings.warmup_steps:
-        what = f"{given} leaves nothing to time after --warmup-steps {settings.warmup_steps}"
+        what = f"{steps} steps leave nothing to time after --warmup-steps {settings.warmup_steps}"
         raise Stop(what, "give more steps, or fewer warm-up steps")
 
 
