@@ -51,76 +51,77 @@ def test_what_a_run_is_measured_against(name, precision, tf32, peak):
 # --- those of this machine ------------------------------------------------------------------------------------------
 
 
+class Driver:
+    """CUDA's driver with some GPUs, by their compute capabilities."""
+
+    def __init__(self, *capabilities: int, code: int = 0):
+        self.capabilities = capabilities
+        self.code = code
+
+    def cuInit(self, _) -> int:
+        return self.code
+
+    def cuDeviceGetCount(self, count) -> int:
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGet(self, device, number: int) -> int:
+        device._obj.value = number
+        return 0
+
+    def cuDeviceGetName(self, name, length: int, device) -> int:
+        name.value = f"GPU {device.value}".encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total_bytes, device) -> int:
+        total_bytes._obj.value = (1 + device.value) * 10**10
+        return 0
+
+    def cuDeviceGetAttribute(self, major, _, device) -> int:
+        major._obj.value = self.capabilities[device.value]
+        return 0
+
+
 @pytest.fixture
-def four(monkeypatch):
-    """CUDA and NVML are made to answer as with four GPUs, the last a part of one; CUDA counts them backwards."""
-    names = {"GPU-00": 0, "GPU-11": 1, "GPU-22": 2, "MIG-33": 3}
-
-    def by_uuid(name: str) -> int:
-        if name not in names:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return names[name]
-
+def driver(monkeypatch):
+    """A function that puts a driver in the place of CUDA's."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "_cuda_uuids", lambda: ["33", "22", "11", "00"])
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", by_uuid)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda gpu: f"GPU {gpu}")
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: type("Memory", (), {"total": gpu * 10**9}))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda gpu: (9 if gpu == 3 else 7, 0))
+    return lambda cuda: monkeypatch.setattr(ctypes, "CDLL", lambda _: cuda)
 
 
-def test_they_are_in_cudas_order(four, monkeypatch):
+@pytest.mark.parametrize(("capabilities", "precision"), [((9, 7), "bf16"), ((7, 9), "fp16"), ((), "fp32")])
+def test_they_are_in_cudas_order(driver, capabilities, precision):
     """And what precision a launch takes depends on the first that it sees."""
-    assert gpus.gpus_here() == [(f"GPU {gpu}", gpu * 10**9, 9 if gpu == 3 else 7) for gpu in (3, 2, 1, 0)]
-    assert gpus.num_gpus() == 4
-    for uuids, precision in ((["33", "22"], "bf16"), (["22"], "fp16"), ([], "fp32")):
-        monkeypatch.setattr(gpus, "_cuda_uuids", lambda uuids=uuids: uuids)
-        assert gpus.half_precision() == precision
+    driver(Driver(*capabilities))
+    assert gpus.gpus_here() == [(f"GPU {n}", (1 + n) * 10**10, major) for n, major in enumerate(capabilities)]
+    assert gpus.num_gpus() == len(capabilities)
+    assert gpus.half_precision() == precision
 
 
-def test_cuda_is_asked_for_uuids(monkeypatch):
-    """A driver with two GPUs, with none, and with an error. Where all GPUs are hidden, nobody is asked."""
-
-    class Driver:
-        def __init__(self, code: int = 0):
-            self.cuInit = lambda _: code
-
-        def cuDeviceGetCount(self, count) -> int:
-            count._obj.value = 2
-            return 0
-
-        def cuDeviceGet(self, device, number: int) -> int:
-            device._obj.value = number
-            return 0
-
-        def cuDeviceGetUuid_v2(self, raw, device) -> int:
-            raw[15] = 0xA0 + device.value
-            return 0
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
-    assert gpus._cuda_uuids() == [f"00000000-0000-0000-0000-0000000000{end}" for end in ("a0", "a1")]
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(gpus.CUDA_ERROR_NO_DEVICE))
-    assert gpus.gpus_here() == []
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    assert gpus.gpus_here() == [], "a file that stands in for the driver while something is linked"
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(999))
+def test_a_machine_without_gpus_and_a_driver_that_fails(driver, monkeypatch):
+    for none in (
+        Driver(code=gpus.CUDA_ERROR_NO_DEVICE),
+        object(),
+    ):  # the second: a stub to link with
+        driver(none)
+        assert gpus.gpus_here() == []
+    driver(Driver(9, code=999))
     with pytest.raises(Stop, match="error 999"):
         gpus.gpus_here()
     assert gpus.num_gpus() == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpus.gpus_here() == []
+    assert gpus.gpus_here() == [], "nobody is asked"
 
 
 @pytest.mark.parametrize(
     ("code", "broken"), [(pynvml.NVML_ERROR_DRIVER_NOT_LOADED, True), (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False)]
 )
-def test_a_broken_driver_is_a_stop_and_no_driver_is_no_gpu(four, monkeypatch, code, broken):
+def test_a_broken_driver_is_a_stop_and_no_driver_is_no_gpu(driver, monkeypatch, code, broken):
     def fail():
         raise pynvml.NVMLError(code)
 
+    driver(Driver(9))
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     with pytest.raises(Stop, match="NVML") if broken else contextlib.nullcontext():
         assert gpus.gpus_here() == []

@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import re
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from study.core.errors import Stop, nearest
 MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB
 HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
 CUDA_ERROR_NO_DEVICE = 100
+CAPABILITY_MAJOR = 75  # of CUdevice_attribute in cuda.h, as the error above
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def matrix_peak(peaks: dict, settings: dict) -> float:
 
 
 class Visible(NamedTuple):
-    """A GPU of this machine that a launch would see."""
+    """A GPU of this machine that a launch would see. Its memory is what CUDA gives to programs."""
 
     name: str
     memory_bytes: int
@@ -132,62 +132,36 @@ class Visible(NamedTuple):
 
 
 def gpus_here() -> list[Visible]:
-    """Return the GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
-
-    CUDA and NVML number GPUs differently: NVML by slot, CUDA the fastest first, unless CUDA_DEVICE_ORDER says
-    otherwise. So CUDA lists the UUIDs, and NVML is asked by UUID.
-    """
+    """Return the GPUs that a launch would see, in CUDA's order. A Stop if the driver fails."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL:
         return []
     import pynvml
 
     try:
         pynvml.nvmlInit()  # first: CUDA reports a driver that is not loaded as no GPU
-        handles = [_handle(each) for each in _cuda_uuids()]
-        return [
-            Visible(
-                pynvml.nvmlDeviceGetName(handle),
-                pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0],
-            )
-            for handle in handles
-        ]
-    except pynvml.NVMLError_LibraryNotFound:
-        return []  # no driver, no GPU: nothing to fix
+        cuda = ctypes.CDLL("libcuda.so.1")
+        code = cuda.cuInit(0)
+    except (pynvml.NVMLError_LibraryNotFound, OSError, AttributeError):
+        return []  # no driver, or only the stub library that programs are linked with: nothing to fix
     except pynvml.NVMLError as error:
         raise Stop(f"NVML: {error}", "fix what nvidia-smi reports") from None
-
-
-def _handle(name: str):
-    """NVML's handle of a GPU, or of a part of a GPU (MIG). CUDA's UUID does not say which it is."""
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{name}")
-    except pynvml.NVMLError_NotFound:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{name}")
-
-
-def _cuda_uuids() -> list[str]:
-    """Return the UUIDs of the GPUs that CUDA shows, in its order and without those that are hidden."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-        init = cuda.cuInit
-    except (OSError, AttributeError):  # no driver, or only the stub library that programs are linked with
+    if code == CUDA_ERROR_NO_DEVICE:
         return []
-    if (code := init(0)) == CUDA_ERROR_NO_DEVICE:
-        return []
-    count = ctypes.c_int()
-    raw = (ctypes.c_ubyte * 16)()
-    code = code or cuda.cuDeviceGetCount(ctypes.byref(count))
-    uuids = []
-    for number in range(count.value):
-        device = ctypes.c_int()
-        code = code or cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid_v2(raw, device)
-        uuids.append(str(uuid.UUID(bytes=bytes(raw))))
+    # --- CUDA is asked and not NVML, which numbers GPUs by slot and does not know which are hidden
+    number_of_gpus, device, major = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(100)
+    memory_bytes = ctypes.c_size_t()
+    gpus = []
+    code = code or cuda.cuDeviceGetCount(ctypes.byref(number_of_gpus))
+    for number in range(number_of_gpus.value):
+        code = code or cuda.cuDeviceGet(ctypes.byref(device), number)
+        code = code or cuda.cuDeviceGetName(name, len(name), device)
+        code = code or cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device)
+        code = code or cuda.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device)
+        gpus.append(Visible(name.value.decode(), memory_bytes.value, major.value))
     if code:
         raise Stop(f"the CUDA driver reports error {code}", "fix what nvidia-smi reports")
-    return uuids
+    return gpus
 
 
 def num_gpus() -> int:
