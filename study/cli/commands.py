@@ -55,6 +55,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that is not UTF-8 lacks our quotation marks. What cannot be written is known at its line.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
+    # A Stop may come from any depth: from a misspelt option, a file that is no config, or a launch that failed.
     with exit_on_stop():
         try:
             start(sys.argv[1:])

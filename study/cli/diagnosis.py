@@ -85,6 +85,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
         b: The second.
         as_json: Print everything as JSON.
     """
+    # --- what each side sets, whatever its kind of file, and what is wrong in one of them alone
     first = sources.read(store.newest_try(a))
     second = sources.read(store.newest_try(b))
     compared = compare(first, second)
@@ -95,6 +96,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     if as_json:
         rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
         return rows | {"found_in_a": list(map(asdict, found[0])), "found_in_b": list(map(asdict, found[1]))}
+    # --- what differs: names in one line, then each known cause with its values, then keys whose effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
     for letter, side, findings in zip("AB", (first, second), found, strict=True):
@@ -118,6 +120,7 @@ def _values(difference: Difference) -> str:
 
 def _row(difference: Difference) -> dict:
     row = {"name": difference.name, "a": difference.a.value, "b": difference.b.value}
+    # A config of somebody else may hold a token, and this answer may be sent to somebody.
     if is_secret(difference.name):
         row |= {"a": "(not shown)", "b": "(not shown)"}
     if about := difference.description:
@@ -134,8 +137,7 @@ def oom(
     *,
     wanted: Wanted,
     given: Described,
-    as_json: AsJson = False,
-) -> dict | None:
+) -> None:
     """Explain an error about memory: what its size is, what made it, and which change would fit. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
@@ -145,15 +147,10 @@ def oom(
         error: The error in quotes, or the log that holds it. Default: the standard input.
         wanted: The model.
         given: The training.
-        as_json: Print the answer as JSON.
     """
     seen = explain(reading.content(error), wanted, given)
+    # The changes are predicted for the memory of GPUs.
     changes = proposals(seen) if seen.error.where == "GPU" else []
-    if as_json:
-        message = asdict(seen.error)
-        del message["context"]  # the lines of the log above it
-        answer = {"error": message, "gpu": seen.gpu}
-        return answer | {"causes": list(map(asdict, seen.causes)), "proposals": list(map(asdict, changes))}
     if not seen.causes[0].is_likely:
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
     for number, cause in enumerate(seen.causes, 1):
@@ -163,6 +160,7 @@ def oom(
         texts = (f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
         _say_indented(*texts)
     say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
+    # The log and the config say more of the training than the flags do. A wrong guess has to be seen.
     known = [f"{flag(name)} {value}" for name, value in vars(seen.given).items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")
@@ -170,11 +168,10 @@ def oom(
         _show_changes(changes, seen)
     elif seen.error.where == "GPU":
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
-    return None
 
 
 def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
-    now, *fitting = changes
+    now, *fitting = changes  # the first is the training as it is
     gpu = GPUS[seen.gpu or ""]
     does = "does not fit"
     if now.step_s is not None:

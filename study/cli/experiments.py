@@ -1,6 +1,7 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
 import itertools
+import math
 import os
 import signal
 import sys
@@ -147,7 +148,7 @@ class Progress:
         self.console.print(text, soft_wrap=True)
 
     def start(self, turn: Cell) -> None:
-        self.turn = turn
+        self.turn = turn  # of the line that is redrawn at each step
         if self.console.is_terminal:
             self._draw("")
         else:
@@ -168,6 +169,7 @@ class Progress:
         if outcome.ran:
             self.ran.add(self.ended)
         text = outcome.status
+        # The same command continues a sweep, and says what it did not run again.
         if text == "done" and not outcome.ran:
             text = "done before"
         if outcome.reason:
@@ -182,10 +184,8 @@ class Progress:
         """The time that remains, by the mean of the turns that were run so far; empty before the first."""
         if not self.ran:
             return ""
-        minutes = (time.monotonic() - self.started) / len(self.ran) * (self.turns - self.ended) / 60
-        if minutes < 1:
-            return "  under a minute left"
-        return f"  about {minutes:.0f} min left"
+        left_s = (time.monotonic() - self.started) / len(self.ran) * (self.turns - self.ended)
+        return f"  about {math.ceil(left_s / 60)} min left"
 
     def _position(self, turn: Cell) -> str:
         what = filter(None, map(turn.value, ("arm", "task", "model")))

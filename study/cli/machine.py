@@ -70,6 +70,7 @@ def doctor(
         for name in fix:
             load_arm(name)  # a misspelt name is refused before anything is compiled
         sys.exit(examination.compile_missing(fix))
+    # This writes and reads 128 MiB in --nvme-dir, so it takes a second or two.
     findings = examination.examine(nvme_dir)
     lacking = [finding for finding in findings if not finding.fine]
     if as_json:

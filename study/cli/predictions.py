@@ -151,10 +151,12 @@ def advise(
     detail = ""
     # --- what to do next: more GPUs or less memory if nothing fits, else the command that shows the choice in detail
     if choice is None:
+        # These GPUs are too few, and numbers are tried by powers of two.
         if larger := fewest(model, gpu, 2 * question.gpus, **given):
             lines.append(f"Enough: {larger.question.gpus} x {gpu}.")
         else:
             lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
+        # Their gradients and states are small beside the model's. Who trains them already needs no such advice.
         if not model.is_partly_frozen:
             lines.append("Adapters need far less memory: give --lora-rank 16.")
     else:
@@ -177,6 +179,7 @@ def advise(
 
 
 def _command(options: dict) -> str:
+    # An option that has its default would only make the command longer.
     words = ["study", "estimate"]
     for name, value in options.items():
         if value not in (None, False, Training.optimizer):
@@ -251,6 +254,7 @@ def estimate(
     )
     if gpu:
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
+        # What nvidia-smi shows of a training that does not fit is the whole card.
         if kinds.driver and fits != "no":
             text += f"; nvidia-smi will show {answer.of_card(kinds.driver, gpu)}"
         reserve = size(reserve_bytes(GPUS[gpu]))

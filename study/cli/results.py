@@ -21,6 +21,7 @@ SIZES = ("first", "second", "difference")  # columns in bytes
 
 
 def _load(folders: tuple[Path, ...]) -> Runs:
+    # tyro has no list of one or more words, only of any number.
     if not folders:
         raise Stop("no folder is given", "name one or several folders with runs")
     return records.load(folders, every_folder_has_runs=True)
@@ -42,15 +43,16 @@ def runs(
         keep: Instead, copy the records into this machine's folder, such as reports/cpu-2core, without private paths.
         as_json: Print the rows as JSON instead of a table.
     """
-    loaded = _load(folders)
     if keep:
         kept, left_out = records.keep([*folders], keep)
         say(*[f"left out: {sentence}" for sentence in left_out], f"{kept} records kept in {keep}")
         return None
+    loaded = _load(folders)
     if as_json:
         return loaded.rows()
     say(f"{part_of(len(loaded.done), len(loaded), 'runs')} done.", "")
     show(loaded.rows())
+    # What failed is a row above. Why, and what to do about it, is a sentence.
     ended = [(run.record.run_id, run.record.error) for run in loaded if run.record.error]
     say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
@@ -109,6 +111,7 @@ def _compare_arms(loaded: Runs, as_json: bool) -> list[dict] | None:
         show(rows)
         say("")
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
+    # After the reasons: a record that was set aside may be the arm that is missing.
     if not compared:
         raise Stop("no task has runs of two arms to compare", "name folders that hold them")
     return None
@@ -120,6 +123,7 @@ def _compare_peaks(first: Run, second: Run, as_json: bool) -> dict | None:
     unlike = comparing.unlike(first, second)
     if as_json:
         return {"unlike": unlike, "components": rows}
+    # The sum of the components, which the rows for the rest of the device's memory follow.
     total = next(row for row in rows if row["component"] == comparing.TRACKED)
     held, held_first = size(total["second"]), size(total["first"])
     say(f"At the peak {second.record.arm} holds {held}, and {first.record.arm} {held_first}.", "")
@@ -162,7 +166,8 @@ def claims(
         _compare_claims(chosen, _load(runs), in_full=bool(claim))
     elif not claim:
         _summary()
-    elif len(chosen) > len(claim):  # a document, or claims that contain these words
+    elif len(chosen) > len(claim):
+        # A document, or words that many claims contain: a few lines of each. Each id gives one claim.
         say_wrapped(*[f"{each.id} {each.outcome}. {each.found}" for each in chosen], "", indent="    ")
     else:
         for each in chosen:
@@ -190,6 +195,7 @@ def _in_full(each: Claim | Fault) -> list[str]:
         if each.thread:
             lines.append(f"thread: {each.thread}")
         return lines
+    # What cannot be decided has a verdict without a certainty.
     if each.certainty is None:
         certainty = ""
     lines = [f"{first}.{certainty}", f"“{each.quote}” ({each.where})", each.found]

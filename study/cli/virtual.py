@@ -8,7 +8,6 @@ from typing import Any
 from study.cli.predictions import USUAL_RANKS, Passes, Training
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.options import AsJson
 from study.core.settings import Flags, Task, check
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, show, size
@@ -26,8 +25,7 @@ def virtual(
     trust_remote_code: bool = False,
     task: Task | None = None,
     run_dir: Path | None = None,
-    as_json: AsJson = False,
-) -> dict | None:
+) -> None:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
     The tensors have shapes but no values, so that they need no memory.
@@ -39,11 +37,11 @@ def virtual(
         lora_rank: Only adapters of this rank train.
         trust_remote_code: Run the Python code that comes with a model.
         task: imdb, wikitext, or random rows of the shape that the model takes. Default: synthetic with --model.
-        run_dir: Keep the run in this new folder.
-        as_json: Print the memory and the traffic as JSON.
+        run_dir: Keep the run in this new folder. Its record.json has these numbers to the byte, and more.
     """
     given: dict[str, Any] = vars(training) | vars(passes)
     given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task}
+    # The trainer takes both of these from elsewhere: the ranks from --virtual-ranks, the arm from the launcher.
     ranks = given.pop("gpus") or USUAL_RANKS
     arm = arms.load_arm(given.pop("arm"))
     given["precision"] = training.precision or usual_precision(arm)
@@ -78,35 +76,19 @@ def virtual(
         record = launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
     if record.error:
         raise Stop(record.error.message, record.error.what_to_do)
-    # --- The answer, from the record: memory by component, and what the second step sent.
+
+    # --- The answer: memory by component, and what the second step sent.
     rank = record.memory.components.per_rank[0]
-    collectives = record.traffic.per_rank[0]
-    if as_json:
-        return {
-            "ranks": record.observed.virtual_ranks,
-            "data": record.observed.data_source,
-            "peak_bytes": rank.tracked_peak_bytes,
-            "at_peak": rank.at_peak or {},
-            "after_step": rank.after_step,
-            "traffic": {kind: sent.bytes for kind, sent in collectives.items()},
-            "calls": {kind: sent.calls for kind, sent in collectives.items()},
-        }
+    at_peak = rank.at_peak or {}
     say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
-    _show_tables(rank.at_peak or {}, rank.after_step, collectives)
-    say("", f"rows: {record.observed.data_source}")
-    if run_dir:
-        say("", f"the run is in {run_dir}")
-    return None
-
-
-def _show_tables(at_peak: dict[str, int], after_step: dict[str, int], collectives: dict) -> None:
     components = []
-    for name in at_peak | after_step:
-        peak = size(at_peak.get(name, 0))
-        components.append({"component": name, "at the peak": peak, "after a step": size(after_step.get(name, 0))})
+    for name in at_peak | rank.after_step:
+        peak, after = size(at_peak.get(name, 0)), size(rank.after_step.get(name, 0))
+        components.append({"component": name, "at the peak": peak, "after a step": after})
     show(components)
     say("")
-    sent = []
-    for kind, moved in collectives.items():
-        sent.append({"collective": kind, "calls of a step": moved.calls, "bytes of a step": size(moved.bytes)})
-    show(sent)
+    collectives = []
+    for kind, sent in record.traffic.per_rank[0].items():
+        collectives.append({"collective": kind, "calls of a step": sent.calls, "bytes of a step": size(sent.bytes)})
+    show(collectives)
+    say("", f"rows: {record.observed.data_source}")
