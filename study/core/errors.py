@@ -16,7 +16,7 @@ class Stop(Exception):
         self.what = what
         self.remedy = remedy
         self.status = status
-        self.where = where
+        self.where = where  # the rank that failed, if it is known
         self.add_note(f"What to do: {remedy}")  # Python shows it below a traceback in a script that is not ours
 
     @property

@@ -87,6 +87,7 @@ def gpu_named(text: str) -> str:
         ]
         if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
             return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
+    # A100-40GB and A100-80GB are one suggestion.
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
 
@@ -106,6 +107,7 @@ def measured_flops(record: dict, folder: Path) -> float | None:
 
     They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
     """
+    # The peaks of a machine lie beside its runs, at any depth above them.
     file = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
     if file is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -117,6 +119,7 @@ def measured_flops(record: dict, folder: Path) -> float | None:
 
 def matrix_peak(peaks: dict, settings: dict) -> float:
     """Return the measured FLOP/s for a precision recipe, from the content of a peaks.json."""
+    # bf16_cast multiplies in bf16, too. Where TF32 is switched off, peaks.py has measured fp32 by itself.
     kind = settings["precision"].removesuffix("_cast")
     if kind == "fp32" and settings.get("tf32", True):
         kind = "tf32"

@@ -45,10 +45,12 @@ def freeze(
     """
     if lora_rank is None and train_only is None:
         return
+    # --- everything is frozen but a new head, which has nothing to keep
     for name, tensor in model.named_parameters():
         tensor.requires_grad_(lora_rank is not None and name.split(".")[0] in CLASSIFIERS)
     if lora_rank is not None:
         _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
+    # --- and what the user names
     try:
         trained = re.compile(train_only or "(?!)")  # without --train-only it matches nothing
     except re.error as error:
@@ -64,16 +66,13 @@ def freeze(
 
 def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Callable) -> None:
     """Put an adapter beside frozen linear layers, by their names or at all except the output embeddings."""
-    adapted_names = set()
     head = model.get_output_embeddings()
+    # Lists, because the modules are exchanged on the way.
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             wanted = name in targets if targets else child is not head
             if isinstance(child, LINEAR) and not child.weight.requires_grad and wanted:
                 setattr(module, name, adapted(child))
-                adapted_names.add(name)
-    if missing := sorted({*targets} - adapted_names):
-        raise Stop(f"the model has no linear layer named {' or '.join(missing)}", "name those of its layers")
 
 
 aten = torch.ops.aten
@@ -136,7 +135,7 @@ class Adapted(nn.Module):
         self.down = nn.Linear(inputs, rank, bias=False, dtype=dtype)
         self.up = nn.Linear(rank, outputs, bias=False, dtype=dtype)
         self.magnitude = nn.Parameter(torch.ones(outputs, dtype=dtype)) if dora else None
-        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.weight)  # so that at first nothing is added (arXiv 2106.09685, 4.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)
@@ -159,6 +158,7 @@ class Adapted(nn.Module):
 
         If inputs are dropped, the frozen layer's product is computed a second time, without them.
         """
+        # As PEFT does it: the product of the two matrices, by sending the identity through both.
         like = self.down.weight
         thin = self.up(self.down(torch.eye(like.shape[1], device=like.device, dtype=like.dtype))).T.to(x.dtype)
         base = self.base.weight.to(x.dtype, copy=self.quantized)
@@ -166,6 +166,7 @@ class Adapted(nn.Module):
         norm = torch.linalg.norm(oriented + 2.0 * thin.detach(), dim=1).detach()
         scale = (cast(torch.Tensor, self.magnitude) / norm).view(1, -1)
         lora = self.up(self.down(x))
+        # The bias is not scaled, so it must not be in what is multiplied.
         if self.drops:
             result = functional.linear(x, oriented)
         elif self.base.bias is not None:

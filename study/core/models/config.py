@@ -58,8 +58,7 @@ def load(
 
 def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
     """As `load`, from the content of a config.json. It needs no file and no network."""
-    if not isinstance(values.get("model_type"), str):
-        raise Stop("the config has no model_type", "give the config.json of a model that transformers has")
+    # Neither a key of ours, nor the classes of code that came with the model: those here are transformers' own.
     known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
     try:
         config = AutoConfig.for_model(**known)
@@ -71,12 +70,15 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
 
 def _for_training(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
     """Return a config as the trainer uses it: the part that reads text, no cache, with this attention and dropout."""
+    # --- the part that is trained
     whole = find_class(config)
     if whole is None or "ConditionalGeneration" in whole.__name__:  # it may read images or sound beside text
         text = config.get_text_config()
         if find_class(text) and kind_of(config) in (None, "decoder"):
             config = text
-    config.use_cache = False
+    config.use_cache = False  # of keys and values, which only generation needs
+
+    # --- attention
     fused = class_for(config)._supports_sdpa
     attention = attention or ("sdpa" if fused else "eager")
     if attention == "sdpa" and not fused:
@@ -87,6 +89,8 @@ def _for_training(config: PretrainedConfig, attention: str | None, dropout: floa
         # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL
+
+    # --- dropout
     for name, value in config.to_dict().items():
         # By name: hidden_dropout_prob, attn_pdrop, resid_pdrop, classifier_dropout, embd_pdrop and others.
         if dropout is not None and "drop" in name and type(value) in (int, float):
