@@ -73,8 +73,8 @@ def _program(what: str, path: str | None, remedy: str) -> Finding:
         return Finding(what, "not found", remedy)
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     # The first number with a point, as in: c++ (Debian 12.2.0-14) 12.2.0
-    number = re.search(r"\d+(\.\d+)+", answer.stdout)
-    return Finding(what, f"{path} {number[0] if number else 'of unknown version'}")
+    numbers = re.findall(r"\d+(?:\.\d+)+", answer.stdout)
+    return Finding(what, f"{path} {next(iter(numbers), 'of unknown version')}")
 
 
 def packages(constraints: Path) -> list[Finding]:

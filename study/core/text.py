@@ -118,7 +118,7 @@ def show(rows: list[dict]) -> None:
     free = console().width
     for name in dict.fromkeys(itertools.chain(*rows)):
         texts = [short(row.get(name)) for row in rows]
-        # Words are not cut, cells are: a column is at least as wide as its longest word.
+        # Cells are broken between words, so a column is at least as wide as its longest word.
         least = max(map(len, " ".join([name, *texts]).split()), default=0)
         free -= least + GAP  # from here on it stays below zero: no later column jumps the queue
         if free < 0 and columns:
