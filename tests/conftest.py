@@ -1,12 +1,12 @@
 """How the tests start the real thing: `accelerate launch`, in fresh processes, as a user would."""
 
-import dataclasses
 import fcntl
 import functools
 import gc
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
 # predictions that claims rest on (a process makes them once).
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
-SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks", "test_ledger"), "pages")
+SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
@@ -87,14 +88,9 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
     gc.enable()
     if "PYTEST_XDIST_WORKER" in os.environ:
         fork_server()  # it imports while the first tests run
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # plugins ask what refers to their objects
 
 
 def pytest_unconfigure() -> None:
@@ -124,7 +120,7 @@ def fork_server() -> str:
     """The address of a process that forks launches, see forkserver.py. The first of a session's workers starts it."""
     session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     address = f"\0zero-study-tests-{session}"  # not a file: gone when nobody has it open
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(address)
         except OSError:  # another worker has started it
@@ -138,16 +134,21 @@ def fork_server() -> str:
     return address
 
 
-def forked(folder: Path, **request) -> Launched:
-    with tempfile.NamedTemporaryFile(suffix=".txt") as output, socket.socket(socket.AF_UNIX) as server:
-        started = time.monotonic()
-        server.connect(fork_server())
+def forked(folder: Path, *, config: str | None, script: str, flags: Sequence[str], launcher: tuple = ()) -> Launched:
+    """Train, or run another script, in ranks that are forked: nothing is imported anew."""
+    started = time.monotonic()
+    request = {"config": config, "script": script, "flags": flags, "launcher": launcher, "env": dict(os.environ)}
+    with (
+        tempfile.NamedTemporaryFile(suffix=".txt") as output,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
+    ):
         server.settimeout(600)  # longer than a launch may take
-        server.sendall((json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n").encode())
-        answer = json.loads(server.makefile().readline())
-        seconds, text = time.monotonic() - started, Path(output.name).read_text(errors="replace")
+        server.connect(fork_server())
+        server.send(json.dumps(request | {"output": output.name}).encode())
+        answer = json.loads(server.recv(1000))
+        text = Path(output.name).read_text(errors="replace")
     assert answer["left"] == 0, f"{answer['left']} processes were left running: {text}"
-    return Launched(folder, answer["code"], text, seconds)
+    return Launched(folder, answer["code"], text, time.monotonic() - started)
 
 
 def launch(
@@ -261,18 +262,16 @@ def trained(shared, cache):
     def train(arm: str, *flags: str, ranks: int | None = None) -> Launched:
         ranks = ranks or RANKS.get(arm, 2)
         key = hashlib.sha256(repr((flags, ranks)).encode()).hexdigest()[:12]
-        name = f"trained-{arm.replace('/', '-')}-{key}"
-        with (shared / f"{name}.lock").open("w") as lock:
+        kept = shared / f"trained-{arm.replace('/', '-')}-{key}"
+        with kept.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
-            kept = shared / f"{name}.json"
             if not kept.exists():
                 folder = Path(tempfile.mkdtemp(dir=shared))
                 launcher = ("--num_processes", str(ranks)) if ranks > 2 else ()
                 run = launch(arm, folder / arm.replace("/", "-"), *flags, cache=cache, launcher=launcher)
                 assert run.code == 0, run.output
-                kept.write_text(json.dumps(dataclasses.asdict(run), default=str))
-        fields = json.loads(kept.read_text())
-        return Launched(**fields | {"folder": Path(fields["folder"])})
+                kept.write_bytes(pickle.dumps(run))
+        return pickle.loads(kept.read_bytes())
 
     return train
 
@@ -321,10 +320,13 @@ def site(real_runs, home, tmp_path_factory):
 
     put(real_runs, finished("shaped-virtual", "zero2", 64, virtual=True), failed("shaped-oom", arm="zero3"))
     put(real_runs, finished("broken-schema", schema=99), finished("broken-half", status="running"))
-    (real_runs / "broken-name").mkdir()
-    (real_runs / "broken-name" / "record.json").write_text(json.dumps(finished("unsafe") | {"run_id": "../../escaped"}))
-    (real_runs / "broken-json").mkdir()
-    (real_runs / "broken-json" / "record.json").write_text(store.new("broken-json", []).model_dump_json()[:200])
+    broken = {
+        "broken-name": json.dumps(finished("unsafe") | {"run_id": "../../escaped"}),
+        "broken-json": store.new("broken-json", []).model_dump_json()[:200],
+    }
+    for name, text in broken.items():
+        (real_runs / name).mkdir()
+        (real_runs / name / "record.json").write_text(text)
     (real_runs / "broken-none").mkdir()
     (real_runs / "broken-none" / "log.txt").write_text("it began\n")
     out = tmp_path_factory.mktemp("site") / "build"
