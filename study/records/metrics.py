@@ -165,9 +165,10 @@ def sent(record: Record) -> dict[str, int]:
 def wire_bytes_per_rank(record: Record) -> list[float | None]:
     """What each rank should write to its sockets in a step, by the formulas. None without gloo."""
     observed = record.observed
-    if observed.backend != "gloo" or observed.ranks is None:
-        return [None for _ in record.traffic.per_rank]
-    return [gloo_wire_bytes(counts, observed.ranks) for counts in record.traffic.per_rank]
+    sizes_bytes = [gloo_wire_bytes(counts, observed.ranks or 1) for counts in record.traffic.per_rank]
+    if observed.backend == "gloo":
+        return sizes_bytes
+    return [None] * len(sizes_bytes)
 
 
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:

@@ -241,17 +241,11 @@ def _read(paths: Iterable[Path], to_share: bool) -> tuple[dict[Path, Record], li
 
 def _by_environment(runs: list[Run]) -> tuple[list[Run], dict[str, dict]]:
     """The runs with the letters of their machines, and the machines by letter: A to Z, then A1 to Z1."""
-    machines: list[dict] = []
-    for run in runs:
-        if run.record.status == "done" and run.machine not in machines:
-            machines.append(run.machine)
-    letters = [chr(65 + number % 26) + str(number // 26 or "") for number in range(len(machines))]
-    lettered = []
-    for run in runs:
-        # A run that failed has the letter of one that finished on its machine, or none.
-        known = [letter for letter, machine in zip(letters, machines, strict=True) if machine == run.machine]
-        lettered.append(replace(run, environment="".join(known)))
-    return lettered, dict(zip(letters, machines, strict=True))
+    machines = {json.dumps(run.machine): run.machine for run in runs if run.record.status == "done"}
+    letters = {text: chr(65 + number % 26) + str(number // 26 or "") for number, text in enumerate(machines)}
+    # A run that failed has the letter of one that finished on its machine, or none.
+    lettered = [replace(run, environment=letters.get(json.dumps(run.machine), "")) for run in runs]
+    return lettered, {letters[text]: machine for text, machine in machines.items()}
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
