@@ -67,7 +67,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     key.chmod(0o600)
     host = socket.gethostname()
     (folder / "slurm.conf").write_text(
-        CONFIG.format(host=host, folder=folder, user=getpass.getuser(), ports=_free_ports(3), cores=os.cpu_count())
+        CONFIG.format(host=host, folder=folder, user=getpass.getuser(), ports=free_ports(3), cores=os.cpu_count())
     )
     env = os.environ | {
         "SLURM_CONF": str(folder / "slurm.conf"),
@@ -122,7 +122,7 @@ def steps_of(folder: Path) -> list[psutil.Process]:
     return steps
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in sockets]
     for server in sockets:

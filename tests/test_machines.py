@@ -1,7 +1,6 @@
 """A training over several machines: Accelerate's own options, the example for Slurm, and the one record of all."""
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -23,11 +22,6 @@ LOOPBACK = {"PET_LOCAL_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VIS
 ENDS_WITHIN_S = 240
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def of_two_machines(folder: Path) -> Record:
     record = store.load(folder)
     assert (record.status, record.observed.ranks, record.observed.ranks_counted) == ("done", 2, 2)
@@ -38,7 +32,7 @@ def of_two_machines(folder: Path) -> Record:
 
 def test_two_machines_of_one_rank_each_leave_one_record(tmp_path, cache):
     """Over the loopback, with the options of the guide."""
-    folder, port = tmp_path / "run", str(free_port())
+    folder, port = tmp_path / "run", str(slurm_cluster.free_ports(1)[0])
     children = []
     for rank in range(2):
         words = [*launcher(all_paths()["zero2"]), "--num_machines", "2", "--machine_rank", str(rank)]
@@ -61,7 +55,7 @@ def test_the_example_trains_on_two_nodes_of_a_real_slurm(tmp_path, cache):
     if reason := slurm_cluster.why_not():
         pytest.skip(reason)
     folder, output = tmp_path / "run", tmp_path / "output.txt"
-    here = LOOPBACK | {"MAIN_IP": "127.0.0.1", "MAIN_PORT": str(free_port()), "RANKS_PER_NODE": "1"}
+    here = LOOPBACK | {"MAIN_IP": "127.0.0.1", "MAIN_PORT": str(slurm_cluster.free_ports(1)[0]), "RANKS_PER_NODE": "1"}
     with slurm_cluster.running(tmp_path / "slurm") as env:
         words = ["sbatch", "--wait", "--time=20", f"--output={output}", "examples/slurm.sh", "ddp"]
         words += ["--run-dir", str(folder), "--cache-dir", str(cache), *SMALL]
