@@ -97,15 +97,11 @@ def new_model(case: Case, seed: int = 0) -> Plain:
 def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
     kind, options = OPTIMIZERS[case.optimizer]
     decay, is_apart, changed = GROUPS[case.groups]
-    same, apart = list[nn.Parameter](), list[nn.Parameter]()
+    by_apart: dict[bool, list[nn.Parameter]] = {False: [], True: []}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if is_apart(name, parameter):
-            apart.append(parameter)
-        else:
-            same.append(parameter)
-    groups = [{"params": same}, {"params": apart} | changed]
+        if parameter.requires_grad:
+            by_apart[is_apart(name, parameter)].append(parameter)
+    groups = [{"params": by_apart[False]}, {"params": by_apart[True]} | changed]
     return kind([group for group in groups if group["params"]], **options, weight_decay=decay)
 
 

@@ -57,18 +57,18 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         pages = Pages(site)
         pages.write("claims", texts=texts.texts(), faults=texts.faults(), count=texts.in_words(texts.claims()))
         pages.write("calculator", **calculator.values())
-        # --- the first page shows what the others have found, and is written last
         answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
-        # Records are named by their resolved paths: a page shows them below the folder that was given.
-        problems_of_runs = list(runs.set_aside)
-        for folder in map(Path.resolve, folders):
-            problems_of_runs = [text.replace(f"{folder}/", f"{folder.name}/") for text in problems_of_runs]
         failed = []
         for name, problem in zip(NOTEBOOKS, problems, strict=True):
             pages.write_notebook(name, nbformat.read(Path(executed) / f"{name}.ipynb", 4), problem)
             say(f"{name} {problem or 'is executed'}")
             if problem:
                 failed.append(name)
+        # --- the first page names the notebooks that failed, so it is the last that is written
+        # Records are named by their resolved paths: a page shows them below the folder that was given.
+        set_aside = list(runs.set_aside)
+        for folder in map(Path.resolve, folders):
+            set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
         pages.write(
             "index",
             answers=answered,
@@ -78,7 +78,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             run_count=len(runs),
             central=as_html(_central()),
             headline=texts.in_words(texts.claims()),
-            problems=redact(problems_of_runs),
+            problems=redact(set_aside),
             built_utc=store.now_utc(),
         )
         for name in ("site.css", "site.js", "calculator.js"):
