@@ -53,7 +53,7 @@ class Row:
     @property
     def is_tight(self) -> bool:
         """Whether it fits only if the prediction is accurate."""
-        return self.headroom_bytes < MISS * self.peak_bytes or fills(self.gpu, self.driver_bytes)
+        return fits_on(self.gpu, self.peak_bytes, self.driver_bytes) == "only just"
 
     @property
     def offloads(self) -> bool:
@@ -108,7 +108,7 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
     # The trainer has one name for all implementations of AdamW.
-    optimizer = "adamw" if question.optimizer in ADAMW else question.optimizer
+    optimizer = dict.fromkeys(ADAMW, "adamw").get(question.optimizer, question.optimizer)
     if refusal(arm, optimizer, question.precision or usual_precision(arm)):
         return False
     if arm.divides_ranks:  # its groups are nodes
@@ -119,18 +119,14 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     return not is_alone
 
 
-def fills(gpu: str, driver_bytes: int | None) -> bool:
-    """Whether nvidia-smi will show the whole card. None: not known."""
-    return (driver_bytes or 0) >= FULL * GPUS[gpu].memory_bytes
-
-
 def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
-    """Whether a peak fits on a GPU, by the rule of an advice, which keeps a reserve free."""
-    headroom_bytes = GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
+    """Whether a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
+    memory_bytes = GPUS[gpu].memory_bytes
+    headroom_bytes = memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
     if headroom_bytes < 0:
         return "no"
     # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
-    if headroom_bytes < MISS * peak_bytes or fills(gpu, driver_bytes):
+    if headroom_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * memory_bytes:
         return "only just"
     return "yes"
 

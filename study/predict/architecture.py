@@ -49,8 +49,8 @@ def generic(params: float, layers: int, hidden: int) -> Transformer:
     """
     heads = max((number for number in range(1, hidden // 64 + 1) if hidden % number == 0), default=1)
     vocabulary = SHAPES["gpt2"]["vocab_size"]
-    # Parameters of a GPT-2: embeddings and the last norm; of a layer, attention with two norms; of its feed-forward
-    # part, two matrices and their biases.
+    # Parameters of a GPT-2. `rest`: embeddings and the last norm. `attention`: of a layer, with its two norms and its
+    # last bias. What is left in a layer are two matrices and the bias between them: 2 hidden + 1 for each inner unit.
     rest = (vocabulary + POSITIONS + 2) * hidden
     attention = 4 * hidden**2 + 9 * hidden
     inner = round(((params - rest) / layers - attention) / (2 * hidden + 1))

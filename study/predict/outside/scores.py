@@ -52,9 +52,9 @@ class Number(BaseModel, frozen=True):
 
 
 @functools.cache
-def numbers(file: Path = FILE) -> tuple[Number, ...]:
+def numbers() -> tuple[Number, ...]:
     """All numbers with their stored predictions."""
-    return tuple(published.read(file, Number))
+    return tuple(published.read(FILE, Number))
 
 
 def score(mine: Sequence[Number], column: str = "ours") -> dict:
@@ -113,7 +113,7 @@ def store_predictions() -> None:
     old = {(each.key, each.quantity): each for each in numbers()}
     scored = {each.set for each in old.values()}  # somebody may have seen an error on these sets
     rows = published.rows()
-    # A fresh process for each part: traces use torch, whose threads do not survive a fork.
+    # Fresh processes, because one that is forked beside torch's threads may hang.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         predicted = [*pool.map(predicting.of_row, rows, chunksize=ROWS_AT_ONCE)]
     lines = []
