@@ -151,7 +151,6 @@ OPERATORS = {
     "quantizer": Operator("QuantizerBuilder", "collectives in 8 and 4 bits, of ZeRO++"),
 }
 QUANTIZES = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
-NOT_ON_CPU = "This op had not been implemented on CPU backend."  # DeepSpeed's words
 
 
 # --- what is needed, what is compiled ------------------------------------------------------------------------------
@@ -201,20 +200,34 @@ def operator_folder(name: str) -> Path:
 def why_not_operator(name: str, gpus: int) -> Stop | None:
     """Return why this machine cannot load an operator. None if nothing is known against it."""
     purpose = OPERATORS[name].purpose
-    if name == "quantizer" and not gpus:
-        return _unavailable(f"{purpose}, need a GPU: {NOT_ON_CPU!r} says DeepSpeed", "use a machine with a GPU")
-    if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
-        return _unavailable(f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH", GET_NINJA)
-    if name in ("async_io", "quantizer") and gpus and not nvcc():  # those here that are built against CUDA
-        return _unavailable(f"{purpose} on a GPU needs the CUDA toolkit, which is missing", GET_CUDA)
+    needs_toolkit = gpus and name in ("async_io", "quantizer")  # those here that are built against CUDA
     # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
-    if not compiler() and (name == "async_io" or not compiled(name)):
-        return _unavailable(f"DeepSpeed needs a C++ compiler for {purpose}, and there is none", GET_COMPILER)
-    return None
-
-
-def _unavailable(what: str, remedy: str) -> Stop:
-    return Stop(what, remedy, "unavailable")
+    needs_compiler = name == "async_io" or not compiled(name)
+    not_on_cpu = "This op had not been implemented on CPU backend."  # DeepSpeed's words
+    obstacles = [
+        (
+            name == "quantizer" and not gpus,
+            f"{purpose}, need a GPU: {not_on_cpu!r} says DeepSpeed",
+            "use a machine with a GPU",
+        ),
+        # DeepSpeed asks for ninja before it loads even what is compiled.
+        (
+            not shutil.which("ninja"),
+            f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH",
+            GET_NINJA,
+        ),
+        (
+            needs_toolkit and not nvcc(),
+            f"{purpose} on a GPU needs the CUDA toolkit, which is missing",
+            GET_CUDA,
+        ),
+        (
+            needs_compiler and not compiler(),
+            f"DeepSpeed needs a C++ compiler for {purpose}, and there is none",
+            GET_COMPILER,
+        ),
+    ]
+    return next((Stop(what, remedy, "unavailable") for stands, what, remedy in obstacles if stands), None)
 
 
 def compiler() -> str | None:
@@ -270,7 +283,8 @@ def provide_libaio() -> None:
         done = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
         if done.returncode:
             error = done.stderr.partition("\n")[0]
-            raise _unavailable(f"libaio, which offloading to disk needs, cannot be compiled ({error})", GET_COMPILER)
+            what = f"libaio, which offloading to disk needs, cannot be compiled ({error})"
+            raise Stop(what, GET_COMPILER, "unavailable")
         subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
     # gcc and clang read both, in DeepSpeed's test program and under ninja.
     for variable in ("CPATH", "LIBRARY_PATH"):

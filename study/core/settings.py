@@ -190,11 +190,12 @@ def flag(name: str) -> str:
 
 def check(settings: Flags) -> None:
     """Raise Stop for an impossible value. It names the flag, what was expected, and the value."""
+    # --- each for itself: the bounds are in the types of the fields
     try:
         _adapter().validate_python(settings)
     except ValidationError as error:
         raise Stop(sentence(error, name=lambda path: flag(path[0])), "correct the value") from None
-    # Only a virtual rank may train on nothing: its losses mean nothing anyway.
+    # --- together. Only a virtual rank may train on nothing: it has no loss
     if settings.virtual_ranks is None:
         if settings.init == "none":
             raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
@@ -221,7 +222,7 @@ def check_steps(settings: Flags, steps: int) -> None:
 
 def build(values: dict, where: str) -> Flags:
     """Return checked settings from names and values in a file. `where` names the file in an error."""
-    # Python's own TypeError would not say which name was probably meant.
+    # In a file a name may be misspelt. Python's own TypeError would not say which name was probably meant.
     names = [field.name for field in fields(Flags)]
     if unknown := next((name for name in values if name not in names), None):
         raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, names))
@@ -269,6 +270,7 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     data = "synthetic" if task == "synthetic" else flags.data or data
     short = task == "imdb" or data in ("embedded", "synthetic")
     defaults |= {"model": model, "data": data, "sequence": 128 if short else 1024, "attention": attention}
+    # --- what the user gives comes before all of these
     given = {name: value for name, value in vars(flags).items() if value is not None}
     return Settings(**defaults | given | {"cache_dir": flags.cache_dir.expanduser()})
 
