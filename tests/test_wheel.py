@@ -94,12 +94,6 @@ def run(study: Path, folder: Path, words: str, **environment: str) -> subprocess
     return subprocess.run(command, cwd=folder, env=kept | environment, capture_output=True, text=True, check=False)
 
 
-def test_the_wheel_compiles_operators(study, tmp_path):
-    done = run(study, tmp_path, "doctor --fix")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "0 to compile" in done.stdout, "this environment has them"
-
-
 @pytest.mark.parametrize("words", LIGHT)
 def test_the_light_install_reads_predicts_and_judges(words, light, tmp_path):
     put(tmp_path / "runs", finished("good", arm="ddp"), finished("other"))

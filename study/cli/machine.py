@@ -12,6 +12,7 @@ from study.sweeps import launches
 
 # Where an arm keeps something, by the word that DeepSpeed's config has for the offloading.
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
+# A word and not a colour: the table may go into a file or an issue.
 MARKS = {True: "ok", False: "NO"}
 
 

@@ -207,6 +207,7 @@ def _in_full(each: Claim | Fault) -> list[str]:
 
 def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) -> None:
     """Show whether some runs give the numbers that claims name. Otherwise only those that differ."""
+    # Runs that have ended count, and no records of other people's scripts.
     rows = texts.compared([each for each in chosen if isinstance(each, Claim)], loaded.counting)
     counts = Counter(row.answer for row in rows)
     agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
@@ -229,6 +230,7 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build")) -> None
         runs: Folders that contain runs, at any depth.
         out: The folder for the pages. An earlier report in it is replaced.
     """
+    # It needs packages for figures and notebooks, which the light install lacks.
     from study.report.site import build
 
     # It returns the names of the notebooks that failed; the others are there all the same.
