@@ -189,7 +189,7 @@ WRONG = {
     "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
-    "compare malformed malformed": "memory.components must be an object (got [3])",
+    "compare malformed malformed": "memory.components must be a table (got [3])",
     "claims S000-1": "no claim is named S000-1",
     "virtual --ranks 1": "--virtual-ranks must be at least 2 (got 1)",
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
@@ -244,7 +244,7 @@ def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, cap
     printed = capsys.readouterr().out
     assert printed.startswith("1 of 2 runs is done.")
     assert f"full: {failed('full')['error']['message']}. What to do: " in printed
-    assert "memory.components must be an object (got [3])" in printed
+    assert "memory.components must be a table (got [3])" in printed
 
 
 def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsys):
