@@ -14,7 +14,4 @@ def test_a_forked_launch_trains_what_a_real_one_does(trained, tmp_path, cache):
         assert ours[section] == theirs[section]
     assert len(ours["loss"]["train"]) == STEPS
     assert ours["traffic"]["per_rank"] == theirs["traffic"]["per_rank"]
-    for record in (ours, theirs):
-        for rank in record["memory"]["components"]["per_rank"]:
-            assert rank.pop("tracked_mean_bytes") > 0  # a mean over time: it differs from launch to launch
     assert ours["memory"]["components"] == theirs["memory"]["components"]

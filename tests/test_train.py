@@ -213,7 +213,7 @@ def test_components_add_up_to_the_peak(arm, trained):
         assert sum(held["at_peak"].values()) == held["tracked_peak_bytes"]
         assert held["tracked_peak_step_before_bytes"] == held["tracked_peak_bytes"], "two steps are alike"
         assert held["at_peak"]["other"] < rows_bytes + 0.5e6, "a large tensor has no role in roles.ROLES"
-        assert sum(held["after_step"].values()) < held["tracked_mean_bytes"] < held["tracked_peak_bytes"]
+        assert sum(held["after_step"].values()) < held["tracked_peak_bytes"]
         assert rank["host_peak_bytes"] > held["tracked_peak_bytes"]
         assert rank["peak_allocated_bytes"] is None, "a machine without a GPU has no device peak"
 

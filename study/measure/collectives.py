@@ -30,9 +30,9 @@ from study.core import files
 from study.records.collectives import FILE, Collective, RankLog, collective_of
 
 ASK = signal.SIGUSR2  # tells a rank to write where it is
-KEPT = 200  # collectives in a file
+KEPT = 200  # collectives in a file of some 30 kB; the ring has 2,000
 EVERY_S = 1.0
-STILL_S = 5.0
+STILL_S = 5.0  # without a beginning or an end, before the ring is copied
 MOVING_S = 10.0  # between two writes while collectives begin and end
 MOST_CALLS = 60
 Frames = Sequence[tuple[FrameType, int]]
@@ -86,6 +86,7 @@ class CollectiveLog:
         """Write the file if a collective has begun or ended since the last look, or if none has for `still_s`."""
         status = _ring()
         now_s = time.monotonic()
+        # Numbers of collectives, which change while the loop goes on. The ring itself is copied only once it stands.
         if status != self._status:
             self._status = status
             self._since_s = now_s

@@ -43,8 +43,8 @@ class ComponentLook:
             self.mode.failed = self.mode.failed or error
 
     def step_ended(self) -> None:
-        """Call this after each of the steps. Every rank takes the same number."""
-        if self._peak_before is not None:
+        """Call this after each of the steps. Every rank takes the same number: a step has collectives."""
+        if self._peak_before is not None:  # else this was the step that only finds how high the peak is
             look = RankComponents(
                 at_peak=self.mode.at_peak,
                 tracked_peak_bytes=self.mode.peak,
@@ -65,9 +65,9 @@ class ComponentLook:
         if self._peak_before is None:
             return None
         looks = self._looks or [RankComponents(tracked_peak_bytes=self._peak_before)]
+        # The look that found the components; of two, the one with the higher peak.
         result = max(looks, key=lambda each: (each.at_peak is not None, each.tracked_peak_bytes))
         result.after_step = self._after
-        result.tracked_mean_bytes = self.mode.sum / self.mode.operations if len(self._looks) == LOOKS else None
         return result
 
 

@@ -52,7 +52,8 @@ def device_is_full(error: BaseException) -> bool:
     message = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in message:
         return True
-    # NCCL, Triton and the pinning of host memory have their own messages.
+    # NCCL, Triton and the pinning of host memory have their own messages. Whose memory it was, they do not say: the
+    # device's if less than 1 GiB is free on it.
     return "out of memory" in message and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 2**30
 
 

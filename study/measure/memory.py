@@ -102,7 +102,7 @@ class MemoryWatch(TorchDispatchMode):
         self.device_type = device_type
         self.roles = roles
         self.collect = collect
-        self.total = self.peak = self.operations = self.sum = 0
+        self.total = self.peak = 0
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
@@ -114,18 +114,10 @@ class MemoryWatch(TorchDispatchMode):
             gc.collect()
         for item in gc.get_objects():
             if issubclass(type(item), torch.Tensor):  # by type: isinstance would read __class__ of lazy proxies
-                self._add(item, "before")
+                self._add(item, "before")  # what no frame of a step allocates: weights, states, the data set
         self.peak = self.total
-        self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign]
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        return super().__exit__(*error)
-
-    def _resized(self, resize: Callable) -> Callable:
-        """Follow resizing too: FSDP frees and allocates with it, and the dispatcher does not see that."""
+        # Resizing as well: FSDP frees and allocates with it, and the dispatcher does not see that.
+        self._resize = resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int):
             result = resize(storage, size)
@@ -134,14 +126,19 @@ class MemoryWatch(TorchDispatchMode):
                 self._rise()
             return result
 
-        return resize_
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        return super().__exit__(*error)
 
     def look_again(self) -> None:
         """Between the two steps: from now on, sort storages at each new maximum that is close to the last peak."""
+        # Steps are not alike to the byte: where the last peak stood, this step may be a little lower.
         self.close_to_peak = 0.99 * self.peak
         self.peak = 0
         self.at_peak = None
-        self.operations = self.sum = 0
         self._rise()
 
     def mark(self) -> None:
@@ -174,6 +171,7 @@ class MemoryWatch(TorchDispatchMode):
         return out
 
     def _follow(self, function, args, out) -> None:
+        # gloo's reduce-scatter splits a tensor that the dispatcher has not seen: its own copy of the input.
         if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
             self._set_apart(args[0])
         # Most operations give one tensor, and tree_leaves takes as long as a small operation.
@@ -181,8 +179,6 @@ class MemoryWatch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
         self._rise()
-        self.operations += 1
-        self.sum += self.total
 
     def _rise(self) -> None:
         # A maximum far below the last peak will be exceeded, so it need not be exact.
@@ -192,7 +188,7 @@ class MemoryWatch(TorchDispatchMode):
             self.peak = self.total
             if self.close_to_peak is not None and self.peak >= self.close_to_peak:
                 self.at_peak = self.by_role()
-                self.peak = sum(self.at_peak.values())
+                self.peak = sum(self.at_peak.values())  # gloo's threads may have freed something meanwhile
 
     def _add(self, tensor: torch.Tensor, phase: str | None = None) -> None:
         """Follow a tensor's storage. By default it belongs to the current phase."""
@@ -238,7 +234,7 @@ def _let_threads_finish() -> None:
     the next allocation: 17.5 MB too many in one of seventy runs of bert-tiny under stage 1.
     """
     for _ in range(40):
-        time.sleep(0.0005)
+        time.sleep(0.0005)  # gives up Python's lock as well, which the thread may need
         others = [task for task in Path("/proc/self/task").glob("*") if int(task.name) != threading.get_native_id()]
         if not any(text(f"{task}/stat").rpartition(")")[2].strip().startswith("R") for task in others):
             return
@@ -249,6 +245,6 @@ PHASE_ROLES = {"before": "other", "forward": "activations", "backward": "tempora
 
 def _phase() -> str:
     """Return the part of a step that the current operation belongs to, as autograd knows it."""
-    if torch._C._current_graph_task_id() != -1:
+    if torch._C._current_graph_task_id() != -1:  # within autograd's engine, also where checkpointing computes again
         return "backward"
-    return "forward" if torch.is_grad_enabled() else "update"
+    return "forward" if torch.is_grad_enabled() else "update"  # optimizers run under no_grad

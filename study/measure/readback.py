@@ -31,7 +31,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
     A loop without Accelerate has no accelerator. Values that only an accelerator has are then None.
     """
     inner = inner_optimizer(optimizer)
-    group = inner.param_groups[0]
+    group = inner.param_groups[0]  # all groups share these settings: the study makes more than one for Muon alone
     is_compiled = getattr(model, "is_compiled", False)  # DeepSpeed's engine compiles itself
     values: dict[str, Any] = {
         "device": getattr(accelerator, "device", device_of(model)).type,
@@ -169,12 +169,13 @@ def count_ranks(accelerator: "Accelerator") -> int | None:
     if dist.get_backend() == "fake":
         return None
     ones = torch.ones(1, device=accelerator.device)
-    dist.all_reduce(ones)
+    dist.all_reduce(ones)  # a sum
     return int(ones.item())
 
 
 def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int) -> list[str]:
     """Return a text for each difference between what was observed and what the arm and the settings promise."""
+    # --- what is promised, by the names of `Observed`
     promised: dict[str, object] = {
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
@@ -184,7 +185,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "tensor_ranks": _if_several(arm.tensor_ranks),
         "offload_optimizer": arm.offload_optimizer,
         "offload_param": arm.offload_param,
-        "clipping": float(arm.clipping),
+        "clipping": float(arm.clipping),  # Accelerate takes a yaml's 0.0 for none given, and DeepSpeed clips at 1.0
         "accumulation": settings.accumulation,
         "autocast": settings.precision if settings.precision in (*AUTOCAST, "fp8") else None,
         "checkpointing": settings.checkpointing,
@@ -193,6 +194,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     }
     observed = dict(seen)
     if arm.fsdp is not None and seen.fsdp is not None:
+        # A dtype of None is the parameters' own.
         observed |= seen.fsdp | {"reshards after forward": seen.fsdp["units_resharded_after_forward"] > 0}
         mesh = [arm.replicas, arm.sharing_ranks(seen.ranks or 1)]
         promised |= {
@@ -201,6 +203,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
             "gather_dtype": AUTOCAST.get(settings.precision),
             "reduce_dtype": AUTOCAST.get(settings.precision),
         }
+    # --- what differs
     wrong = [(name, value) for name, value in promised.items() if value != observed[name]]
     texts = [f"{name}: promised {value!r}, observed {observed[name]!r}" for name, value in wrong]
     # Accelerate may train without a wrapper and print nothing: see reproductions/fsdp_on_a_cpu_is_none.py.
@@ -239,7 +242,7 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
     """Return a digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
     digest = hashlib.sha256()
     for name, parameter in plain_model(model).named_parameters():
-        with _whole(parameter, accelerator.device) as values:
+        with _whole(parameter, accelerator.device) as values:  # a collective of all ranks
             if accelerator.is_main_process:
                 digest.update(name.encode())
                 digest.update(values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())

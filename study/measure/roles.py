@@ -72,6 +72,7 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
     """Return the tensors that hold the training state now, by role."""
     zero = zero_optimizer(optimizer)
     inner = inner_optimizer(optimizer)
+    # The optimizer that does the arithmetic has the moments: under ZeRO of this rank's flat partition.
     moments = [value for state in inner.state.values() for name, value in state.items() if name != "step"]
     pairs: list[tuple[str, object]] = [("moments", moments), ("master", getattr(inner, "master", []))]
     pairs += [(role, getattr(zero, name, None)) for role, names in ROLES.items() for name in names.split()]
@@ -99,6 +100,7 @@ def claimed_storages(model, optimizer) -> dict[int, str]:
     by_role = tensors_by_role(model, optimizer)
     for role in ORDER:
         for tensor in by_role[role]:
+            # Stage 3's released parameters are empty, and a sparse tensor has no storage.
             if tensor.numel() and tensor.device.type != "meta" and tensor.layout == torch.strided:
                 claimed.setdefault(tensor.untyped_storage()._cdata, role)
     return claimed

@@ -50,6 +50,7 @@ class CollectiveCounter(TorchDispatchMode):
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it comes again with the local parts
         out = function(*args, **(kwargs or {}))
+        # DeepSpeed and DDP call c10d, where the output is an argument; DTensor and compiled code the functional ones.
         name = function.__name__.split(".")[0]
         if function.namespace == "c10d":
             self._count(name, args[:2], args)

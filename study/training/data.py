@@ -47,7 +47,7 @@ def part_of_rows(rows: Rows, part: int, parts: int) -> Rows:
     ids = rows["input_ids"]
     length = ids.shape[-1] // parts
     columns = slice(part * length, (part + 1) * length)
-    following = pad(ids[..., 1:], (0, 1), value=IGNORED)
+    following = pad(ids[..., 1:], (0, 1), value=IGNORED)  # of a part's last token it stands in the next part
     positions = torch.arange(columns.start, columns.stop).expand(*ids.shape[:-2], 1, -1)  # the same in all rows
     tokens = {"input_ids": ids[..., columns].clone(), FOLLOWING: following[..., columns].clone()}
     return tokens | {"position_ids": positions}
@@ -62,6 +62,7 @@ def load_data(settings: Settings) -> Data:
     source = tasks.data_source(settings)
     tokenizer = tasks.load_tokenizer(settings)
     counts = {"train": settings.train_rows, "eval": settings.eval_rows}
+    # Whatever decides the rows. The seed of the run does not: it decides their order.
     key = {
         "task": settings.task,
         "source": source,
@@ -104,10 +105,9 @@ def _embedded(settings: Settings) -> Data:
 
 
 def _synthetic(settings: Settings) -> Data:
-    """Random rows of the shape that the model takes, as many as a rank reads in a step. No rows for evaluation,
-    because only virtual ranks use these."""
+    """Random rows of the shape that the model takes, as many as a rank reads in a step. Only virtual ranks use them."""
     config = models.model_config(settings, vocabulary=None)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the run's own numbers stay what they would be without these rows
         torch.manual_seed(tasks.SPLIT_SEED)
         rows = settings.train_rows or settings.micro_batch * settings.accumulation
         columns = inputs(config, rows, settings.sequence)

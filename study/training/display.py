@@ -30,12 +30,14 @@ def say(folder: Path | None, text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     if folder is not None:
+        # A full disk must not end a run that only has something to say.
         with contextlib.suppress(OSError), (folder / "log.txt").open("a") as log:
             log.write(text + "\n")
 
 
 def log_to(folder: Path | None) -> None:
     """Send the libraries' log messages and warnings to this folder's log.txt, or nowhere, instead of the screen."""
+    # Of a rank without a folder nothing is kept: what the libraries say is the same on every rank.
     handler = logging.FileHandler(folder / "log.txt") if folder else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -49,7 +51,7 @@ def log_to(folder: Path | None) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hide what DeepSpeed prints while it starts."""
-    with contextlib.redirect_stdout(_NOWHERE):
+    with contextlib.redirect_stdout(_NOWHERE):  # not its errors, which go to stderr
         yield
     _remove_handlers()  # DeepSpeed adds its own on import
 
@@ -73,7 +75,7 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
 
 def print_window(run: "Run", window: range, history: "History", losses: list[float]) -> None:
     """Print the last loss of a window, and the median time of its steps."""
-    speed = "warm-up"
+    speed = "warm-up"  # slower: kernels are chosen, and stage 3 learns its order of fetches
     if not run.has_values:
         speed = "no values"
     elif window.stop > run.timed_from:

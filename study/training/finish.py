@@ -24,19 +24,22 @@ def finish(run: Run, history: History) -> None:
     """Complete and write the record of a finished training. A Stop if the run is not what the arm promises."""
     record = run.record
     run.at("writing the record")
+    # --- what is there now, after the last step
     record.observed.dtypes = roles.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
+    # --- what was measured
     record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
-    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
+    record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
+    peaks = history.peaks if run.has_values else RankMemory()
     if run.arm.uses_nvme:
         disk = disk_bytes()
         peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
         peaks.nvme_written_bytes = difference(disk["write_bytes"], history.disk_before["write_bytes"])
     record.memory.per_rank = run.gathered(peaks)
-    record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     run.keep()
+    # --- whether it is what it says
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
     written = [rank.nvme_written_bytes for rank in record.memory.per_rank if rank.nvme_written_bytes is not None]
     if run.arm.uses_nvme and min(written, default=machine.LEAST_SWAPPED_BYTES) < machine.LEAST_SWAPPED_BYTES:
@@ -107,11 +110,11 @@ def _times(run: Run, clock: Clock) -> Time:
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
     if run.accelerator.is_main_process:  # which writes the record
         times.flops_per_rank_and_step = flops_per_row(run) * rows
-    if not run.has_values:  # nothing was computed
-        return times
-    times.step_s = [max(ranks) for ranks in zip(*run.gathered(clock.step_s), strict=True)]
-    # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank.
-    times.window_s = sum(max(ranks) for ranks in zip(*run.gathered(clock.window_s), strict=True))
+    if run.has_values:  # without, nothing was computed
+        times.step_s = [max(ranks) for ranks in zip(*run.gathered(clock.step_s), strict=True)]
+        # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank: less
+        # than the sum of each step's slowest rank, if the ranks are slow in turns.
+        times.window_s = sum(max(ranks) for ranks in zip(*run.gathered(clock.window_s), strict=True))
     return times
 
 
@@ -126,6 +129,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
         observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
         observed.second_partition_parameters = readback.second_partition_parameters(run.model)
 
+    # --- one step is counted: by the dispatcher, and by the kernel as a check
     before = written_bytes()
     with roles.before_each_update(run.optimizer, look), traffic.CollectiveCounter() as counter:
         step()
@@ -134,6 +138,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
     moved.kernel_bytes_written = run.gathered(difference(after, before))
+    # --- three more, each operation followed: where the peak stands is known only after the first
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if components is not None and not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated

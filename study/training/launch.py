@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from study.core import machine
 from study.core.arms import Arm
@@ -23,7 +22,7 @@ from study.records.sections import Machine, MemoryCap
 if TYPE_CHECKING:
     from study.training.run import Run
 
-RANKS_WITHOUT_GPU = 2
+RANKS_WITHOUT_GPU = 2  # the fewest that show what sharding does
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,17 @@ def find_launch() -> Launch:
     Accelerate passes neither the config file nor the process count on to the script, and a mistake in either would
     record one arm and run another.
     """
-    script = Path(sys.argv[0])
-    if above := machine.find_launcher():
-        process, options = above
-        count = options.num_processes or ""
-        ranks = int(count) if count.isdigit() else None
-        return Launch(process.pid, process.create_time(), options.config_file, ranks, oom_kills())
-    raise Stop(
-        "this script must be started by `accelerate launch` with a --config_file, which says how to distribute it",
-        f"type: accelerate launch --config_file accelerate_configs/single.yaml study/{script.name}",
-    )
+    above = machine.find_launcher()
+    if above is None:
+        what = (
+            "this script must be started by `accelerate launch` with a --config_file, which says how to distribute it"
+        )
+        script = Path(sys.argv[0]).name
+        raise Stop(what, f"type: accelerate launch --config_file accelerate_configs/single.yaml study/{script}")
+    process, options = above
+    count = options.num_processes or ""
+    ranks = int(count) if count.isdigit() else None
+    return Launch(process.pid, process.create_time(), options.config_file, ranks, oom_kills())
 
 
 def shrink_group(arm: Arm, launch: Launch) -> None:
@@ -65,7 +65,7 @@ def shrink_group(arm: Arm, launch: Launch) -> None:
     if CUDA or not counted_by_torchrun or int(os.environ.get("WORLD_SIZE", 1)) <= RANKS_WITHOUT_GPU:
         return
     if int(os.environ["RANK"]) >= RANKS_WITHOUT_GPU:
-        os._exit(0)
+        os._exit(0)  # torchrun goes on with the others as long as none fails
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
 
 
@@ -98,9 +98,9 @@ def describe_machines(run: "Run") -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine."""
     if not on_several_machines():
         return []
+    # The run folder may exist on the first machine alone.
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
-    interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")
-    mine = Machine(hardware=hardware.describe(folder), interface=interface)
+    mine = Machine(hardware=hardware.describe(folder))
     return merge_machines(run.gathered((int(os.environ["GROUP_RANK"]), mine, hardware.versions())))
 
 
@@ -121,7 +121,9 @@ def merge_machines(ranks: list[tuple[int, Machine, dict]]) -> list[Machine]:
 def set_threads(threads: int | None) -> None:
     """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    threads = threads or max(1, usable_cores() // (ranks if CUDA else max(2, ranks)))
+    # On a CPU at least two share the cores: the arm `single` must not be faster only for having more threads.
+    sharing = ranks if CUDA else max(2, ranks)
+    threads = threads or max(1, usable_cores() // sharing)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
     torch.set_num_threads(threads)
 
@@ -134,6 +136,7 @@ def cap_memory(gib: float | None) -> MemoryCap | None:
     if not CUDA:
         cap_private_memory(cap_bytes)
         return MemoryCap(bytes=cap_bytes, emulated_by="RLIMIT_DATA")
+    # The cap is on PyTorch's allocator: the context and NCCL take their memory beside it.
     has_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     if cap_bytes > has_bytes:
         has_gib = has_bytes / 2**30

@@ -69,6 +69,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
         what = f"the folder for compiled operators {build} cannot be written ({error.strerror})"
         raise Stop(what, "name another folder in the environment variable TORCH_EXTENSIONS_DIR") from None
     with guard:
+        # First without waiting, to say why nothing seems to happen.
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +97,7 @@ def main(names: list[str]) -> int:
 
 def _end_compilers_with_this_process() -> None:
     """End ninja and the compilers when this process gets SIGTERM or its parent dies."""
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # a process group of its own, which its children join
 
     def end(*_) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -43,7 +43,7 @@ class Opened:
 def main(train: Train, launch: Launch | None = None) -> None:
     """Run the trainer, and leave a record however it ends. `launch` is looked up unless it is given."""
     rank = int(os.environ.get("RANK", 0))
-    parent = os.getppid()
+    parent = os.getppid()  # before anything that takes time: the launcher may die meanwhile
     flags = read_flags(train, rank)
     ending.interrupt_on_signals(parent)
     machine.put_programs_on_path()
@@ -84,6 +84,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     end = functools.partial(ending.end_if_unresponsive, folder, rank, launch)
     heartbeat = Heartbeat(folder, rank, on_other_signal=end)
     stack.callback(heartbeat.close)
+    # --- checks that need no library
     check(settings)
     combinations.check(settings, arm)
     if settings.virtual_ranks:
@@ -91,6 +92,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     set_threads(settings.threads)
     disk = setup.claim_disk(settings, arm, launch, folder)
     stack.callback(machine.remove_swap_folder, disk)
+    # --- the libraries, the model and the training
     started = time.perf_counter()
     run = open_run(settings, arm, folder, record, disk, heartbeat)
     if settings.init == "none":

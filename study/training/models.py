@@ -60,6 +60,7 @@ def drawn_weights(settings: Settings, config) -> Path:
     Drawing in each arm would give stage 3 other weights than the rest, because DeepSpeed partitions each parameter as
     it is drawn.
     """
+    # Everything that decides what is drawn. Dropout and attention do not, so runs that differ in them share weights.
     key = {
         "config": {k: v for k, v in config.to_dict().items() if "drop" not in k and k != "transformers_version"},
         "class": configs.class_for(config).__name__,
@@ -102,6 +103,7 @@ def build_model(settings: Settings, config, device: torch.device) -> PreTrainedM
         stop = Stop(f"no weights for --model {settings.model}", remedy)
         model = _load(settings, config, _published(settings), stop)
     if settings.checkpointing:
+        # The reentrant kind needs inputs that require gradients: it gives none to a model with frozen embeddings.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
@@ -118,7 +120,7 @@ def _load(settings: Settings, config, name: str, stop: Stop) -> PreTrainedModel:
         )
     except Exception as error:
         if device_is_full(error) or host_is_full(error):
-            raise
+            raise  # which has its own status
         raise Stop(f"{stop.what} ({shapes.why_not_loaded(name, error)})", stop.remedy) from error
 
 

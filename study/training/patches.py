@@ -57,6 +57,7 @@ def fsdp_without_a_gpu(
     `fsdp_on_a_cpu_is_ddp.py`). This function does what that branch does.
     """
     applied.add("fsdp_without_a_gpu")
+    # --- as `AcceleratorState.__init__` does for a GPU
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
@@ -100,6 +101,7 @@ def lower_loss_scale_on_overflow(zero) -> None:
     def update_both(overflow: bool) -> None:
         update(overflow)
         if overflow:
+            # By its own factor, a half; and the count of steps since the last overflow begins anew.
             lower = scaler.get_scale() * scaler.get_backoff_factor()
             scaler.load_state_dict(scaler.state_dict() | {"scale": lower, "_growth_tracker": 0})
 
@@ -171,7 +173,7 @@ def without_values(sharded_by_fsdp: bool):
 def _fsdp_without_values():
     from torch.distributed.fsdp._fully_shard import _fully_shard as fully_shard
 
-    mesh = fully_shard._init_default_mesh()
+    mesh = fully_shard._init_default_mesh()  # made before the fake mode begins, and handed out to each module
     with (
         patched(fully_shard, "_init_default_mesh", lambda: mesh, "mesh_of_ranks_has_values"),
         # Accelerate uses the address to find an optimizer's parameters again after FSDP2 has sharded them.

@@ -99,7 +99,7 @@ class History:
     last_batch: Rows = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     disk_before: dict[str, int | None] = field(default_factory=dict)
-    peaks: RankMemory | None = None  # of the timed steps
+    peaks: RankMemory = field(default_factory=RankMemory)  # of the timed steps
 
 
 def windows(run: Run, start: int, stop: int) -> Iterator[range]:
@@ -123,17 +123,19 @@ def arrange(run: Run, window: range) -> list[Rows]:
 
     The order is over all rows, so that it does not depend on the number of ranks.
     """
+    # A window never spans two epochs (see `windows`). Rows at the end of an epoch that fill no step are left out.
     count = run.data.train_rows
     epoch, first = divmod(window[0], count // run.rows_taken_per_step)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(run.settings.seed * 1000 + epoch))
     steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]
+    # Accumulation before groups: the same rows are one pass, however many ranks share it.
     shape = (len(window), run.settings.accumulation, run.row_groups, run.settings.micro_batch)
     group, part = divmod(run.accelerator.process_index, run.arm.row_ranks)
     rows_of_group = steps.view(shape)[:, :, group]
     chosen = {name: values[rows_of_group] for name, values in run.data.train.items()}
     if run.arm.sequence_ranks > 1:
         chosen = part_of_rows(chosen, part, run.arm.sequence_ranks)
-    if CUDA and run.has_values:
+    if CUDA and run.has_values:  # pinned memory can be copied while the GPU computes
         chosen = {name: values.pin_memory() for name, values in chosen.items()}
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
 

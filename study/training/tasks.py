@@ -70,7 +70,7 @@ def accuracy(predictions, references) -> Values:
 def perplexity(predictions, references) -> Values:
     """exp of the mean negative log-likelihood per token: `predictions` are means per row, `references` token counts."""
     mean = np.average(np.asarray(predictions, np.float64), weights=np.asarray(references))
-    return {"perplexity": math.exp(mean) if mean < 700 else None}
+    return {"perplexity": math.exp(mean) if mean < 700 else None}  # exp(710) is more than a double holds
 
 
 # 1 is an unknown word, of which there is none
@@ -93,6 +93,7 @@ def reviews(rows: int, sequence: int, seed: int) -> dict[str, np.ndarray]:
     praise = FIRST_WORD + np.arange(OPINIONS)
     first_filler = FIRST_WORD + 2 * OPINIONS
     filler = first_filler + _zipf(rng, (rows, sequence), VOCABULARY - first_filler)
+    # Drawn for every position, though only some hold an opinion: so no draw depends on another.
     agrees = rng.random((rows, sequence)) < 0.9
     opinion = rng.choice(praise, (rows, sequence)) + OPINIONS * (labels[:, None] ^ agrees)
     ids = np.where(rng.random((rows, sequence)) < 0.3, opinion, filler)
@@ -115,7 +116,7 @@ def stream(tokens: int, seed: int, part: str) -> np.ndarray:
     The rule is the same for each part ("train", "validation"); the words are not.
     """
     rng = np.random.default_rng([seed, 2, ("train", "validation").index(part)])
-    following = np.random.default_rng(seed).permutation(NUM_CLASSES)
+    following = np.random.default_rng(seed).permutation(NUM_CLASSES)  # the rule: each class has one follower
     jumps = rng.random(tokens) < 0.1
     anywhere = rng.integers(0, NUM_CLASSES, tokens)
     classes = np.empty(tokens, np.int64)
