@@ -1,14 +1,10 @@
-"""Speed: measured peaks, the share of them that a run reaches, and the bench."""
+"""Speed: measured peaks, and the share of them that a run reaches."""
 
 import json
 
-import bench
 import peaks as measured
 import pytest
-from bench import Bench
-from conftest import ROOT
 
-from study.core.errors import Stop
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 
@@ -44,44 +40,6 @@ def test_no_share_without_this_machines_peaks(tmp_path):
     assert share(tmp_path) is None, "of another machine"
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
     assert share(tmp_path, times={}) is None, "a run without values has no times"
-
-
-def test_speeds_by_hand(tmp_path):
-    """8 rows of 128 tokens in half a second, and in a quarter."""
-    peaks = tmp_path / "peaks.json"
-    peaks.write_text(json.dumps(PEAKS))
-    runs = {name: [{"median_step_s": s} | KNOWN] for name, s in (("ours", 0.5), ("bare", 0.25), ("hf", 1.0))}
-    speed = bench.speeds(Bench(peaks=peaks), runs)
-    assert {name: row["tokens/s"] for name, row in speed.items()} == {"ours": 2048, "bare": 4096, "hf": 1024}
-    assert speed["ours"]["of measured"] == pytest.approx(0.1)
-    assert speed["ours"]["MFU"] is None, "the datasheet of this device is not known"
-    assert bench.speeds(Bench(), runs)["ours"]["of measured"] is None
-
-
-def test_a_bench_compares_and_keeps_every_number(tmp_path, monkeypatch, capsys):
-    """Three repeats of three processes; ours takes twice the time of the others. The second is interrupted at first."""
-    called = []
-
-    def measure(settings, name, out) -> dict:
-        called.append(name)
-        if len(called) == 6:
-            raise KeyboardInterrupt
-        step_s = 0.2 if name == "ours" else 0.1
-        return KNOWN | {"median_step_s": step_s, "fastest_tenth_step_s": step_s, "losses_first_last": [1.0, 0.5]}
-
-    monkeypatch.setattr(bench, "measure", measure)
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
-    bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
-    second = ["bare", "hf", "ours"]
-    assert called == ["ours", "bare", "hf", *second, *second, "hf", "ours", "bare"], "repeats are never mixed"
-    assert not (tmp_path / "b.part").exists()
-    result = json.loads((tmp_path / "b.json").read_text())
-    assert [len(runs) for runs in result["runs"].values()] == [3, 3, 3]
-    assert {name: ratio["ratio"] for name, ratio in result["ratios"].items()} == {"ours/bare": 2.0, "ours/hf": 2.0}
-    assert "ours/bare  2.000  (95 %: 2.000 to 2.000) of the median step" in capsys.readouterr().out
-    with pytest.raises(Stop, match="does not exist"):
-        bench.run(Bench(peaks=ROOT / "none.json"))
 
 
 def test_peaks_are_measured_and_kept(tmp_path, monkeypatch):

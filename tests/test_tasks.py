@@ -57,20 +57,13 @@ def model_of(settings: Settings) -> torch.nn.Module:
     return models.build_model(settings, models.model_config(settings, VOCABULARY), torch.device("cpu")).eval()
 
 
-def plain_twin(model: torch.nn.Module) -> torch.nn.Module:
-    """The same weights in a model that transformers builds from its own defaults, with its own attention masks."""
+def logits_of_twin(model: torch.nn.Module, **inputs: torch.Tensor) -> torch.Tensor:
+    """By the same weights in a model that transformers builds from its own defaults, with its own attention masks."""
     config = type(model.config).from_dict(model.config.to_dict())
     config._attn_implementation = "eager"
     twin = type(model)(config)
     twin.load_state_dict(model.state_dict())
-    return twin.eval()
-
-
-def next_token_losses(logits: torch.Tensor, ids: torch.Tensor) -> list[float]:
-    """Minus the logarithm of the share that each position gives to the next token, in double precision."""
-    shares = logits.double().exp() / logits.double().exp().sum(-1, keepdim=True)
-    of_next = shares[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)
-    return (-of_next.log()).mean(1).tolist()
+    return twin.eval()(**inputs).logits.double()
 
 
 CAUSAL = {
@@ -81,42 +74,41 @@ CAUSAL = {
 }
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", CAUSAL)
-def test_the_loss_of_text_is_of_the_next_token(tmp_path, kind, attention):
+@torch.no_grad()
+def test_the_loss_of_text_is_of_the_next_token(tmp_path, kind):
     """By hand, on the logits of an ordinary model with the same weights: no position sees what it is to predict."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 2048} | CAUSAL[kind]))
-    settings = settings_for("wikitext", model=str(tmp_path), init="in_place", sequence=24, attention=attention)
+    settings = settings_for("wikitext", model=str(tmp_path), init="in_place", sequence=24, attention="sdpa")
     model = model_of(settings)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)  # far from uniform, so that a wrong mask would show
     ids = torch.from_numpy(tasks.stream(3 * 24, seed=0, part="train").reshape(3, 24))
-    with torch.no_grad():
-        losses, predictions = tasks.row_losses(settings, model, {"input_ids": ids})
-        by_hand = next_token_losses(plain_twin(model)(input_ids=ids).logits, ids)
+    losses, predictions = tasks.row_losses(settings, model, {"input_ids": ids})
+    logits = logits_of_twin(model, input_ids=ids)
+    shares = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    by_hand = (-shares[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2).log()).mean(1).tolist()
     assert losses.tolist() == pytest.approx(by_hand, rel=1e-4)
     assert len(set(by_hand)) == 3
     assert predictions.shape == losses.shape
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
 def test_the_loss_of_a_review_is_of_its_label(attention):
     """By hand, and blind to what stands in the padding."""
     settings = settings_for("imdb", init="in_place", sequence=16, attention=attention)
     model = model_of(settings)
     batch = {name: torch.from_numpy(array) for name, array in tasks.reviews(6, 16, seed=0).items()}
+    losses, predictions = tasks.row_losses(settings, model, batch)
+    logits = logits_of_twin(model, input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    odds = logits.gather(1, 1 - batch["labels"][:, None]) - logits.gather(1, batch["labels"][:, None])
+    assert losses.tolist() == pytest.approx(torch.log1p(odds.exp()).flatten().tolist(), rel=1e-4)
+    assert predictions.tolist() == logits.argmax(1).tolist()
     padding = batch["attention_mask"] == 0
     assert padding.any()
-    with torch.no_grad():
-        losses, predictions = tasks.row_losses(settings, model, batch)
-        logits = plain_twin(model)(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double()
-        odds = logits.gather(1, 1 - batch["labels"][:, None]) - logits.gather(1, batch["labels"][:, None])
-        assert losses.tolist() == pytest.approx(torch.log1p(odds.exp()).flatten().tolist(), rel=1e-4)
-        assert predictions.tolist() == logits.argmax(1).tolist()
-        filled = batch | {"input_ids": torch.where(padding, 99, batch["input_ids"])}
-        assert tasks.row_losses(settings, model, filled)[0].tolist() == pytest.approx(losses.tolist(), rel=1e-5)
-        unmasked = batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}
-        assert tasks.row_losses(settings, model, unmasked)[0].tolist() != pytest.approx(losses.tolist(), rel=1e-5)
+    filled = batch | {"input_ids": torch.where(padding, 99, batch["input_ids"])}
+    assert tasks.row_losses(settings, model, filled)[0].tolist() == pytest.approx(losses.tolist(), rel=1e-5)
 
 
 def test_real_data_is_judged_by_evaluate():
@@ -269,22 +261,21 @@ def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
 # --- weights -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["imdb", "wikitext"])
-def test_weights_are_drawn_once(tmp_path, task):
+def test_weights_are_drawn_once(tmp_path):
     """Later runs use them, whatever else differs in the run; another seed has others; and a model starts from them."""
 
     def drawn(**more) -> Path:
-        settings = settings_for(task, cache_dir=tmp_path, **more)
+        settings = settings_for("imdb", cache_dir=tmp_path, **more)
         return models.drawn_weights(settings, models.model_config(settings, VOCABULARY))
 
     folder = drawn()
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    for more in ({"dropout": 0.5}, {"precision": "bf16_cast"}):
+    for more in ({"dropout": 0.5}, {"attention": "eager"}, {"precision": "bf16_cast"}):
         assert drawn(**more) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     weights, others = (load_file(path / "model.safetensors") for path in (folder, drawn(seed=43)))
     assert not all(torch.equal(weights[name], others[name]) for name in weights)
-    held = dict(model_of(settings_for(task, cache_dir=tmp_path)).named_parameters())
+    held = dict(model_of(settings_for("imdb", cache_dir=tmp_path)).named_parameters())
     assert held.keys() <= weights.keys()
     assert all(torch.equal(held[name], weights[name]) for name in held), "all of them, the head too, bit for bit"
 

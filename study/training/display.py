@@ -37,7 +37,7 @@ def say(folder: Path | None, text: str) -> None:
 
 def log_to(folder: Path | None) -> None:
     """Send the libraries' log messages and warnings to this folder's log.txt, or nowhere, instead of the screen."""
-    # Of a rank without a folder nothing is kept: what the libraries say is the same on every rank.
+    # Of a rank without a folder nothing is kept: libraries say the same on every rank.
     handler = logging.FileHandler(folder / "log.txt") if folder else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
