@@ -18,7 +18,7 @@ from study.records.schema import Record
 from study.records.sections import Observed
 from study.report.notebook import protocol_of
 from study.report.of_record import predicted
-from study.training.preparation import build_optimizer
+from study.training.setup import build_optimizer
 
 FLAGS = ("--task", "wikitext", "--steps", "6", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
 RUNS = {

@@ -9,13 +9,12 @@ from study.core import machine
 from study.core.errors import Stop
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
-from study.measure.components import memory_by_component
-from study.measure.memory import difference, disk_bytes, written_bytes
+from study.measure.memory import difference, disk_bytes, memory_by_component, written_bytes
 from study.records import store
 from study.records.sections import Components, Energy, Loss, RankMemory, Saved, Time
 from study.training import ending
-from study.training.preparation import flops_per_row
 from study.training.run import History, Run
+from study.training.setup import flops_per_row
 
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 

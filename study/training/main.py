@@ -26,7 +26,6 @@ from study.training import ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet
 from study.training.launch import Launch, cap_memory, describe_machines, find_launch, set_threads, shrink_group
-from study.training.preparation import prepare
 from study.training.run import Run
 
 Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
@@ -101,7 +100,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     if CUDA and arm.deepspeed:
         patches.deepspeed_sees_free_memory(cap)
     try:
-        prepare(run)
+        setup.prepare(run)
         run.record.observed.memory_cap = cap
         run.record.time = Time(setup_s=time.perf_counter() - started)
         step_again = train(run)

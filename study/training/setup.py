@@ -1,10 +1,13 @@
-"""Opens what a run needs before its model: the run folder, the folder for offloading, the Accelerator."""
+"""Everything before the first step: the run folder, the folder for offloading, the Accelerator, model and optimizer."""
 
 import contextlib
 import datetime
+import importlib.util
 import os
 import sys
+import types
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate import Accelerator
@@ -12,25 +15,35 @@ from accelerate.utils import (
     DeepSpeedPlugin,
     DeepSpeedSequenceParallelConfig,
     DistributedDataParallelKwargs,
+    DummyOptim,
     FullyShardedDataParallelPlugin,
     InitProcessGroupKwargs,
     ParallelismConfig,
 )
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
 
 from study.core import arms, machine
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import safe_join
+from study.core.models.build import GROUPED, WithoutValues, freeze
 from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
 from study.core.text import joined
-from study.measure import hardware
+from study.measure import hardware, readback
 from study.measure.hardware import CUDA
 from study.records import collectives, store
 from study.records.schema import Record
-from study.records.sections import Requested
-from study.training import models, patches
+from study.records.sections import Observed, Requested
+from study.training import models, patches, tasks
 from study.training.display import log_to, quiet, say
 from study.training.launch import Launch
+from study.training.run import Run
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 # Accelerate 1.15 leaves out what equals its default, and the default of its class is NCCL's 10 minutes: with gloo
@@ -178,3 +191,200 @@ def _sequence(settings: Settings, arm: Arm, ranks: int) -> ParallelismConfig:
     # Accelerate 1.15 counts a step's rows by the number of groups, and takes it for 1 if it is not given.
     groups = ranks // arm.sequence_ranks
     return ParallelismConfig(dp_shard_size=groups, sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def prepare(run: Run) -> None:
+    """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
+    settings = run.settings
+    arm = run.arm
+    model = _build(run)
+    # --- what the model is before Accelerate has it
+    has_weights = settings.init != "in_place" and not run.is_virtual  # that other arms have as well
+    checksum = readback.weights_checksum(run.accelerator, model) if has_weights else None
+    shapes = readback.shapes(model)
+    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    _wrap(run, model)
+    # --- and after
+    seen = run.record.observed = _observed(run)
+    seen.built_in_parts = built_in_parts
+    if has_weights:
+        seen.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
+    run.keep()
+    if wrong := readback.mismatches(arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
+        what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
+        raise Stop(what, "fix the arm's files", where="prepare")
+    # FSDP separates tied weights; PyTorch itself reports that in the first pass.
+    if seen.weights_checksum != checksum or (not arm.fsdp and readback.shapes(run.model) != shapes):
+        what = f"{arm.name} does not train the weights that were loaded: preparing the model changed them"
+        remedy = "find the feature in the arm's files that does this, such as ZenFlow of DeepSpeed 0.19.8"
+        raise Stop(what, remedy, where="prepare")
+    # DeepSpeed 0.19.8 trains without it and prints nothing.
+    if arm.for_cuda_alone == "DeepCompile" and not cast("DeepSpeedEngine", run.model).is_deepcompile_active():
+        from deepspeed.compile.util import is_deepcompile_supported
+
+        supported = is_deepcompile_supported()
+        what = f"{arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
+        raise Stop(what, "give --compile" if supported else "use an NVIDIA GPU", where="prepare")
+
+
+def _build(run: Run) -> PreTrainedModel:
+    """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
+    settings = run.settings
+    config = models.model_config(settings, run.data.vocabulary)
+    if settings.init == "random":
+        with run.accelerator.main_process_first():
+            models.drawn_weights(settings, config)
+    model = models.build_model(settings, config, run.accelerator.device)
+    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
+    freeze(model, settings.lora_rank, settings.train_only)
+    if run.arm.deepspeed is None:
+        model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
+    return model
+
+
+def _wrap(run: Run, model: PreTrainedModel) -> None:
+    """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
+    settings = run.settings
+    arm = run.arm
+    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None  # DeepSpeed has its own
+    if arm.fsdp:
+        patches.name_layers(run.accelerator, model)
+    if "optimizer" in (arm.deepspeed or {}):
+        optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
+    else:
+        optimizer = build_optimizer(settings, model, with_master and arm.fsdp is None)
+    with quiet(), patches.ddp_on_one_gpu(arm):
+        run.model, run.optimizer = run.accelerator.prepare(model, optimizer)
+    if with_master and arm.fsdp:
+        # Accelerate looks for the model's own parameters in the optimizer, so it gets an optimizer without copies. The
+        # copies are of the parts that this rank holds, which exist only now.
+        run.optimizer.optimizer = build_optimizer(settings, run.model, with_master)
+    if run.is_virtual:
+        patches.reduce_in_python(run.model)
+        patches.compare_no_rows(run.model)
+    engine = cast("DeepSpeedEngine", run.model)
+    if settings.save and arm.stage == 3 and not engine.zero_gather_16bit_weights_on_model_save():
+        remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
+        raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
+    if settings.precision == "fp16" and arm.deepspeed:
+        patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
+
+
+def _observed(run: Run) -> Observed:
+    """Return what the prepared objects really are."""
+    settings = run.settings
+    seen = readback.distribution(run.accelerator, run.model, run.optimizer)
+    seen.ranks_counted = readback.count_ranks(run.accelerator)
+    seen.arm = run.arm.name
+    seen.steps = run.steps
+    seen.virtual_ranks = settings.virtual_ranks
+    row_groups = run.accelerator.num_processes // run.arm.row_ranks
+    seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
+    seen.tokens_per_step = seen.rows_per_step * settings.sequence
+    seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
+    seen.data_checksum = run.data.checksum
+    seen.data_source = run.data.source
+    seen.patches = sorted(patches.applied)
+    return seen
+
+
+def flops_per_row(run: Run) -> float:
+    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
+
+    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
+    """
+    with unset_fake_temporarily():
+        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
+        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
+        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
+            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
+        return float(counter.get_total_flops())
+
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+MOMENTUM = 0.9  # of SGD; Muon's own default is 0.95
+# Fused: one kernel for all parameters, which keeps no temporary copies of them. PyTorch has no fused Adafactor.
+OPTIMIZERS: dict[str, tuple[type[Optimizer], dict]] = {
+    "adamw": (torch.optim.AdamW, {"fused": True}),
+    "sgd": (torch.optim.SGD, {"momentum": MOMENTUM, "fused": True}),
+    "adafactor": (torch.optim.Adafactor, {}),
+}
+
+
+def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: bool = False) -> Optimizer:
+    """Return the optimizer over the parameters that train."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    groups: list[dict] = [{"params": trained}]
+    kind: type[Optimizer]
+    options: dict
+    if settings.optimizer == "muon":  # updates the matrices of the layers; its AdamW updates everything else
+        from deepspeed import set_optimizer_flags
+        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+        # As `deepspeed.initialize` marks them for a Muon that its config names.
+        set_optimizer_flags(types.SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
+        halves = [(of_muon, [p for p in trained if vars(p)["use_muon"] is of_muon]) for of_muon in (True, False)]
+        groups = [{"params": half, "use_muon": of_muon} | common for of_muon, half in halves if half]
+        kind, options = MuonWithAuxAdam, {"adam_optimizer": torch.optim.AdamW, "adam_optimizer_kwargs": {"fused": True}}
+    elif settings.optimizer == "adamw_8bit":
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise Stop("--optimizer adamw_8bit needs bitsandbytes, which is not installed", "pip install bitsandbytes")
+        from bitsandbytes.optim import AdamW8bit
+
+        kind, options = AdamW8bit, common
+    else:
+        kind, more = OPTIMIZERS[settings.optimizer]
+        options = common | more  # Accelerate reads the rate of an optimizer that it replaces from its defaults
+    if with_master:
+        kind = type(f"Master{kind.__name__}", (Master, kind), {})
+    return kind(groups, **options)
+
+
+class Master(Optimizer):
+    """Keeps an fp32 master copy of bf16 weights, as DeepSpeed does, in arms without DeepSpeed.
+
+    With AdamW, per parameter: 2 bytes of weight and 2 of gradient in the model, 4 of master copy and 8 of moments here,
+    as in the ZeRO paper (section 3.1); and 4 more during an update, for the gradient in fp32.
+    """
+
+    def __init__(self, groups: list[dict], **options):
+        self.weights: list[torch.Tensor] = []
+        self.master: list[torch.Tensor] = []
+        of_copies = []
+        for group in groups:
+            copies = [weight.detach().float().requires_grad_() for weight in group["params"]]
+            self.weights += group["params"]
+            self.master += copies
+            of_copies.append(group | {"params": copies})
+        super().__init__(of_copies, **options)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for master, weight in zip(self.master, self.weights, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step(closure)
+        # The local parts of FSDP2's parameters: they are DTensors, which _foreach_copy_ does not take.
+        weights, masters = ([getattr(x, "_local_tensor", x) for x in xs] for xs in (self.weights, self.master))
+        torch._foreach_copy_(weights, masters)
+        for master in self.master:
+            master.grad = None
+
+    def zero_grad(self, set_to_none: bool = True):
+        for weight in self.weights:
+            weight.grad = None
+
+    def state_dict(self) -> dict:
+        """Includes the copies: made again from bf16 weights, they would have 8 bits of fraction instead of 24."""
+        return super().state_dict() | {"master": [master.detach() for master in self.master]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "master"})
+        for master, saved in zip(self.master, state_dict["master"], strict=True):
+            master.copy_(saved)

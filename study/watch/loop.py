@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from study.core.settings import AUTOCAST
 from study.measure import roles, traffic
-from study.measure.components import ComponentLook
+from study.measure.memory import ComponentLook
 from study.measure.readback import device_of
 from study.records.sections import Collective, RankComponents
 from study.watch.steps import Step
