@@ -23,7 +23,7 @@ from accelerate.utils import set_seed
 from study.core.errors import Stop
 from study.core.settings import learning_rate
 from study.measure.clock import Clock
-from study.measure.memory import disk_bytes, peaks, reset_peaks
+from study.measure.memory import io_bytes, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
 from study.records.sections import Evaluation, Memory
 from study.training import finish, tasks
@@ -46,7 +46,7 @@ def train(run: Run) -> Callable[[], object]:
     setup_peaks = peaks() if run.has_values else None
     run.record.memory = Memory(setup_per_rank=run.gathered(setup_peaks))
     history.clock = Clock()
-    history.disk_before = disk_bytes()
+    history.io_before = io_bytes()
     reset_peaks()
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)

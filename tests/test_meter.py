@@ -260,14 +260,14 @@ def test_host_peak_rises_by_what_is_touched_and_is_forgotten():
 
 
 def test_disk_bytes_are_what_reaches_the_disk(tmp_path):
-    before = memory.disk_bytes()
+    before = memory.io_bytes()
     if None in before.values():
         pytest.skip("this kernel does not say what a process read and wrote")
     with (tmp_path / "file").open("wb") as file:
         file.write(bytes(4 * MIB))
         file.flush()
         os.fsync(file.fileno())
-    written = memory.disk_bytes()["write_bytes"] - before["write_bytes"]
+    written = memory.io_bytes()["write_bytes"] - before["write_bytes"]
     if written == 0:
         pytest.skip(f"{tmp_path} is no disk")
     assert 4 * MIB <= written < 5 * MIB

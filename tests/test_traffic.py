@@ -52,7 +52,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from study.measure.memory import written_bytes
+from study.measure.memory import io_bytes
 from study.measure.traffic import CollectiveCounter
 from study.records.metrics import gloo_wire_bytes
 
@@ -74,11 +74,11 @@ seen = {}
 for name, run in RUNS.items():
     run()
     dist.barrier()
-    before = written_bytes()
+    before = io_bytes()["wchar"]
     with CollectiveCounter() as counter:
         run()
     dist.barrier()  # the other rank may still be sending
-    after = written_bytes()
+    after = io_bytes()["wchar"]
     counts = {kind: count.model_dump() for kind, count in counter.counts.items()}
     seen[name] = {"counts": counts, "wire": gloo_wire_bytes(counter.counts, ranks), "kernel": after - before}
     whole.fill_(1), half.fill_(1)

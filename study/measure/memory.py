@@ -56,19 +56,15 @@ def freed_bytes() -> int | None:
     return difference(host.host_peak_bytes, host.host_resident_bytes)
 
 
-def written_bytes() -> int | None:
-    """Bytes that this process has passed to write calls so far: to files and to gloo's sockets. None if not counted."""
-    return _counted("wchar")
+def io_bytes() -> dict[str, int | None]:
+    """Return bytes that this process has moved so far, by the kernel. None if it does not count them.
 
-
-def disk_bytes() -> dict[str, int | None]:
-    """Return bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
-    return {name: _counted(name) for name in ("read_bytes", "write_bytes")}
-
-
-def _counted(name: str) -> int | None:
-    count = fields("/proc/self/io").get(name)
-    return None if count is None else int(count)
+    `wchar`: passed to write calls, to files and to gloo's sockets. `read_bytes` and `write_bytes`: what a disk read and
+    wrote for it, by direct I/O, but not the page cache.
+    """
+    counts = fields("/proc/self/io")
+    known = {name: int(counts[name]) for name in counts}
+    return {name: known.get(name) for name in ("wchar", "read_bytes", "write_bytes")}
 
 
 def difference(after: int | None, before: int | None) -> int | None:

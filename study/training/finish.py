@@ -9,7 +9,7 @@ from study.core import machine
 from study.core.errors import Stop
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
-from study.measure.memory import difference, disk_bytes, memory_by_component, written_bytes
+from study.measure.memory import difference, io_bytes, memory_by_component
 from study.records import store
 from study.records.sections import Components, Energy, Loss, RankMemory, Saved, Time
 from study.training import ending
@@ -33,9 +33,9 @@ def finish(run: Run, history: History) -> None:
     record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     peaks = history.peaks if run.has_values else RankMemory()
     if run.arm.uses_nvme:
-        disk = disk_bytes()
-        peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
-        peaks.nvme_written_bytes = difference(disk["write_bytes"], history.disk_before["write_bytes"])
+        now = io_bytes()
+        peaks.nvme_read_bytes = difference(now["read_bytes"], history.io_before["read_bytes"])
+        peaks.nvme_written_bytes = difference(now["write_bytes"], history.io_before["write_bytes"])
     record.memory.per_rank = run.gathered(peaks)
     run.keep()
     # --- whether it is what it says
@@ -129,10 +129,10 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
         observed.second_partition_parameters = readback.second_partition_parameters(run.model)
 
     # --- one step is counted: by the dispatcher, and by the kernel as a check
-    before = written_bytes()
+    before = io_bytes()["wchar"]
     with roles.before_each_update(run.optimizer, look), traffic.CollectiveCounter() as counter:
         step()
-    after = written_bytes()
+    after = io_bytes()["wchar"]
     traffic.refuse_uncounted(counter)
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)

@@ -88,45 +88,41 @@ def drawn_weights(settings: Settings, config) -> Path:
 
 def build_model(settings: Settings, config, device: torch.device) -> PreTrainedModel:
     """Return the model with its starting weights; under stage 3 each rank keeps only its own part while loading."""
+    options = {"dtype": weights_dtype(settings), "attn_implementation": config._attn_implementation}
     if settings.init in ("in_place", "none"):
-        options = {"dtype": weights_dtype(settings), "attn_implementation": config._attn_implementation}
         with device:
             # As the Auto classes do it: under stage 3 each parameter is partitioned as it is drawn.
             model = configs.class_for(config)._from_config(copy.deepcopy(config), **options)
-    elif settings.init == "random":
-        folder = str(drawn_weights(settings, config))
-        what = f"the drawn weights in {folder} cannot be loaded"
-        remedy = "delete that folder, so that they are drawn again, or give another --cache-dir"
-        model = _load(settings, config, folder, Stop(what, remedy))
     else:
-        remedy = "give --init random to start from drawn weights, or a folder that holds weights"
-        stop = Stop(f"no weights for --model {settings.model}", remedy)
-        model = _load(settings, config, _published(settings), stop)
+        model = _load(settings, config, options)
     if settings.checkpointing:
         # The reentrant kind needs inputs that require gradients: it gives none to a model with frozen embeddings.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 
-def _load(settings: Settings, config, name: str, stop: Stop) -> PreTrainedModel:
-    """Return the model with saved weights, or raise `stop` with the reason if they cannot be loaded."""
+def hub_name(settings: Settings) -> str | None:
+    """Return the name of the model on the hub, or its folder. None for a shape of the study's own."""
+    return SHAPES.get(settings.model, {"hub": settings.model})["hub"]
+
+
+def _load(settings: Settings, config, options: dict) -> PreTrainedModel:
+    """Return the model with drawn or published weights."""
+    what = f"no weights for --model {settings.model}"
+    remedy = "give --init random to start from drawn weights, or a folder that holds weights"
+    name = hub_name(settings)
+    if settings.init == "random":
+        name = str(drawn_weights(settings, config))
+        what = f"the drawn weights in {name} cannot be loaded"
+        remedy = "delete that folder, so that they are drawn again, or give another --cache-dir"
+    elif name is None:
+        raise Stop(f"--model {settings.model} has no published weights", "give --init random")
+    else:
+        shapes.prepare_to_load(name)
+    code = settings.trust_remote_code
     try:
-        return configs.class_for(config).from_pretrained(
-            name,
-            config=config,
-            trust_remote_code=settings.trust_remote_code,
-            dtype=weights_dtype(settings),
-            attn_implementation=config._attn_implementation,
-        )
+        return configs.class_for(config).from_pretrained(name, config=config, trust_remote_code=code, **options)
     except Exception as error:
         if device_is_full(error) or host_is_full(error):
             raise  # which has its own status
-        raise Stop(f"{stop.what} ({shapes.why_not_loaded(name, error)})", stop.remedy) from error
-
-
-def _published(settings: Settings) -> str:
-    name = SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model
-    if name is None:
-        raise Stop(f"--model {settings.model} has no published weights", "give --init random")
-    shapes.prepare_to_load(name)
-    return name
+        raise Stop(f"{what} ({shapes.why_not_loaded(name, error)})", remedy) from error

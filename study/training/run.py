@@ -98,7 +98,7 @@ class History:
     evals: list[Evaluation] = field(default_factory=list)
     last_batch: Rows = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
-    disk_before: dict[str, int | None] = field(default_factory=dict)
+    io_before: dict[str, int | None] = field(default_factory=dict)
     peaks: RankMemory = field(default_factory=RankMemory)  # of the timed steps
 
 

@@ -19,7 +19,7 @@ from study.core.errors import Stop
 from study.core.models.step import Batch, logits_and_losses
 from study.core.settings import Settings
 from study.core.shapes import SHAPES, VOCABULARY, is_local
-from study.training.models import weights_dtype
+from study.training.models import hub_name, weights_dtype
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 HUB_DATA = {"imdb": ("stanfordnlp/imdb", None), "wikitext": ("Salesforce/wikitext", "wikitext-2-v1")}
@@ -181,8 +181,7 @@ def load_tokenizer(settings: Settings):
     """Return the tokenizer that is asked for, or the model's own. Our own shapes use GPT-2's vocabulary."""
     from transformers import AutoTokenizer
 
-    own = SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model
-    name = settings.tokenizer or own or SHAPES["gpt2"]["hub"]
+    name = settings.tokenizer or hub_name(settings) or SHAPES["gpt2"]["hub"]
     shapes.prepare_to_load(name)
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
