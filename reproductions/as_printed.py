@@ -34,7 +34,7 @@ from study.records.sections import Evaluation, Loss, Memory, Observed, ScriptTra
 from study.training import ending, models, setup
 from study.training.data import Data, load_data
 from study.training.display import quiet, say
-from study.training.launch import find_launch, set_threads
+from study.training.launch import NO_LAUNCH, find_launch, set_threads
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 RUNS = (("standard", 1), ("zero", 1), ("zero", 2))  # the name of each training, and its batch over that of the first
@@ -54,8 +54,8 @@ def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> 
     """
     ending.interrupt_on_signals(os.getppid())
     machine.put_programs_on_path()
-    folder = None
-    launch = None
+    folder = ending.NO_FOLDER
+    launch = NO_LAUNCH
     code = 1
     try:
         launch = find_launch()

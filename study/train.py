@@ -51,7 +51,8 @@ def train(run: Run) -> Callable[[], object]:
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
     # Before the last evaluation, for which the first rank imports `evaluate` on real data.
-    history.peaks = peaks()
+    if run.has_values:
+        history.peaks = peaks()
     if not run.is_virtual:
         history.evals.append(evaluate(run, run.steps))
     finish.finish(run, history)

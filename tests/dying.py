@@ -18,7 +18,7 @@ import study.train
 from study.core import machine
 from study.core.machine import oom_kills
 from study.training import main
-from study.training.launch import Launch
+from study.training.launch import NO_LAUNCH, Launch
 
 RANK = int(os.environ.get("RANK", 0))
 
@@ -73,4 +73,4 @@ if fault := os.environ.get("FAULT"):
         before(study.train, "optimizer_step", 3, strike)
 ranks = int(os.environ.get("WORLD_SIZE", 1))
 forked = Launch(os.getppid(), time.time(), str(machine.launcher_config()), ranks, oom_kills())
-main.main(study.train.train, None if fault else forked)  # a sweep has a real launcher, which is looked up
+main.main(study.train.train, NO_LAUNCH if fault else forked)  # a sweep has a real launcher, which is looked up

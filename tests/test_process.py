@@ -209,7 +209,7 @@ def test_a_run_that_gets_two_signals_ends_once(tmp_path):
             signal.sigtimedwait([], 5)
         except KeyboardInterrupt as error:
             os.kill(os.getpid(), signal.SIGTERM)
-            ending.fail(None, 0, error)
+            ending.fail(ending.NO_FOLDER, 0, error)
     """
     output = ranks_of(code, tmp_path, ranks=1).output
     assert "Traceback" not in output

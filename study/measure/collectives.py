@@ -223,5 +223,5 @@ def _is_of_script(code: CodeType) -> bool:
 
 
 def _call(code: CodeType) -> str:
-    kind = "script:" if _is_of_script(code) else ""
-    return f"{kind}{Path(code.co_filename).stem}.{code.co_name}"
+    call = f"{Path(code.co_filename).stem}.{code.co_name}"
+    return f"script:{call}" if _is_of_script(code) else call

@@ -89,7 +89,9 @@ def _some_of_the_ranks(args) -> str | None:
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     ranks = dist.get_process_group_ranks(group)
-    return " ".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else None
+    if len(ranks) == dist.get_world_size():
+        return None
+    return " ".join(map(str, ranks))
 
 
 def refuse_uncounted(counter: CollectiveCounter) -> None:

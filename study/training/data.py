@@ -88,20 +88,17 @@ def load_data(settings: Settings) -> Data:
 def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
     seed = tasks.SPLIT_SEED
-    train_rows = settings.train_rows or 1600
-    if settings.task == "imdb":
-        arrays = [
-            tasks.reviews(train_rows, settings.sequence, seed),
-            tasks.reviews(settings.eval_rows, settings.sequence, seed + 1),
-        ]
-    else:
-        streams = [
-            tasks.stream(train_rows * settings.sequence, seed, "train"),
-            tasks.stream(settings.eval_rows * settings.sequence, seed, "validation"),
-        ]
-        arrays = [{"input_ids": stream.reshape(-1, settings.sequence)} for stream in streams]
-    train, rows = ({name: torch.from_numpy(array) for name, array in part.items()} for part in arrays)
-    return Data(train, rows, vocabulary=VOCABULARY, source="embedded")
+    parts = []
+    for part, rows, reviews_seed in (
+        ("train", settings.train_rows or 1600, seed),
+        ("validation", settings.eval_rows, seed + 1),
+    ):
+        if settings.task == "imdb":
+            arrays = tasks.reviews(rows, settings.sequence, reviews_seed)
+        else:
+            arrays = {"input_ids": tasks.stream(rows * settings.sequence, seed, part).reshape(rows, -1)}
+        parts.append({name: torch.from_numpy(array) for name, array in arrays.items()})
+    return Data(parts[0], parts[1], vocabulary=VOCABULARY, source="embedded")
 
 
 def _synthetic(settings: Settings) -> Data:

@@ -6,6 +6,7 @@ reason into the record also prints it, and the others are silent. Where there is
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.training.display import say
-from study.training.launch import Launch, rank_name, ranks_that_died
+from study.training.launch import NO_LAUNCH, Launch, rank_name, ranks_that_died
 
 if TYPE_CHECKING:
     from study.training.run import Run
@@ -48,6 +49,7 @@ REFUSALS = {  # by the message of a library that cannot train a combination: the
     "`fp8` precision requires": ("Accelerate", "give bf16, or install it on a machine with a GPU that has fp8"),
     "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
 }
+NO_FOLDER = Path("/proc/no run folder yet")
 _spare: list[bytearray] = []  # freed at the end, for a process that gets no more memory; it is never written to
 _heard = threading.Event()  # set once the main thread has handled a signal
 
@@ -85,7 +87,7 @@ def end_if_unresponsive(folder: Path, rank: int, launch: Launch, number: int) ->
     leave(1)
 
 
-def reason(error: BaseException, launch: Launch | None = None, folder: Path | None = None) -> Stop:
+def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_FOLDER) -> Stop:
     """Return why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
     message = str(error)
     if isinstance(error, Stop):
@@ -100,10 +102,10 @@ def reason(error: BaseException, launch: Launch | None = None, folder: Path | No
         return Stop(f"the host refused more memory ({detail})", remedy, "oom")
     # A rank that dies breaks the connection to the others, or torchrun sees it first and ends them with SIGTERM.
     lost = lost_connection(error) and int(os.environ.get("WORLD_SIZE", 1)) > 1
-    dead = ranks_that_died(folder, within_s=0.5) if folder and (lost or message == signal.SIGTERM.name) else []
+    dead = ranks_that_died(folder) if lost or message == signal.SIGTERM.name else []
     if lost or dead:
         victim = f"rank {dead[0]}" if dead else "another rank"
-        if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
+        if launch.oom_kills is not None and (oom_kills() or 0) > launch.oom_kills:
             what = f"the kernel killed {victim} because the host ran out of memory"
             return Stop(what, MORE_MEMORY, "oom", victim)
         remedy = "look for the signal in the launcher's message"
@@ -128,7 +130,7 @@ def _by_its_words(message: str) -> Stop | None:
     return None
 
 
-def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | None = None) -> None:
+def fail(folder: Path, rank: int, error: BaseException, launch: Launch = NO_LAUNCH) -> None:
     """Print in one sentence what went wrong, and put it into the record. Only an unknown error prints a traceback."""
     _heard.set()
     ended_by_others = threading.Event()
@@ -140,22 +142,20 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     stop.where = stop.where or rank_name(rank)
     if stop.status == "killed" and rank != 0:
         return  # rank 0 was interrupted as well, or torchrun ends this rank because another one gave its reason
-    trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
-    # An older record in the same folder belongs to an earlier launch.
-    since_s = launch.started - MARGIN_S if launch else 0.0
-
-    def write() -> bool | None:
-        """Return whether the record has this reason; None without a record."""
-        return store.end_badly(folder, stop, type(error).__name__, since_s) if folder else None
-
-    written = write()
+    # A record in the folder that is older than the launch belongs to an earlier one.
+    ending = functools.partial(store.end_badly, folder, stop, type(error).__name__, launch.started - MARGIN_S)
+    is_ours = ending()  # None: there is no record
     give_up_s = time.monotonic() + LINGER_S
-    while written is None and rank != 0 and time.monotonic() < give_up_s:
+    while is_ours is None and rank != 0 and time.monotonic() < give_up_s:
         if ended_by_others.wait(0.1):  # rank 0 has failed as well, and gave the reason
             return
-        written = write()
-    if written is not False:
-        say(folder if written else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
+        is_ours = ending()
+    if is_ours is False:
+        return  # another rank gave its reason
+    text = f"{stop.status}: {stop.what}. What to do: {stop.remedy}."
+    if stop.remedy.startswith("report this"):
+        text = "\n".join([text, *traceback.format_exception(error)])
+    say(folder if is_ours else None, text)
 
 
 def give_up(run: "Run", part: str, why: str) -> None:

@@ -36,6 +36,9 @@ class Launch:
     oom_kills: int | None = None  # of this machine at the start; None if the kernel does not count them
 
 
+NO_LAUNCH = Launch(pid=0, started=0.0, config_file="", num_processes=None)  # none is known yet
+
+
 def find_launch() -> Launch:
     """Return the `accelerate launch` above this process, from its command line.
 
@@ -69,15 +72,15 @@ def shrink_group(arm: Arm, launch: Launch) -> None:
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
 
 
-def ranks_that_died(folder: Path, within_s: float) -> list[int]:
+def ranks_that_died(folder: Path, within_s: float = 0.5) -> list[int]:
     """Return the other ranks that were killed: their heartbeat file exists, their process does not.
 
-    Unknown, and so empty, on several machines, where a process id may be another machine's. This waits a moment,
-    because the kernel closes a dying process's connections before the process counts as dead.
+    This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
     """
-    until_s = time.monotonic() + (0 if on_several_machines() else within_s)
     dead: list[int] = []
-    while not dead and time.monotonic() < until_s:
+    until_s = time.monotonic() + within_s
+    # On several machines it is unknown: a process id may be another machine's.
+    while not dead and time.monotonic() < until_s and not on_several_machines():
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
         time.sleep(0.05)
@@ -91,7 +94,10 @@ def on_several_machines() -> bool:
 
 def rank_name(rank: int) -> str:
     """A rank's name in messages. On several machines it includes the machine's number, as torchrun assigns it."""
-    return f"rank {rank} on machine {os.environ['GROUP_RANK']}" if on_several_machines() else f"rank {rank}"
+    name = f"rank {rank}"
+    if on_several_machines():
+        name += f" on machine {os.environ['GROUP_RANK']}"
+    return name
 
 
 def describe_machines(run: "Run") -> list[Machine]:

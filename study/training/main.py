@@ -25,7 +25,15 @@ from study.records.sections import Time
 from study.training import ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet
-from study.training.launch import Launch, cap_memory, describe_machines, find_launch, set_threads, shrink_group
+from study.training.launch import (
+    NO_LAUNCH,
+    Launch,
+    cap_memory,
+    describe_machines,
+    find_launch,
+    set_threads,
+    shrink_group,
+)
 from study.training.run import Run
 
 Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
@@ -35,11 +43,11 @@ Train = Callable[[Run], Callable[[], object]]  # returns a function that takes o
 class Opened:
     """The launch and the run folder of this process, as soon as they are known."""
 
-    launch: Launch | None
-    folder: Path | None = None
+    launch: Launch
+    folder: Path = ending.NO_FOLDER
 
 
-def main(train: Train, launch: Launch | None = None) -> None:
+def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
     """Run the trainer, and leave a record however it ends. `launch` is looked up unless it is given."""
     rank = int(os.environ.get("RANK", 0))
     parent = os.getppid()  # before anything that takes time: the launcher may die meanwhile
@@ -72,7 +80,9 @@ def read_flags(train: Train, rank: int) -> Flags:
 
 def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack: contextlib.ExitStack) -> None:
     """Check what was asked for, open the run folder, and train. `stack` closes what this opens."""
-    launch = opened.launch = opened.launch or find_launch()
+    if opened.launch is NO_LAUNCH:
+        opened.launch = find_launch()
+    launch = opened.launch
     arm = arms.read(arms.find(launch.config_file))
     if flags.virtual_ranks and rank != 0:
         os._exit(0)  # they exist only as numbers

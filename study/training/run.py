@@ -107,8 +107,8 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
     settings = run.settings
     per_epoch = run.data.train_rows // run.rows_taken_per_step
     while start < stop:
-        ends = [stop, start + per_epoch - start % per_epoch]
-        if start >= settings.warmup_steps:
+        ends = [stop, start + per_epoch - start % per_epoch]  # with an epoch the rows get a new order
+        if start >= settings.warmup_steps:  # nothing is timed before, so nothing is shown of it but its end
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
         if settings.eval_every:
             ends.append(start + settings.eval_every - start % settings.eval_every)

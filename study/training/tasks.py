@@ -213,4 +213,4 @@ def text_blocks(settings: Settings, tokenizer, split, part: str, count: int | No
 def _checked_count(part: str, count: int | None, have: int, unit: str) -> int:
     if count is not None and count > have:
         raise Stop(f"--{part}-rows {count} is more than the {have} {unit} there are", f"give at most {have}")
-    return have if count is None else count
+    return count or have
