@@ -33,7 +33,6 @@ machine.put_programs_on_path()  # ninja, if nobody has activated the environment
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; in the background it starts ignored
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
-SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
 
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all

@@ -1,8 +1,7 @@
-"""Speed: measured peaks, and the share of them that a run reaches."""
+"""The share of this machine's measured peak that a run reaches."""
 
 import json
 
-import peaks as measured
 import pytest
 
 from study.records.runs import Run, Runs
@@ -12,7 +11,6 @@ H200 = [{"name": "NVIDIA H200", "memory_bytes": 150_000_000_000}]
 FLOPS = {"bf16": {"median": 700e12}, "tf32": {"median": 350e12}, "fp32": {"median": 50e12}}
 PEAKS = {"hardware": {"devices": H200}, "flops_per_s": FLOPS}
 BF16 = {"precision": "bf16"}
-KNOWN = {"flops_per_rank_and_step": 35e12, "peak_flops_per_s": None, "requested": BF16}  # of one of our own runs
 
 
 def share(folder, times: dict | None = None, **requested) -> float | None:
@@ -40,19 +38,3 @@ def test_no_share_without_this_machines_peaks(tmp_path):
     assert share(tmp_path) is None, "of another machine"
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
     assert share(tmp_path, times={}) is None, "a run without values has no times"
-
-
-def test_peaks_are_measured_and_kept(tmp_path, monkeypatch):
-    """On this machine, small: every rate is above 0, and between its lowest and its highest."""
-    words = ["--size", "256", "--copy-mib", "4", "--adam-parameters", "100000", "--disk-mib", "4", "--tries", "3"]
-    out = tmp_path / "new" / "peaks.json"
-    words += ["--disk", str(tmp_path), "--json", str(out)]
-    monkeypatch.setattr("sys.argv", ["peaks", *words])
-    measured.main()
-    peaks = json.loads(out.read_text())
-    rates = [*peaks["flops_per_s"].values(), *peaks["copy_bytes_per_s"].values()]
-    assert len(rates) >= 3
-    assert all(0 < rate["low"] <= rate["median"] <= rate["high"] for rate in rates)
-    assert peaks["hardware"]["cores"] >= 1
-    assert peaks["software"]["torch"]
-    assert peaks["disk_bytes_per_s"] is None or peaks["disk_bytes_per_s"]["written"] > 0
