@@ -163,25 +163,24 @@ def _write(
     frames: Frames,
     still_s: float = 0.0,
 ) -> None:
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    groups: dict = {}
+    if dist.is_initialized():
+        world = dist.distributed_c10d._world
+        ranks = dist.get_world_size()
+        groups = {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
     log = RankLog(
         rank=rank,
-        ranks=int(os.environ.get("WORLD_SIZE", 1)),
+        ranks=ranks,
         pid=os.getpid(),
         written_unix_s=time.time(),
         still_s=still_s,
         recorded=bool(_ring()),
         place=place,
         calls=[_call(frame.f_code) for frame, _ in frames[:MOST_CALLS]],
+        groups=groups,
         recent=list(recent),
     )
-    if dist.is_initialized():
-        world = dist.distributed_c10d._world
-        log = log.model_copy(
-            update={
-                "ranks": dist.get_world_size(),
-                "groups": {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()},
-            }
-        )
     files.write_below(file.parent, file.name, log.model_dump_json().encode(), to_disk=False)
 
 

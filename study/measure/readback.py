@@ -5,7 +5,7 @@ Nothing here copies a request. A value that cannot be read is None.
 
 import contextlib
 import hashlib
-import math
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,14 +152,8 @@ def second_partition_parameters(model) -> int | None:
 
 def _plain(value):
     """Return a config as JSON can hold it. Infinity, DeepSpeed's default for "never", becomes that word."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if value == math.inf:
-        return "never"
-    is_plain = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
-    return value if is_plain else str(value)
+    words = {"Infinity": "never"}
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda name: words.get(name, name))
 
 
 def count_ranks(accelerator: "Accelerator") -> int | None:

@@ -36,7 +36,7 @@ from study.measure import hardware, readback
 from study.measure.hardware import CUDA
 from study.records import collectives, store
 from study.records.schema import Record
-from study.records.sections import Observed, Requested
+from study.records.sections import Requested
 from study.training import models, patches, tasks
 from study.training.display import log_to, quiet, say
 from study.training.launch import Launch
@@ -200,19 +200,39 @@ def prepare(run: Run) -> None:
     """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
     settings = run.settings
     arm = run.arm
-    model = _build(run)
-    # --- what the model is before Accelerate has it
+    # --- the model with its starting weights, on the device unless DeepSpeed moves it there
+    config = models.model_config(settings, run.data.vocabulary)
+    if settings.init == "random":
+        with run.accelerator.main_process_first():
+            models.drawn_weights(settings, config)
+    model = models.build_model(settings, config, run.accelerator.device)
+    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
+    freeze(model, settings.lora_rank, settings.train_only)
+    if arm.deepspeed is None:
+        model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
+    # --- what it is before Accelerate has it, and after
     has_weights = settings.init != "in_place" and not run.is_virtual  # that other arms have as well
     checksum = readback.weights_checksum(run.accelerator, model) if has_weights else None
     shapes = readback.shapes(model)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     _wrap(run, model)
-    # --- and after
-    seen = run.record.observed = _observed(run)
+    seen = run.record.observed = readback.distribution(run.accelerator, run.model, run.optimizer)
+    seen.ranks_counted = readback.count_ranks(run.accelerator)
+    seen.arm = arm.name
+    seen.steps = run.steps
+    seen.virtual_ranks = settings.virtual_ranks
+    row_groups = run.accelerator.num_processes // arm.row_ranks  # all, not only those that exist
+    seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
+    seen.tokens_per_step = seen.rows_per_step * settings.sequence
+    seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
+    seen.data_checksum = run.data.checksum
+    seen.data_source = run.data.source
+    seen.patches = sorted(patches.applied)
     seen.built_in_parts = built_in_parts
     if has_weights:
         seen.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     run.keep()
+    # --- whether that is what was asked for
     if wrong := readback.mismatches(arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
         raise Stop(what, "fix the arm's files", where="prepare")
@@ -228,21 +248,6 @@ def prepare(run: Run) -> None:
         supported = is_deepcompile_supported()
         what = f"{arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
         raise Stop(what, "give --compile" if supported else "use an NVIDIA GPU", where="prepare")
-
-
-def _build(run: Run) -> PreTrainedModel:
-    """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
-    settings = run.settings
-    config = models.model_config(settings, run.data.vocabulary)
-    if settings.init == "random":
-        with run.accelerator.main_process_first():
-            models.drawn_weights(settings, config)
-    model = models.build_model(settings, config, run.accelerator.device)
-    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
-    freeze(model, settings.lora_rank, settings.train_only)
-    if run.arm.deepspeed is None:
-        model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
-    return model
 
 
 def _wrap(run: Run, model: PreTrainedModel) -> None:
@@ -271,24 +276,6 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
     if settings.precision == "fp16" and arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
-
-
-def _observed(run: Run) -> Observed:
-    """Return what the prepared objects really are."""
-    settings = run.settings
-    seen = readback.distribution(run.accelerator, run.model, run.optimizer)
-    seen.ranks_counted = readback.count_ranks(run.accelerator)
-    seen.arm = run.arm.name
-    seen.steps = run.steps
-    seen.virtual_ranks = settings.virtual_ranks
-    row_groups = run.accelerator.num_processes // run.arm.row_ranks
-    seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
-    seen.tokens_per_step = seen.rows_per_step * settings.sequence
-    seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
-    seen.data_checksum = run.data.checksum
-    seen.data_source = run.data.source
-    seen.patches = sorted(patches.applied)
-    return seen
 
 
 def flops_per_row(run: Run) -> float:
