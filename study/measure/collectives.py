@@ -50,7 +50,7 @@ class CollectiveLog:
         self.rank = rank
         self.every_s = every_s
         self.still_s = still_s
-        self._status: dict | None = None
+        self._status: dict | None = None  # how many collectives of each group have begun and ended
         self._since_s = time.monotonic()
         self._written_s = -math.inf
         self._copied = False
@@ -124,6 +124,8 @@ class Heartbeat:
         self.file = files.safe_join(folder, FILE.format(rank=rank))
         self.rank = rank
         faulthandler.unregister(ASK)  # register again below, after Python's own handler, so that it calls that one too
+        # Python writes the number of each signal into this pipe from C, so the thread that reads it wakes up even while
+        # the main thread waits in a collective.
         signals, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(signals, True)
         signal.signal(ASK, lambda *_: None)
@@ -190,6 +192,7 @@ def _ring(with_entries: bool = False) -> dict:
     So a wait in gloo is not seen in a process that also has NCCL (by the sources of torch 2.11 and 2.13). Without
     entries it has how many collectives of each group began and ended, and takes microseconds. Empty: no ring.
     """
+    # A PyTorch with CUDA has both names, one for a CPU the second alone.
     dumps = [getattr(_distributed_c10d, name) for name in DUMPS if hasattr(_distributed_c10d, name)]
     rings = [json.loads(dump(with_entries, False)) for dump in dumps]
     return next((ring for ring in rings if ring.get("pg_status")), {})

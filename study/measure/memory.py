@@ -168,6 +168,7 @@ class MemoryWatch(TorchDispatchMode):
         return out
 
     def _follow(self, function, args, out) -> None:
+        """Add the storages that an operation gives. A view has the storage of what it shows, which is known already."""
         # gloo's reduce-scatter splits a tensor that the dispatcher has not seen: its own copy of the input.
         if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
             self._set_apart(args[0])
@@ -178,6 +179,7 @@ class MemoryWatch(TorchDispatchMode):
         self._rise()
 
     def _rise(self) -> None:
+        """Raise the peak to the total if that is higher; close to the last step's peak, also sort what is live."""
         # A maximum far below the last peak will be exceeded, so it need not be exact.
         if self.gloo and self.total > self.peak and self.total >= (self.close_to_peak or 0):
             _let_threads_finish()
@@ -206,6 +208,7 @@ class MemoryWatch(TorchDispatchMode):
         self.total += live.size
 
     def _change(self, live: Live, size: int) -> None:
+        """Follow a storage that was resized, unless it is one of gloo's that do not count."""
         if live.phase != "gloo":
             self.total += size - live.size
             live.size = size
@@ -221,6 +224,7 @@ class MemoryWatch(TorchDispatchMode):
             live.size = 0
 
     def _gone(self, key: int) -> None:
+        """Called by Python when nothing refers to a storage any more, in whatever thread that is."""
         self.total -= self._live.pop(key).size
 
 

@@ -78,7 +78,7 @@ def device_of(model) -> torch.device:
 def _sizes(model) -> dict[str, int]:
     """Return parameters of the model, those that this rank holds, and those that train."""
     if roles.fsdp_version(model) == 1:
-        return roles.fsdp_sizes(model)
+        return roles.fsdp_sizes(model)  # how many of them train is not kept there
     whole = held = trained = 0
     for parameter in model.parameters():
         part = getattr(parameter, "ds_tensor", None)  # under stage 3 the parameter itself is empty
@@ -184,7 +184,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "autocast": settings.precision if settings.precision in (*AUTOCAST, "fp8") else None,
         "checkpointing": settings.checkpointing,
         "compiled": settings.compile,
-        "tf32": settings.tf32 if seen.device == "cuda" else None,
+        "tf32": {"cuda": settings.tf32}.get(seen.device or "cpu"),
     }
     observed = dict(seen)
     if arm.fsdp is not None and seen.fsdp is not None:
@@ -233,7 +233,10 @@ def loss_scale(accelerator: "Accelerator", optimizer) -> float | None:
 
 
 def weights_checksum(accelerator: "Accelerator", model) -> str | None:
-    """Return a digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
+    """Return a digest of all parameters in order, the same however they are partitioned. Every rank must call it.
+
+    It shows that two arms start from the same weights, and that preparing a model changes none of them.
+    """
     digest = hashlib.sha256()
     for name, parameter in plain_model(model).named_parameters():
         with _whole(parameter, accelerator.device) as values:  # a collective of all ranks

@@ -34,7 +34,10 @@ def inner_optimizer(optimizer) -> torch.optim.Optimizer:
 
 
 def zero_optimizer(optimizer):
-    """DeepSpeed's wrapper around that optimizer. None if there is none, as in its stage 0 with fp32."""
+    """DeepSpeed's wrapper around that optimizer, which has the buckets, the flat partitions and the offloaded parts.
+
+    None if there is none, as in its stage 0 with fp32.
+    """
     while hasattr(optimizer, "optimizer"):
         if type(optimizer).__module__.startswith("deepspeed."):
             return optimizer
@@ -72,11 +75,13 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
     """Return the tensors that hold the training state now, by role."""
     zero = zero_optimizer(optimizer)
     inner = inner_optimizer(optimizer)
+    # --- what optimizers hold
     # The optimizer that does the arithmetic has the moments: under ZeRO of this rank's flat partition.
     moments = [value for state in inner.state.values() for name, value in state.items() if name != "step"]
     pairs: list[tuple[str, object]] = [("moments", moments), ("master", getattr(inner, "master", []))]
     pairs += [(role, getattr(zero, name, None)) for role, names in ROLES.items() for name in names.split()]
     pairs += [("gradients", [tensor.grad for role, value in pairs if role == "master" for tensor in tensors_in(value)])]
+    # --- what the model holds
     parameters = "weights"
     if fsdp_version(model) is not None:
         pairs += fsdp_tensors(model)
@@ -140,10 +145,12 @@ def fsdp_version(model) -> int | None:
 
 def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
     """Return the tensors that FSDP holds of a model, by role."""
+    # FSDP1 has one flat parameter for each of its units, and keeps what belongs to it in that tensor's attributes.
     for parameter in _flat_parameters(model):
         yield "weights", getattr(parameter, "_local_shard", parameter.data)  # from the first pass on
         yield "gathered_weights", getattr(parameter, "_full_param_padded", None)
         yield "gradients", getattr(parameter, "_saved_grad_shard", None)
+    # FSDP2 shards each parameter by itself, and gathers and reduces those of a unit together.
     for group in fsdp_units(model):
         for parameter in group.fsdp_params:
             yield "weights", parameter._sharded_param_data
@@ -151,6 +158,7 @@ def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
             yield "gradients", parameter.sharded_param.grad
             whole = getattr(parameter, "_unsharded_param", None)  # holds gradients of passes that reduce nothing
             yield "gradients", [getattr(whole, "grad", None), parameter.unsharded_accumulated_grad]
+        # Two gatherings may be under way: this unit's, and the one before it, which is copied out meanwhile.
         gathering = [group._all_gather_result, getattr(group.comm_ctx.all_gather_state, "all_gather_result", None)]
         yield "gathered_weights", [result.all_gather_output for result in gathering if result is not None]
         yield "buckets", [state.reduce_scatter_input for state in _listed(group.comm_ctx, "reduce_scatter_state")]

@@ -65,6 +65,7 @@ class CollectiveCounter(TorchDispatchMode):
             self.not_counted |= {name} - MOVES_NOTHING
             return
         sides = [[leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)] for value in values]
+        # Of a reduce-scatter and an all-gather over N ranks, one side has N times the bytes of the other.
         full = max(sides, key=lambda side: sum(tensor.nbytes for tensor in side), default=[])
         count = self.counts.setdefault(kind, Collective(calls=0, bytes=0, bytes_by_dtype={}))
         count.calls += 1
@@ -95,6 +96,7 @@ def _some_of_the_ranks(args) -> str | None:
 
 
 def refuse_uncounted(counter: CollectiveCounter) -> None:
+    """Raise for a collective that NAMES lacks: a sum without it would look like less traffic."""
     if counter.not_counted:
         names = " and ".join(sorted(counter.not_counted))
         raise NotImplementedError(f"{names}: not in NAMES, so their bytes were not counted: add them")
