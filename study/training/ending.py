@@ -4,7 +4,6 @@ A run ends done, failed, out of memory (oom), killed, diverged, or by a sweep's 
 reason into the record also prints it, and the others are silent. Where there is no record yet, rank 0 prints.
 """
 
-import contextlib
 import errno
 import functools
 import os
@@ -14,7 +13,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from study.core.errors import Stop
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
@@ -24,15 +23,11 @@ from study.records import store
 from study.training.display import say
 from study.training.launch import NO_LAUNCH, Launch, rank_name, ranks_that_died
 
-if TYPE_CHECKING:
-    from study.training.run import Run
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Refusals of the system that a user can mend. Behind any other there may be a mistake of ours.
 OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
-PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 MARGIN_S = 60  # clocks of one cluster differ by less, and the kernel rounds its boot time to seconds
 REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
@@ -156,19 +151,6 @@ def fail(folder: Path, rank: int, error: BaseException, launch: Launch = NO_LAUN
     if stop.remedy.startswith("report this"):
         text = "\n".join([text, *traceback.format_exception(error)])
     say(folder if is_ours else None, text)
-
-
-def give_up(run: "Run", part: str, why: str) -> None:
-    """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
-    observed = run.record.observed
-    with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
-        why = store.explain_what_failed(run.folder, f"{part}_failed", why)
-    setattr(observed, f"{part}_failed", why)
-    for later in PARTS:
-        if getattr(observed, f"{later}_failed") == store.UNFINISHED:
-            setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
-    run.record.finished_utc = store.now_utc()
-    run.keep()
 
 
 def leave(code: int) -> NoReturn:

@@ -1,5 +1,6 @@
 """After the last step: completes and checks the record, saves weights, and runs the instruments."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from study.training import ending
 from study.training.run import History, Run
 from study.training.setup import flops_per_row
 
+PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
@@ -56,7 +58,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     which breaks the others' connection with gloo; with NCCL they notice at the process group's timeout.
     """
     record = run.record
-    parts = [part for part in ending.PARTS if getattr(run.settings, part)]
+    parts = [part for part in PARTS if getattr(run.settings, part)]
     run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
         setattr(record.observed, f"{part}_failed", store.UNFINISHED)
@@ -73,7 +75,15 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
                 inspect(run, step)
         except BaseException as error:  # Ctrl-C and a full device as well
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
-            ending.give_up(run, part, ending.reason(error).what)
+            why = ending.reason(error).what
+            with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
+                # Not the reason of a rank that failed after another one, only because that one is gone.
+                why = store.explain_what_failed(run.folder, f"{part}_failed", why)
+            setattr(record.observed, f"{part}_failed", why)
+            for later in parts[parts.index(part) + 1 :]:
+                setattr(record.observed, f"{later}_failed", f"not begun, because of: {part}")
+            record.finished_utc = store.now_utc()
+            run.keep()
             return False
         setattr(record.observed, f"{part}_failed", None)
     record.finished_utc = store.now_utc()
