@@ -78,9 +78,11 @@ def ranks_that_died(folder: Path, within_s: float = 0.5) -> list[int]:
     This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
     """
     dead: list[int] = []
+    # On several machines it is unknown: a process id may be another machine's. And without a folder nothing is asked.
+    if on_several_machines() or not folder.is_dir():
+        return dead
     until_s = time.monotonic() + within_s
-    # On several machines it is unknown: a process id may be another machine's.
-    while not dead and time.monotonic() < until_s and not on_several_machines():
+    while not dead and time.monotonic() < until_s:
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
         time.sleep(0.05)
