@@ -51,7 +51,7 @@ def estimate(setup: Setup) -> Estimate:
         peak_when=peak_when,
         host_bytes=host_bytes,
         nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), Engine(setup).swapped_bytes),
-        traffic=dict(Counter(engine.traffic) + exchanged(setup)),
+        traffic=dict(Counter(engine.traffic) + exchanged_rows(setup) + exchanged_layers(setup)),
         flops_per_rank_and_step=operations(setup),
     )
 
@@ -100,11 +100,6 @@ def profile(setup: Setup) -> Profile:
 def inputs_bytes(setup: Setup) -> int:
     """The bytes of a microbatch's inputs: token ids, masks, images, sound."""
     return setup.model.traced(setup.trace_options, setup.micro_batch).inputs_bytes
-
-
-def exchanged(setup: Setup) -> Counter[str]:
-    """The bytes by collective of ranks that share rows or divide layers."""
-    return exchanged_rows(setup) + exchanged_layers(setup)
 
 
 def operations(setup: Setup) -> int:

@@ -322,9 +322,9 @@ class Setup:
         # Others work at one tensor at a time. They make the root of a second moment; or Adafactor's estimate of the
         # second moments, for a vector its squares as well.
         of_matrix, of_vector = {"single_tensor": (1, 1), "adafactor": (1, 2)}.get(self.optimizer, (0, 0))
-        made = [of_matrix * each.elements for each in tensors if len(each.shape) > 1]
-        made += [of_vector * each.elements for each in tensors if len(each.shape) <= 1]
-        return self.state_bytes * max(made, default=0)
+        elements = [of_matrix * each.elements for each in tensors if len(each.shape) > 1]
+        elements += [of_vector * each.elements for each in tensors if len(each.shape) <= 1]
+        return self.state_bytes * max(elements, default=0)
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:

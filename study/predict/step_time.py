@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from study.core.gpus import GPUS, LINKS
 from study.predict import papers
-from study.predict.estimate import exchanged, operations
+from study.predict.estimate import exchanged_layers, exchanged_rows, operations
 from study.predict.memory.engine import Engine
 from study.predict.setup import QUANTIZED_BYTES, Setup
 from study.predict.trace.transformer import of_a_rank
@@ -317,7 +317,7 @@ def _sending(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[s
             seconds[each.phase] += each.size_bytes / host_bytes_per_s
     # Ranks that share rows or layers wait for each other in both passes.
     together = links.within(setup.sequence_ranks * setup.tensor_ranks)
-    for kind, size_bytes in exchanged(setup).items():
+    for kind, size_bytes in (exchanged_rows(setup) + exchanged_layers(setup)).items():
         for phase in PHASES:
             seconds[phase] += together.seconds(kind, size_bytes / len(PHASES), of)
     return seconds
