@@ -109,16 +109,15 @@ def evaluate(run: Run, step: int) -> Evaluation:
     for rows_of_batch in batches:
         batch = {name: values[rows_of_batch].to(accelerator.device) for name, values in rows.items()}
         outputs.append(torch.stack([x.double() for x in tasks.row_losses(run.settings, run.model, batch)]))
-    gathered = accelerator.gather(torch.stack(outputs).unsqueeze(0))  # ranks, batches, (loss, prediction), rows
-    gathered = gathered[:: run.arm.tensor_ranks]
+    # Ranks, batches, (loss, prediction), rows.
+    gathered = accelerator.gather(torch.stack(outputs).unsqueeze(0))[:: run.arm.tensor_ranks]
     row_losses, predictions = gathered.permute(2, 1, 0, 3).flatten(1)[:, :count].cpu().numpy()
     run.model.train()
     if not np.isfinite(row_losses).all():
         raise Stop(f"the evaluation loss is not finite at step {step}", "give a lower --lr", "diverged", "evaluate")
     result = Evaluation(step=step, eval_loss=float(row_losses.mean()))
     if accelerator.is_main_process:
-        metric = tasks.metric(run.settings, row_losses, predictions.astype(int), rows)
-        result = result.model_copy(update=metric)
+        result = result.model_copy(update=tasks.metric(run.settings, row_losses, predictions.astype(int), rows))
         report(run, result)
     return result
 
