@@ -59,10 +59,10 @@ check: setup style  ## style, layers, and every test that needs no GPU, the slow
 	pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
 
 parity: setup $(VENV)/.ready-to-test  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
-	pytest -m slow tests/test_parity.py
+	pytest -m slow tests/training/test_parity.py
 
 virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions (an hour)
-	pytest -v -m slow -k every_arm tests/test_virtual.py
+	pytest -v -m slow -k every_arm tests/training/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python reproductions/laboratories/scoreboard.py runs/scoreboard

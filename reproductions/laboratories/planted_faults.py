@@ -108,11 +108,11 @@ def nearest_tests(root: Path, most: int, without: set[str]) -> dict[str, tuple[s
     files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in paths}
     graph = {module: imports_of(paths[name], files.keys()) for module, name in files.items()}
     found: dict[str, list[tuple[int, str]]] = {name: [] for name in paths}
-    for test in sorted((root / "tests").glob("test_*.py")):
+    for test in sorted((root / "tests").rglob("test_*.py")):
         distance, seen, level = 0, set(), imports_of(test, files.keys())
         while level:
             for module in level:
-                found[files[module]].append((distance, f"tests/{test.name}"))
+                found[files[module]].append((distance, str(test.relative_to(root))))
             seen |= level
             level = {each for module in level for each in graph[module]} - seen
             distance += 1

@@ -19,7 +19,7 @@ LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 LARGEST = 120  # of a unit; hours are always hours
 BYTES = {"GiB": 2**30, "GB": 1e9}
-# Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/test_recompute_frozen.py.
+# Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
     "otherwise adapters may stay as they are without a message."

@@ -12,11 +12,11 @@ from study.core.errors import Stop
 from study.watch import sources
 from study.watch.differences import compare, mistakes, shown
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ARMS = ROOT / "accelerate_configs"
 RUNS = ROOT / "reports/cpu-2core/runs"
 
-CASES = tomllib.loads((ROOT / "tests" / "config_cases.toml").read_text())
+CASES = tomllib.loads((ROOT / "tests" / "watch" / "config_cases.toml").read_text())
 BEGIN = CASES["begin"]
 DEEPSPEED, _, ZERO, TRAINER = BEGIN.values()
 

@@ -13,7 +13,7 @@ from study.watch.oom.explain import Described, explain, proposals
 
 THREADS = tomllib.loads(Path(__file__).with_name("oom_threads.toml").read_text())["thread"]
 NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}
-SCORED = Path(__file__).parents[1] / "reports" / "oom_threads.json"
+SCORED = Path(__file__).parents[2] / "reports" / "oom_threads.json"
 NEW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.25 GiB of "
     "which {free} is free. Including non-PyTorch memory, this process has 75.13 GiB memory in use. Of the allocated "

@@ -1,6 +1,6 @@
 """What only an NVIDIA GPU can show: every arm on CUDA, and the instruments against the allocator, the clock and NVML.
 
-pytest -m gpu tests/test_gpu.py      some ten minutes; the first run compiles DeepSpeed's operators besides
+pytest -m gpu tests/training/test_gpu.py      some ten minutes; the first run compiles DeepSpeed's operators besides
 """
 
 import time

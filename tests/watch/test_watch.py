@@ -153,7 +153,7 @@ def test_what_cannot_be_watched_is_said(tmp_path, capsys):
 )
 def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
     folder = tmp_path / "bare_loop" / "single"
-    start("tests/bare_loop.py", "single", f"--end={end}", code=None)
+    start("tests/watch/bare_loop.py", "single", f"--end={end}", code=None)
     record = _ended(folder)
     assert record.status == status
     assert message in record.error.message
@@ -171,7 +171,7 @@ def _ended(folder: Path):
 
 
 def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
-    _, record = start("tests/bare_loop.py", "single", "--evaluate_in", "7", "13", "--steps", "16")
+    _, record = start("tests/watch/bare_loop.py", "single", "--evaluate_in", "7", "13", "--steps", "16")
     assert record.watched.looked_at == [6, 7, 8, 9, 10]
     assert len(record.time.step_s) == 4, "of 12, 14, 15 and 16: not the step after a look, nor that with an evaluation"
 
@@ -201,7 +201,8 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
     losses = {}
     for name, flags in (("watched", ()), ("alone", ("--run_dir=",))):
         with contextlib.suppress(Stop):  # without a watch no record
-            record = start("tests/bare_loop.py", "ddp", f"--kind={kind}", f"--losses={tmp_path / name}", *flags)[1]
+            losses_file = f"--losses={tmp_path / name}"
+            record = start("tests/watch/bare_loop.py", "ddp", f"--kind={kind}", losses_file, *flags)[1]
         losses[name] = (tmp_path / name).read_text()
     assert losses["watched"] == losses["alone"]
     assert record.loss.train[0] != float.fromhex(losses["alone"].split()[0])  # the mean over both ranks
@@ -255,7 +256,7 @@ def test_planted_mistakes_are_named(start, tmp_path):
     assert "Clipping is 1 although clips.yaml says 0" in output
 
 
-LAUNCHED = tomllib.loads((ROOT / "tests" / "config_cases.toml").read_text())["launched"]
+LAUNCHED = tomllib.loads((ROOT / "tests" / "watch" / "config_cases.toml").read_text())["launched"]
 
 
 @pytest.mark.parametrize("case", LAUNCHED)

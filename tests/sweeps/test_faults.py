@@ -38,7 +38,7 @@ def struck(tmp_path, monkeypatch, cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
     def sweep_one(fault: str, timeout_s: float = 300) -> Record:
-        monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "dying.py")
+        monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "sweeps" / "dying.py")
         monkeypatch.setenv("FAULT", fault)
         (turn,) = sweep.plan(protocol.cells(protocol.read(str(mini(tmp_path, ONE_CELL))), "tiny"), 1)
         runs = tmp_path / "runs"

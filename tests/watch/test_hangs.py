@@ -126,7 +126,7 @@ def test_the_ring_of_nccl_is_read(tmp_path, monkeypatch):
 
 
 def log(text: str, ranks: int = 2, **more) -> RankLog:
-    """The log of a rank as tests/hang_cases.toml writes it."""
+    """The log of a rank as tests/watch/hang_cases.toml writes it."""
     text, _, place = text.partition(" | ")
     rank, _, calls = text.partition(":")
     recent = []
@@ -138,7 +138,7 @@ def log(text: str, ranks: int = 2, **more) -> RankLog:
     return RankLog(rank=int(rank), ranks=ranks, groups={"0": list(range(ranks)), "pair": [0, 1]}, **fields, **more)
 
 
-@pytest.mark.parametrize("case", tomllib.loads((ROOT / "tests" / "hang_cases.toml").read_text())["case"])
+@pytest.mark.parametrize("case", tomllib.loads((ROOT / "tests" / "watch" / "hang_cases.toml").read_text())["case"])
 def test_what_is_said_of_ranks(case):
     logs = [log(text, case.get("ranks", len(case["logs"]))) for text in case["logs"]]
     said = [case["said"]] if "said" in case else []

@@ -1,7 +1,7 @@
 """Five doors answer one question alike: README, the index, the calculator, `advise` and `estimate`.
 
 The question: which arm for my model on my GPUs, with which memory, in how many seconds?
-The calculator is asked the same questions in tests/test_calculator.py, which has a browser.
+The calculator is asked the same questions in tests/report/test_calculator.py, which has a browser.
 """
 
 import json
@@ -66,6 +66,6 @@ def test_advise_and_estimate_give_one_answer(question, monkeypatch, capsys):
 
 
 def test_the_index_gives_the_same_answer(monkeypatch, capsys):
-    """It answers README's question; tests/test_readme.py holds README to it."""
+    """It answers README's question; tests/project/test_readme.py holds README to it."""
     assert answers.advice() == answer_to(f"advise {README}", monkeypatch, capsys)["in_words"]
     assert answers.ADVISED in README

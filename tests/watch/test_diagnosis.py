@@ -17,7 +17,7 @@ from study.watch.diagnosis import diagnose, judge
 from study.watch.findings import Finding, ordered, texts
 
 RUNS = ROOT / "reports/cpu-2core/runs"
-TABLES = tomllib.loads((ROOT / "tests" / "planted_records.toml").read_text())
+TABLES = tomllib.loads((ROOT / "tests" / "watch" / "planted_records.toml").read_text())
 RECORDS = TABLES["records"]
 PLANTED = TABLES["planted"]
 EVERYDAY = {name: set(ids) for name, ids in TABLES["everyday"].items()}
@@ -104,7 +104,7 @@ def everyday(tmp_path_factory):
     folder = tmp_path_factory.mktemp("everyday")
     config = "accelerate_configs/ddp.yaml"
     words = [str(folder), *EVERYDAY]
-    launched = forked(folder, config=config, launcher=(), script="tests/everyday.py", flags=words)
+    launched = forked(folder, config=config, launcher=(), script="tests/watch/everyday.py", flags=words)
     assert launched.code == 0, launched.output
     return folder
 
@@ -116,7 +116,7 @@ def test_everyday_mistakes_are_found_in_a_real_run_and_nothing_else(everyday):
 def test_a_launcher_that_wrapped_nothing_gets_the_right_remedy(tmp_path):
     config = "accelerate_configs/ddp.yaml"
     words = [str(tmp_path), "no_wrap"]
-    assert forked(tmp_path, config=config, launcher=(), script="tests/everyday.py", flags=words).code == 0
+    assert forked(tmp_path, config=config, launcher=(), script="tests/watch/everyday.py", flags=words).code == 0
     first, second = diagnose(store.load(tmp_path / "no_wrap"))
     assert (first.id, second.id) == ("no_wrap", "same_rows")
     assert "`use_cpu: true`" in first.remedy
