@@ -90,9 +90,7 @@ class Watched(Section):
     loop: Text = None  # the kind of loop: accelerate, deepspeed, torch, or the class of a Trainer
     model: Text = None  # its class
     looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
-    not_timed: list[int] = []  # other steps without a time: the first ones, and those with an evaluation
     rows_per_pass: Int = None  # of one rank; None if they differ
-    timed_rows: Int = None  # of all ranks, in the timed steps
     timed_tokens: Int = None
     clip_grad_norm: Float = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
     host_freed_bytes: list[int] = []  # of each rank: its highest resident memory before the loop, less that then
@@ -281,7 +279,6 @@ class RankComponents(Section):
     tracked_peak_bytes: PositiveInt
     tracked_peak_step_before_bytes: Bytes = None
     allocator_peak_bytes: Bytes = None  # of the same step; includes what libraries allocate
-    tracked_mean_bytes: Float = None
 
 
 class Components(Section):
