@@ -116,9 +116,11 @@ class Coordinator:
 
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
+        # --- its own tensors: those that were not fetched ahead are fetched now
         names = self.order[step]
         self._gather([name for name in names if name not in self.whole])
         waiting = Whole(self.alive, self._wait(names))
+        # --- ahead, in the order of use. What always stays whole takes no room, and the last tensor may exceed it
         unseen = {name for name in names if self.last_fetched[name] < step}
         while self.queue and unseen:  # until all tensors of the module have been seen in it
             name, self.last_fetched[name] = self.queue.popleft()
@@ -131,6 +133,7 @@ class Coordinator:
                 ahead.append(name)
                 room -= self.size[name]
         self._gather(ahead)
+        # --- the module runs, and then releases its tensors
         before, self.running = self.running, Whole(self.alive, self._flat())
         released = self._elements(self.released_once)
         self._release(step)
@@ -145,7 +148,7 @@ class Coordinator:
     def _gather(self, names: list[str]) -> None:
         elements = self._elements(names)
         flight = Flight(elements, {*names})
-        if len(names) == 1:
+        if len(names) == 1:  # in place
             flight.flat = 0
         self.flights |= dict.fromkeys(names, flight)
         self.whole |= {*names}
@@ -165,6 +168,7 @@ class Coordinator:
         return most
 
     def _release(self, step: int) -> None:
+        # A tensor that was fetched ahead for a later use stays.
         names = {name for name in self.order[step] if self.last_fetched[name] <= step + 1} - self.stay
         for name in names:
             later = (self.before[use] for use in self.uses[name] if use > step)

@@ -58,6 +58,7 @@ def member(config: dict, dropout: float | None) -> Member:
     if not all(type(size) is int and size > 0 for size in dimensions.values()):
         return UNKNOWN
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
+    # What is left decides which operations run: models that agree in it differ in their sizes alone.
     layers = dimensions.pop("layers")
     fixed = {name: value for name, value in plain.items() if name not in (*free.values(), *IDS)}
     structure = [fixed, dropout, min(layers, MANY_LAYERS), sharing(dimensions)]
@@ -168,9 +169,9 @@ def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     tape: Tape = []
     tensor_count = 0
     known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other
-    for numbers in map(tuple, stored["tape"]):
+    for numbers in map(tuple, stored["tape"]):  # the number of an entry, and those of its sizes
         kind, *rest = content["entries"][numbers[0]]
-        if kind in ("freed", "gradient"):
+        if kind in ("freed", "gradient"):  # a tensor is counted back from the one that is made next
             tape.append((kind, tensor_count - rest[0]))
             continue
         if kind == "made":

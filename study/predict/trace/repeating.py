@@ -92,6 +92,7 @@ class Sections:
     def __init__(self, tape: Tape, stacks: list[Stack]):
         self.stacks = {stack.name: stack for stack in stacks}
         self.followed, self._origins = _cut(tape)
+        # Relative entries, so that those of alike layers can be compared, and used in other places.
         for place, section in self.followed.items():
             section.entries = [self._relative(place, entry) for entry in section.entries]
         self.models = self._models()
@@ -163,7 +164,7 @@ class Sections:
             return [f"{what.head}{place.layer + what.distance}{what.tail}"]
         if not isinstance(what, Tensor):
             return [what]
-        if not what.near:
+        if not what.near:  # made around the layers, or in layers of another stack
             return [self.first[copy] + what.nth for copy in self.copies[what.place]]
         where = what.place._replace(layer=place.layer + what.place.layer)
         model = self.models.get(where)
@@ -200,6 +201,7 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
 def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     """The tape of the model with all layers."""
     sections = Sections(tape, stacks)
+    # The tensors that have to be freed are those of each section's model, whatever frees them.
     freed: list[int] = []
     longer: Tape = []
     for place, model in sections.models.items():

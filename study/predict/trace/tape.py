@@ -93,8 +93,10 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
             until_gradient = max(most or until_gradient, until_gradient, key=sum)
         taken["backward" if event == "gradient" else "forward"] += kernels
         if event == "gradient":
-            held = [Held(each.kept, each.in_use - gradient_bytes) for each in (most or now, now)]
-            gradients.append(Gradient(by_name[name], *held))
+            # The gradient itself is the engine's.
+            before, complete = (most or now), now._replace(in_use=now.in_use - gradient_bytes)
+            before = before._replace(in_use=before.in_use - gradient_bytes)
+            gradients.append(Gradient(by_name[name], before, complete))
         elif event == "end":
             kept = int(now.kept)
         else:
@@ -120,7 +122,7 @@ def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, lis
     most: Held | None = None
     kernels: list[Kernel] = []
     for kind, what, *rest in tape:
-        if kind == "made":
+        if kind == "made":  # its bytes, and whether the backward pass makes it
             made.append((what, rest[0]))
             held[rest[0]] += what
         elif kind == "freed":
@@ -165,6 +167,7 @@ def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
 
     Every size is a constant plus a constant for each row. What is freed at once is in order: see `in_order`.
     """
+    # A single tape is its own second one, and all numbers are equal.
     both = zip(tapes[0], tapes[-1], strict=True)
     return [_on_line(*entries, rows - counts[0]) for entries in both]
 
