@@ -6,17 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from study.core.arms import ROOT, all_paths, read
+from study.core.arms import all_paths, read
 from study.core.errors import Stop
 from study.core.optimizers import check, refusal
 from study.core.settings import Flags
 from study.measure import readback, roles
 from study.predict.setup import held_bytes
 from study.predict.trace.tape import Tensor
-from study.records import runs
 from study.records.schema import Record
 from study.records.sections import Observed
-from study.report.notebook import protocol_of
 from study.report.of_record import predicted
 from study.training.setup import build_optimizer
 
@@ -25,7 +23,6 @@ RUNS = {
     "ddp, muon": ("ddp", "--optimizer", "muon"),
     "zero1, muon": ("zero1", "--optimizer", "muon"),
     "zero3, bf16_pure": ("zero3", "--precision", "bf16_pure"),
-    "ddp, adapters": ("ddp", "--lora-rank", "4"),
     "zero3, adapters": ("zero3", "--lora-rank", "4"),
 }
 PREDICTED = [name for name in RUNS if name != "zero1, muon"]
@@ -49,9 +46,7 @@ def components(record: Record) -> dict[str, int]:
 # --- two real ranks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "ddp, adapters" else name for name in PREDICTED]
-)
+@pytest.mark.parametrize("name", PREDICTED)
 def test_each_component_is_as_predicted(name, run):
     record = run(name)
     theory, held = predicted(record), components(record)
@@ -63,17 +58,12 @@ def test_each_component_is_as_predicted(name, run):
     assert sent == pytest.approx(theory.traffic, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("arms", "frozen"),
-    [(("ddp", "zero1"), False), pytest.param(("ddp", "zero3"), True, marks=pytest.mark.slow)],
-)
-def test_the_arms_agree(arms, frozen, run):
-    records = [run(f"{arm}, {'adapters' if frozen else 'muon'}") for arm in arms]
+def test_the_arms_agree(run):
+    records = [run("ddp, muon"), run("zero1, muon")]
     assert len({record.observed.wrapper for record in records}) == 2
-    assert all((record.observed.trained_parameters < record.observed.parameters) is frozen for record in records)
-    first = records[0].loss.train
-    assert first[-1] < first[0]
-    assert all(record.loss.train == pytest.approx(first, abs=1e-5) for record in records[1:])
+    ours, theirs = (record.loss.train for record in records)
+    assert ours[-1] < ours[0]
+    assert theirs == pytest.approx(ours, abs=1e-5)
 
 
 def test_bf16_states_are_in_bf16(run):
@@ -82,33 +72,8 @@ def test_bf16_states_are_in_bf16(run):
     assert {dtypes[role] for role in ("weights", "master", "moments")} == {"bfloat16"}
     assert record.observed.deepspeed["bf16"]["bf16_optimizer_states"] is True
     held, share = components(record), record.observed.parameters / 2
-    assert {role: round(held[role] / share, 1) for role in ("weights", "master", "moments", "gradients")} == {
-        "weights": 2,
-        "master": 2,
-        "moments": 4,
-        "gradients": 2,
-    }
-
-
-def test_kept_records_hold_what_is_predicted():
-    """For each component, the peak and each collective."""
-    done = runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"]).done
-    kept = [run for run in done if protocol_of(run) == "optimizers"]
-    asked = [run.record.requested for run in kept]
-    assert len({(each.optimizer, each.lora_rank, each.train_only) for each in asked}) >= 6
-    theories = [(run, predicted(run.record)) for run in kept]
-    assert {run.record.requested.optimizer for run, theory in theories if theory is None} == {"muon"}
-    for run, theory in theories:
-        if theory is None:
-            continue
-        rank = run.record.memory.components.per_rank[0]
-        for part in ("weights", "gradients", "master", "moments", "staging"):
-            held = rank.after_step.get(part, 0) / run.record.observed.parameters  # in bytes a parameter
-            expected = theory.after_step.get(part, 0) / run.record.observed.parameters
-            assert held == pytest.approx(expected, rel=0.01), (run.record.run_id, part)
-        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=0.01), run.record.run_id
-        sent = {kind: moved.bytes for kind, moved in run.record.traffic.per_rank[0].items() if moved.bytes > 100}
-        assert sent == pytest.approx(theory.traffic, rel=0.01)
+    for role, parameter_bytes in {"weights": 2, "master": 2, "moments": 4, "gradients": 2}.items():
+        assert held[role] == pytest.approx(parameter_bytes * share, rel=0.02), role
 
 
 # --- what an optimizer keeps -----------------------------------------------------------------------------------------
@@ -155,21 +120,16 @@ def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
 # --- what does not go together ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arm", "optimizer", "precision", "reason"),
-    [
-        ("zero2_cpu", "sgd", "fp32", "DeepSpeedCPUAdam"),
-        ("zero3_cpu", "adamw", "bf16_pure", "fp32_optimizer_states=False"),
-        ("fsdp2", "adamw_8bit", "fp32", "mixed torch.Tensor and DTensor"),
-        ("fsdp2", "adafactor", "fp32", "in-place operations"),
-        ("fsdp2", "muon", "fp32", "gather each matrix"),
-    ],
-)
-def test_a_refusal_says_why(arm, optimizer, precision, reason):
-    stop = refusal(read(all_paths()[arm]), optimizer, precision)
-    assert reason in stop.what
-    assert stop.status == "unavailable"
-    assert refusal(read(all_paths()[arm]), "adamw", "fp32") is None
+def test_what_does_not_go_together_is_refused():
+    for arm, optimizer, precision in (
+        ("zero2_cpu", "sgd", "fp32"),
+        ("zero3_cpu", "adamw", "bf16_pure"),
+        ("fsdp2", "adamw_8bit", "fp32"),
+        ("fsdp2", "adafactor", "fp32"),
+        ("fsdp2", "muon", "fp32"),
+    ):
+        assert refusal(read(all_paths()[arm]), optimizer, precision).status == "unavailable"
+        assert refusal(read(all_paths()[arm]), "adamw", "fp32") is None
 
 
 def test_adapters_and_other_choices_of_what_trains_exclude_each_other():

@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of, traceback_of_ours
+from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of
 
 from study.core.arms import NAMES, all_paths, check_virtual, read
 from study.core.errors import Stop
@@ -46,29 +46,25 @@ def assert_equal(virtual: dict, real: dict) -> None:
     assert held["tracked_peak_bytes"] == pytest.approx(real_held["tracked_peak_bytes"], rel=0.01)
 
 
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("ddp", 2), ("fsdp2_grad_op", 2), ("hsdp", 4))]
-
-
-@pytest.mark.parametrize(("arm", "ranks"), [("zero3", 2), ("fsdp2", 2), *SLOW])
-def test_a_virtual_rank_is_a_real_one(arm, ranks, trained):
+@pytest.mark.parametrize("arm", ["zero3", "fsdp2"])
+def test_a_virtual_rank_is_a_real_one(arm, trained):
     """The real ones are those of `test_train`."""
-    virtual, real = trained(arm, *TRAINED, "--virtual-ranks", str(ranks)), trained(arm, *TRAINED)
+    virtual, real = trained(arm, *TRAINED, "--virtual-ranks", "2"), trained(arm, *TRAINED)
     assert_equal(virtual.record, real.record)
     record = virtual.record
     assert record["loss"] == {"train": [], "eval": []}
     assert metrics.tokens_per_s(Record.model_validate(record)) is None, "nothing was sent, so nobody would be as fast"
     assert min(record["time"]["step_s"]) > 0
-    assert record["observed"]["virtual_ranks"] == ranks
+    assert record["observed"]["virtual_ranks"] == 2
     assert "virtual" in virtual.output
     assert all(line["loss"] is None for line in virtual.steps)
 
 
-@pytest.mark.parametrize("arm", ["zero2", pytest.param("zero3_cpu", marks=pytest.mark.slow)])
-def test_without_values_it_holds_the_same(arm, tmp_path, cache):
+def test_without_values_it_holds_the_same(tmp_path, cache):
     """Tensors that have shapes and no memory: the same bytes at the same moment, and no time."""
     flags = (*FLAGS, "--virtual-ranks", "8", "--task", "wikitext")
-    with_memory = launch(arm, tmp_path / "memory", *flags, cache=cache)
-    without = launch(arm, tmp_path / "none", *flags, "--init", "none", cache=cache)
+    with_memory = launch("zero2", tmp_path / "memory", *flags, cache=cache)
+    without = launch("zero2", tmp_path / "none", *flags, "--init", "none", cache=cache)
     assert (with_memory.code, without.code) == (0, 0), with_memory.output + without.output
     assert_same_without_values(without.record, with_memory.record)
     assert min(with_memory.record["time"]["step_s"]) > 0
@@ -90,21 +86,20 @@ def assert_same_without_values(without: dict, with_memory: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "most_live", "in_linear", "off"),
+    ("model", "in_linear", "off"),
     [
-        ("llama3.2-1b", 0, 16 * 60_817_408 + 128_256 * 2048, 1e-6),
-        pytest.param("gpt2", 0, 50_257 * 768, 0.003, marks=pytest.mark.slow),
-        pytest.param("qwen3-8b", 10**9, 36 * 192_937_984 + 151_936 * 4096, 1e-6, marks=pytest.mark.slow),
+        ("llama3.2-1b", 16 * 60_817_408 + 128_256 * 2048, 1e-6),
+        pytest.param("gpt2", 50_257 * 768, 0.003, marks=pytest.mark.slow),
     ],
 )
-def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, most_live, in_linear, off, tmp_path, cache):
+def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, in_linear, off, tmp_path, cache):
     """DeepSpeed before 0.19.4 leaves them as they are where a model is built outside zero.Init.
 
     Today `memory_efficient_linear` does so. The graph keeps views of weights that DeepSpeed has released. GPT-2's
-    Conv1D keeps none, but its head does. What DeepSpeed has not released is there once.
+    Conv1D keeps none, but its head does.
     """
     config = json.loads((ROOT / "accelerate_configs" / "deepspeed" / "zero3.json").read_text())
-    config["zero_optimization"] |= {"stage3_max_live_parameters": most_live, "stage3_max_reuse_distance": most_live}
+    config["zero_optimization"] |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
     peaks = []
     kept = []
     for own in (True, False):
@@ -124,14 +119,6 @@ def test_pytorchs_linear_layers_keep_what_stage_3_gathers(model, most_live, in_l
         assert theory.peak_bytes == pytest.approx(peaks[-1], rel=off)
     assert peaks[1] > 1.05 * peaks[0]
     assert kept == [0, in_linear]
-
-
-def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):
-    flags = ("--virtual-ranks", "8", "--init", "none", "--model", "t5-micro")
-    run = launch("fsdp2", tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
-    assert run.code != 0
-    assert "failed: PyTorch refuses: Parameter 'shared." in run.output
-    assert not traceback_of_ours(run.output)
 
 
 @pytest.mark.parametrize(("arm", "init"), [("single", None), ("zero3_nvme", "none")])
@@ -181,20 +168,24 @@ def test_every_arm_at_two_and_four(arm, ranks, task, precision, tmp_path, cache)
         assert_same_without_values(without.record, virtual.record)
 
 
-@pytest.mark.parametrize(
-    ("model", "arm", "precision", "source"),
-    [
-        pytest.param("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit", marks=pytest.mark.slow),
-        ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
-    ],
-)
-def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):
-    """Stage 3 under autocast keeps no copies of weights; mixtures of experts work in every dtype."""
-    flags = ("--model", model, "--init", "none", "--virtual-ranks", "8", "--precision", precision, "--steps", "2")
-    run = launch(arm, tmp_path / "run", *flags, "--warmup-steps", "1", "--sequence", "64", cache=cache)
+def test_any_kind_of_model_without_values_holds_what_is_predicted(tmp_path, cache):
+    """Mixtures of experts work in every dtype."""
+    flags = (
+        "--model",
+        "mixtral-micro",
+        "--init",
+        "none",
+        "--virtual-ranks",
+        "8",
+        "--steps",
+        "2",
+        "--warmup-steps",
+        "1",
+    )
+    run = launch("zero2", tmp_path / "run", *flags, "--warmup-steps", "1", "--sequence", "64", cache=cache)
     assert run.code == 0, run.output
     assert "random rows of its own shape" in run.output
     record = Record.model_validate(run.record)
-    assert (record.observed.data_source, record.requested.task) == (source, "synthetic")
+    assert record.observed.data_source == "synthetic input_ids for mixtral"
     peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.005)
