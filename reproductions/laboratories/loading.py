@@ -2,11 +2,11 @@
 
 python reproductions/laboratories/loading.py reports/cpu-2core/loading.jsonl [CELL ...]
 
-A cell is a way to load a model, in files of some form, on some ranks. Each rank is a fresh process. Its memory is read
-from outside, by the kernel's counts: private memory every few milliseconds, and at the end of each phase the share of
-each rank in what is shared, with the page cache apart. Half of the cells, drawn by `SEED` before any was measured, were
-held out while the prediction was built: `loading_halves.json` beside the records. The models have random weights, and
-are made here.
+A cell is a way to load a model, in files of some form, on some ranks. Each rank is a fresh process. Its memory is
+read from outside, by the kernel's counts: private memory every few milliseconds, and at the end of each phase the
+share of each rank in what is shared, with the page cache apart. Half of the cells, drawn by `SEED` before any was
+measured, were held out while a prediction was built that nobody asked for: `loading_halves.json` beside the records.
+The models have random weights, and are made here.
 """
 
 import json

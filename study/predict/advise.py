@@ -15,8 +15,7 @@ from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
-from study.predict.estimate import estimate
-from study.predict.memory.loading import HOST_PROCESS_BYTES
+from study.predict.estimate import HOST_PROCESS_BYTES, estimate
 from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
 from study.predict.question import Precision, Question, settled_arm, usual_precision, with_buckets, zero_of
 from study.predict.setup import ADAMW, Setup
@@ -110,6 +109,8 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     # The trainer has one name for all implementations of AdamW.
     optimizer = dict.fromkeys(ADAMW, "adamw").get(question.optimizer, question.optimizer)
     if refusal(arm, optimizer, question.precision or usual_precision(arm)):
+        return False
+    if optimizer == "muon" and arm.stage:  # what DeepSpeed's Muon holds is not predicted
         return False
     if arm.divides_ranks:  # its groups are nodes
         return question.gpus > question.local > 1

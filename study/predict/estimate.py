@@ -15,6 +15,9 @@ from study.predict.setup import Setup
 from study.predict.trace.tape import Gradient, Held, Profile
 from study.predict.trace.transformer import SELECTIVE, Transformer, of_a_rank, part
 
+HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
+PUBLISHED_BYTES = 2  # of an element in published files
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -54,6 +57,18 @@ def estimate(setup: Setup) -> Estimate:
         traffic=dict(Counter(engine.traffic) + exchanged_rows(setup) + exchanged_layers(setup)),
         flops_per_rank_and_step=operations(setup),
     )
+
+
+def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
+    """What the ranks of a node with GPUs need of the host at most while each loads the model.
+
+    A tensor of the files' own type stays in the mapped file, in the page cache that all ranks share. One of another
+    type is a copy of each rank (transformers 5.23, `reproductions/laboratories/loading.py`).
+    """
+    copied_bytes = 0
+    if weight_bytes != PUBLISHED_BYTES:
+        copied_bytes = model.parameters * weight_bytes
+    return ranks * (HOST_PROCESS_BYTES + copied_bytes)
 
 
 def engine_of(setup: Setup) -> Engine | Sharding:

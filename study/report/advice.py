@@ -9,7 +9,7 @@ from study.predict.front import (
     Question,
     Row,
     Transformer,
-    on_gpus_bytes,
+    loading_bytes,
     published,
     reserve_bytes,
     scores,
@@ -41,7 +41,7 @@ def in_words(advice: Advice) -> list[str]:
     # --- why, and what comes before the first step
     lines.append(_reason(advice, choice))
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
-    needed_bytes = on_gpus_bytes(question.model, question.local, 2 if choice.precision in HALF_WEIGHTS else 4)
+    needed_bytes = loading_bytes(question.model, question.local, 2 if choice.precision in HALF_WEIGHTS else 4)
     if needed_bytes > question.host_memory_bytes:
         has, needs = (amount(each, question.unit) for each in (question.host_memory_bytes, needed_bytes))
         lines.append(f"To load it, a node may need {needs} of host memory and has {has}: {LOAD}.")

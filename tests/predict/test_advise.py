@@ -10,8 +10,7 @@ from study.core.gpus import GPUS
 from study.predict import papers
 from study.predict.advise import MISS, Advice, Row, advise, best_of, fewest, fits_on
 from study.predict.architecture import named
-from study.predict.estimate import estimate
-from study.predict.memory.loading import HOST_PROCESS_BYTES
+from study.predict.estimate import HOST_PROCESS_BYTES, estimate
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.question import BUCKET_ELEMENTS, Question, bytes_of
 from study.predict.setup import Setup
@@ -203,3 +202,10 @@ def test_how_many_are_needed():
     assert not enough.choice.offloads
     assert fewer.choice is None or fewer.choice.offloads
     assert fewest(named("llama3-70b"), "T4") is None
+
+
+def test_with_muon_only_arms_without_a_stage_are_tried():
+    """It ended with the refusal of the first stage: what DeepSpeed's Muon holds is not predicted."""
+    advice = advise(Question.of(named("gpt2"), 8, "H100", optimizer="muon"))
+    assert advice.choice
+    assert [row.arm for row in advice.rows] == ["ddp"]
