@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+# Matplotlib looks into IPython wherever it is imported, also while a thread that executes a notebook still imports it.
+import IPython  # noqa: F401
 import jinja2
 import nbformat
 import pandas as pd
