@@ -71,6 +71,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         set_aside = list(runs.set_aside)
         for folder in map(Path.resolve, folders):
             set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
+        central = [vars(each) for each in texts.claims() if each.central]
         pages.write(
             "index",
             answers=answered,
@@ -78,7 +79,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
-            central=as_html(_central()),
+            central=as_html(pd.DataFrame(central)[["id", "question", "verdict", "certainty"]].fillna("")),
             headline=texts.in_words(texts.claims()),
             problems=redact(set_aside),
             built_utc=store.now_utc(),
@@ -87,11 +88,6 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
     return failed
-
-
-def _central() -> pd.DataFrame:
-    columns = ["id", "question", "verdict", "certainty"]
-    return pd.DataFrame([vars(each) for each in texts.claims() if each.central])[columns].fillna("")
 
 
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
