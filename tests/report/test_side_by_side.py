@@ -26,7 +26,7 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers
                 ratio = of_arm[f"zero{stage}"][name] / of_arm["ddp"][name]
                 assert f"stage {stage} {ratio:.2g}" in lines[answer]
         furthest = max(row["furthest nats"] for row in each["rows"] if row["furthest nats"] is not None)
-        assert f"{nats(furthest)} from ddp" in lines["Losses"]
+        assert f"{nats(furthest)} of ddp" in lines["Losses"]
         assert min(of_arm[f"zero{stage}"]["peak bytes"] for stage in (1, 2, 3)) > of_arm["ddp"]["peak bytes"]
         assert "buckets outweigh" in lines["Memory"], "or a reader thinks that ZeRO always costs memory"
         assert any(line.startswith("hsdp has 4 ranks") for line in each["in_words"])

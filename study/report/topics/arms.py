@@ -58,9 +58,8 @@ def in_words(rows: list[dict]) -> list[str]:
     compared = of_arm.dropna(subset="furthest nats")
     if len(compared):
         furthest = nats(compared["furthest nats"].max())
-        lines.append(
-            f"Losses: of {len(compared)} arms none is further than {furthest} from {compared['from'].iloc[0]}."
-        )
+        baseline = compared["from"].iloc[0]
+        lines.append(f"Losses: at every step, {len(compared)} arms are within {furthest} of {baseline}.")
     # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
     stages = done.reindex(["ddp", *STAGES]).astype(dict.fromkeys(TOLD, float))
