@@ -30,7 +30,7 @@ LIGHT = {
     "doctor": "torch",
 }
 HEAVY = {  # what needs more says so in one sentence
-    "report --runs runs": "jinja2",
+    "report --runs runs": "IPython",
     "virtual": "accelerate",
     "sweep smoke": "accelerate",
 }
