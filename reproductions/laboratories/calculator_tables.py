@@ -227,7 +227,7 @@ def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) 
 
 def _is_known(model: Transformer, precision: str) -> bool:
     every_option = [setup_of(model, precision, arm, 2).trace_options for arm in ARMS]
-    return all(committed.followed(model.dimensions, None, options, (2,)) for options in every_option)
+    return all(committed.followed(model.member, options, (2,)) for options in every_option)
 
 
 def _of_precision(model: Transformer, precision: str) -> dict:
