@@ -66,7 +66,7 @@ def test_the_rank_that_a_fault_strikes_is_the_reason(fault, status, where, words
 
 
 def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck):
-    record = struck("hang", timeout_s=60)
+    record = struck("hang", timeout_s=40)
     assert record.status == "timeout"
     assert "rank 1 at dying.py:" in record.error.message
 
