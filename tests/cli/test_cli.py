@@ -172,6 +172,7 @@ WRONG = {
     "virtual --model gpt2 --arm ddp --ranks 2 --sequence 4096": "more than the model's 1024 positions",
     "virtual --model gpt2 --arm zero3_hpz --ranks 5": "groups of 2 ranks (got 5)",
     "virtual --model llama-micro --arm zero1_tp --ranks 4": "AutoTP cannot divide layers without values",
+    "diagnose /no/such/run": "'/no/such/run' cannot be read",
     "oom /no/such/train.log": "there is no file /no/such/train.log",
     "estimate --model gpt2 --arm zero3 --buckets 0": "at least 1 element (got 0)",
     ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",

@@ -207,5 +207,4 @@ def test_how_many_are_needed():
 def test_with_muon_only_arms_without_a_stage_are_tried():
     """It ended with the refusal of the first stage: what DeepSpeed's Muon holds is not predicted."""
     advice = advise(Question.of(named("gpt2"), 8, "H100", optimizer="muon"))
-    assert advice.choice
     assert [row.arm for row in advice.rows] == ["ddp"]
