@@ -92,14 +92,14 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
     pairs = ((first, second), (second, first))
-    found = [[*mistakes(side), *found_in_one(side, other)] for side, other in pairs]
+    by_side = [[*mistakes(side), *found_in_one(side, other)] for side, other in pairs]
     if as_json:
         rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-        return rows | {"found_in_a": list(map(asdict, found[0])), "found_in_b": list(map(asdict, found[1]))}
+        return rows | {"found_in_a": list(map(asdict, by_side[0])), "found_in_b": list(map(asdict, by_side[1]))}
     # --- what differs: names in one line, then each known cause with its values, then keys whose effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
-    for letter, side, findings in zip("AB", (first, second), found, strict=True):
+    for letter, side, findings in zip("AB", (first, second), by_side, strict=True):
         say_wrapped("", f"{letter}: {side.path} ({side.words})", indent="   ")
         for finding in findings:
             _show_finding("  - ", finding)

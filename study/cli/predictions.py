@@ -263,8 +263,8 @@ def estimate(
     else:
         text += "."
     if as_json:
-        found = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters, "estimate": asdict(whole)}
-        return found | {"kinds": asdict(kinds), "step": step and asdict(step), "fits": fits}
+        content = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters, "estimate": asdict(whole)}
+        return content | {"kinds": asdict(kinds), "step": step and asdict(step), "fits": fits}
     say_wrapped(text, *answer.recompute_note(setup.checkpointing, setup.model), "")
     _show(whole, step, timeline)
     say_wrapped("", answer.accuracy(), *setup.model.remarks())

@@ -67,20 +67,20 @@ def _adapter(name: str) -> Adapter:
 
 def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path | None) -> bool:
     """Hold an adapter to properties, show what came of it, and return whether one failed."""
-    found = _answers(adapter, properties, release)
+    results = _answers(adapter, properties, release)
     # --- kept, for those who asked for that
     if out:
-        releases.keep(out / "answers.csv", found)
-        for each, answer in zip(properties, found, strict=True):
+        releases.keep(out / "answers.csv", results)
+        for each, answer in zip(properties, results, strict=True):
             if answer.answer == "fails":
                 script.write(out / "scripts" / f"{adapter.name}-{each.name}.py", adapter, each, answer)
     # --- shown: the answer, a table of axes, and each property that does not hold
-    answers = [each.answer for each in found]
-    asked = len(found) - answers.count("not applicable")
-    say(f"{adapter.name}: {answers.count('holds')} of {asked} properties hold with {libraries(found[0])}.", "")
+    answers = [each.answer for each in results]
+    asked = len(results) - answers.count("not applicable")
+    say(f"{adapter.name}: {answers.count('holds')} of {asked} properties hold with {libraries(results[0])}.", "")
     axes = pd.crosstab([each.axis for each in properties], answers)
     show(axes.rename_axis("axis").reset_index().to_dict("records"))
-    bad = [each for each in found if each.answer != "holds"]
+    bad = [each for each in results if each.answer != "holds"]
     show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
     _show_explanations(bad)
     return "fails" in answers
@@ -95,16 +95,16 @@ def _answers(adapter: Adapter, properties: list[Property], release: str) -> list
         if not package:
             raise Stop("releases of which library are meant?", "name it, as in --release mylib==1.2")
         overlay = releases.installed(package, version)
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
         for each in properties:
             with during(f"{adapter.name}: {each.name}"):
-                found.append(ranks.ask(adapter, each))
+                results.append(ranks.ask(adapter, each))
     # What was imported counts, and not what was asked for: an answer of another release would be a wrong one.
-    imported = getattr(found[0], package, version)
+    imported = getattr(results[0], package, version)
     if release and imported != version:
         raise Stop(f"{package} {imported} was imported instead of {version}", "remove its folder in runs/overlays")
-    return found
+    return results
 
 
 def _show_changes(name: str, only: str, since: str, until: str) -> None:

@@ -242,8 +242,8 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     if kind == "DEEPSPEED":
         if source.unread is not None:
             return settings
-        made = config_of_yaml(section_at(config, "deepspeed_config"))
-        settings = _of_deepspeed(source.named.content if source.named else made) | settings
+        from_yaml = config_of_yaml(section_at(config, "deepspeed_config"))
+        settings = _of_deepspeed(source.named.content if source.named else from_yaml) | settings
     return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
 
 

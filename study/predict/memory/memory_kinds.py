@@ -217,14 +217,14 @@ def sizes_of(setup: Setup) -> Sizes:
 
 def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Sizes:
     in_pass: dict[str, float] = {}  # at the moment of a pass that holds the most
-    made = 0.0  # the largest of all that an update makes
+    update_bytes = 0.0  # the largest of all that an update makes
     for when, now in moments_of(Engine(setup), profile(setup)):
         if when == "update":
-            made = max(made, *now.values())
+            update_bytes = max(update_bytes, *now.values())
         else:
             in_pass = max(in_pass, now, key=lambda held: sum(held.values()))
     held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]
-    return Sizes(standing, [moments_bytes // 2] * 2, held, [int(made)], [])
+    return Sizes(standing, [moments_bytes // 2] * 2, held, [int(update_bytes)], [])
 
 
 def _of_units(setup: Setup) -> tuple[list[int], list[int]]:

@@ -150,5 +150,5 @@ def _asked(where: str, message: str) -> Asked | None:
 def settings(text: str, error: OomError) -> dict[str, str]:
     """Return what the head of a log, and the lines above the error, say of the training."""
     searched = text[:HEAD] + "\n" + error.context
-    found = {name: re.findall(pattern, searched) for name, pattern in messages()["settings"].items()}
-    return {name: values[-1] for name, values in found.items() if values}
+    values_by_name = {name: re.findall(pattern, searched) for name, pattern in messages()["settings"].items()}
+    return {name: values[-1] for name, values in values_by_name.items() if values}
