@@ -6,7 +6,6 @@ The trainer compares what a file promises with what the prepared objects really 
 import functools
 import hashlib
 import json
-import reprlib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,31 +26,31 @@ T = TypeVar("T", bound=BaseModel)
 # Where states are between their uses, as DeepSpeed calls it. none: on the device that computes.
 Device = Literal["none", "cpu", "nvme"]
 OFFLOADS = ("offload_optimizer", "offload_param")
-DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 # In the order in which tables and notebooks show them. The files of variants/ are arms, too, and come after these.
 NAMES = (
-    "single",
-    "ddp",
-    "zero1",
-    "zero2",
-    "zero3",
-    "zero1_cpu",
-    "zero2_cpu",
-    "zero3_cpu",
-    "zero3_nvme",
-    "fsdp2",
-    "fsdp2_grad_op",
-    "fsdp2_cpu",
-    "hsdp",
-    "zero3_hpz",
-    "zero3_ulysses",
-    "zero1_tp",
-    "zero2_tp",
-)
+    "single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme",
+    "fsdp2", "fsdp2_grad_op", "fsdp2_cpu", "hsdp", "zero3_hpz", "zero3_ulysses", "zero1_tp", "zero2_tp",
+)  # fmt: skip
+# What to do about some keys; about any other: fix the file.
+REMEDIES = {
+    "distributed_type": "choose one of them; write 'NO' in quotes, or yaml reads it as false",
+    "mixed_precision": "remove it and give --precision: it is a setting of the run, the same for every arm",
+    "offload_optimizer_nvme_path": "remove it and give --nvme-dir: Accelerate ignores it",
+    "offload_param_nvme_path": "remove it and give --nvme-dir: Accelerate ignores it",
+}
 
 
 class Section(BaseModel, strict=True):
     """A section of a config, of which the study reads some keys. Each must have the type that the library takes."""
+
+
+class Config(Section):
+    """What every arm says."""
+
+    distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
+    num_processes: PositiveInt | Literal["auto"] = 1
+    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
+    mixed_precision: Literal["no"] | None = None
 
 
 class Fsdp(Section, extra="forbid"):
@@ -88,8 +87,8 @@ class Keys(Section):
     offload_optimizer_device: str | None = None
     offload_param_device: str | None = None
     # Accelerate 1.15 reads these two and never passes them on: the files would go to ./none.
-    offload_optimizer_nvme_path: str | None = None
-    offload_param_nvme_path: str | None = None
+    offload_optimizer_nvme_path: Literal["none"] | None = None
+    offload_param_nvme_path: Literal["none"] | None = None
 
 
 class Offload(Section):
@@ -193,74 +192,57 @@ class Arm:
 
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
-    # --- what every arm says
     config = _content(path, f"choose one of {', '.join(all_paths())}")
-    kind = config.get("distributed_type") if isinstance(config, dict) else None
-    if kind not in DISTRIBUTED_TYPES:
-        raise Stop(
-            f"{path.name} has distributed_type {reprlib.repr(kind)}, which the study cannot read back",
-            f"choose one of {', '.join(DISTRIBUTED_TYPES)}; write 'NO' in quotes, or yaml reads it as false",
-        )
-    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
-    if config.get("mixed_precision") not in (None, "no"):
-        what = f"{path.name} sets mixed_precision, but precision is a setting of the run, the same for every arm"
-        raise Stop(what, "remove the line and give --precision")
-    processes = config.get("num_processes", 1)
-    # Not isinstance: true is an int, too.
-    if processes != "auto" and (type(processes) is not int or processes < 1):
-        raise _wrong(path, f"num_processes must be at least 1, or auto (got {reprlib.repr(processes)})")
-    arm = Arm(path.stem, path, kind, processes)
-    groups = config.get("parallelism_config", {})
-
-    # --- FSDP. Its offload is one switch: states and weights go to the host together
-    if kind == "FSDP":
-        fsdp = _checked(Fsdp, config.get("fsdp_config"), path, "fsdp_config")
-        meshes = _checked(Groups, groups, path, "parallelism_config")
-        home = "cpu" if fsdp.fsdp_offload_params else "none"
-        return replace(
-            arm,
-            fsdp=config["fsdp_config"],
-            offload_optimizer=home,
-            offload_param=home,
-            replicas=meshes.parallelism_config_dp_replicate_size,
-            shards=meshes.parallelism_config_dp_shard_size,
-        )
-
-    # --- DeepSpeed: by the keys of the yaml, or by a json of its own
-    if kind == "DEEPSPEED":
-        keys = _checked(Keys, config.get("deepspeed_config") or {}, path, "deepspeed_config")
-        if {keys.offload_optimizer_nvme_path, keys.offload_param_nvme_path} - {None, "none"}:
-            raise Stop(f"{path.name} sets an nvme_path, which Accelerate ignores", "remove it and give --nvme-dir")
-        content = {
-            "gradient_clipping": keys.gradient_clipping,
-            "zero_optimization": {
-                "stage": keys.zero_stage,
-                "offload_optimizer": {"device": keys.offload_optimizer_device or "none"},
-                "offload_param": {"device": keys.offload_param_device or "none"},
-            },
-        }
-        if keys.deepspeed_config_file is not None:  # Accelerate refuses a yaml that sets any of these beside a json
-            path = find(keys.deepspeed_config_file)
-            remedy = f"correct deepspeed_config_file in {arm.path.name}, or run from the root of the repository"
-            content = _content(path, remedy)
-        deepspeed = _checked(DeepSpeed, content, path, "")
-        zero = deepspeed.zero_optimization
-        sequence = _checked(SequenceGroups, groups, arm.path, "parallelism_config")
-        return replace(
-            arm,
-            deepspeed=content,
-            stage=zero.stage,
-            offload_optimizer=zero.offload_optimizer.device,
-            offload_param=zero.offload_param.device,
-            # For "auto" Accelerate fills in the value that is DeepSpeed's default, too.
-            clipping=1.0 if deepspeed.gradient_clipping == "auto" else deepspeed.gradient_clipping,
-            sequence_ranks=sequence.parallelism_config_sp_size,
-        )
-
-    # --- DDP, or one process. Only the other two divide ranks into groups
-    if groups:
-        raise _wrong(path, f"parallelism_config needs FSDP or DeepSpeed (got {kind!r})")
+    said = _checked(Config, config, path)
+    arm = Arm(path.stem, path, said.distributed_type, said.num_processes)
+    if promises := {"FSDP": _of_fsdp, "DEEPSPEED": _of_deepspeed}.get(arm.distributed_type):
+        return replace(arm, **promises(config, path))
+    if config.get("parallelism_config"):  # only these two divide ranks into groups
+        raise Stop(f"{path}: parallelism_config needs FSDP or DeepSpeed", f"fix {path.name}")
     return arm
+
+
+def _of_fsdp(config: dict, path: Path) -> dict[str, Any]:
+    fsdp = _checked(Fsdp, config.get("fsdp_config"), path, "fsdp_config")
+    meshes = _checked(Groups, config.get("parallelism_config", {}), path, "parallelism_config")
+    # Its offload is one switch: states and weights go to the host together.
+    home = {True: "cpu", False: "none"}[fsdp.fsdp_offload_params]
+    return {
+        "fsdp": config["fsdp_config"],
+        "offload_optimizer": home,
+        "offload_param": home,
+        "replicas": meshes.parallelism_config_dp_replicate_size,
+        "shards": meshes.parallelism_config_dp_shard_size,
+    }
+
+
+def _of_deepspeed(config: dict, path: Path) -> dict[str, Any]:
+    """Read the keys of the yaml, or a json of its own."""
+    keys = _checked(Keys, config.get("deepspeed_config") or {}, path, "deepspeed_config")
+    sequence = _checked(SequenceGroups, config.get("parallelism_config", {}), path, "parallelism_config")
+    content = {
+        "gradient_clipping": keys.gradient_clipping,
+        "zero_optimization": {
+            "stage": keys.zero_stage,
+            "offload_optimizer": {"device": keys.offload_optimizer_device or "none"},
+            "offload_param": {"device": keys.offload_param_device or "none"},
+        },
+    }
+    if keys.deepspeed_config_file is not None:  # Accelerate refuses a yaml that sets any of these beside a json
+        remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
+        path = find(keys.deepspeed_config_file)
+        content = _content(path, remedy)
+    deepspeed = _checked(DeepSpeed, content, path)
+    zero = deepspeed.zero_optimization
+    return {
+        "deepspeed": content,
+        "stage": zero.stage,
+        "offload_optimizer": zero.offload_optimizer.device,
+        "offload_param": zero.offload_param.device,
+        # For "auto" Accelerate fills in the value that is DeepSpeed's default, too.
+        "clipping": {"auto": 1.0}.get(deepspeed.gradient_clipping, deepspeed.gradient_clipping),
+        "sequence_ranks": sequence.parallelism_config_sp_size,
+    }
 
 
 def _content(path: Path, missing: str) -> Any:
@@ -269,16 +251,14 @@ def _content(path: Path, missing: str) -> Any:
     return load(path, Any, what="a config", remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
 
 
-def _checked(kind: type[T], section: Any, path: Path, name: str) -> T:
+def _checked(kind: type[T], section: Any, path: Path, name: str = "") -> T:
     """Return the keys of a section that the study reads. Raise Stop for one of another type or, if so said, others."""
     try:
         return kind.model_validate(section)
     except ValidationError as error:
-        raise _wrong(path, f"{name} {sentence(error, kind.model_fields)}".strip()) from None
-
-
-def _wrong(path: Path, what: str) -> Stop:
-    return Stop(f"{path}: {what}", f"fix {path.name}")
+        what = f"{path}: {name} {sentence(error, kind.model_fields)}".replace("  ", " ")
+        key = "".join(map(str, error.errors()[0]["loc"][:1]))
+        raise Stop(what, REMEDIES.get(key, f"fix {path.name}")) from None
 
 
 def find(file: str | Path) -> Path:

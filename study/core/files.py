@@ -168,8 +168,8 @@ PLAINER = {
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:
     """The first mistake as a sentence. `known` are the possible field names; `name` turns a location into text."""
     first = error.errors(include_url=False)[0]  # without pydantic's page about the kind of mistake
-    # Parts such as literal['auto'] and function-after[...] are pydantic's ways through a union, and no names of ours.
-    where = name([str(part) for part in first["loc"] if not str(part).endswith((")", "]"))])
+    # Parts such as literal['auto'] and constrained-int are pydantic's ways through a union, and no names of ours.
+    where = name([str(part) for part in first["loc"] if not str(part).endswith((")", "]", "-int"))])
     problem = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         problem = "is missing"

@@ -135,7 +135,7 @@ class Visible(NamedTuple):
 
 
 def gpus_here() -> list[Visible]:
-    """Return the GPUs that a launch would see, in CUDA's order. A Stop if the driver fails."""
+    """Return the GPUs that a launch would see, in CUDA's order. Raise Stop if the driver fails."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL:
         return []
     import pynvml
@@ -150,21 +150,27 @@ def gpus_here() -> list[Visible]:
         raise Stop(f"NVML: {error}", "fix what nvidia-smi reports") from None
     if code == CUDA_ERROR_NO_DEVICE:
         return []
-    # --- CUDA is asked and not NVML, which numbers GPUs by slot and does not know which are hidden
-    number_of_gpus, device, major = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    # CUDA is asked and not NVML, which numbers GPUs by slot and does not know which are hidden.
+    number_of_gpus = ctypes.c_int()
+    _check_codes(code, cuda.cuDeviceGetCount(ctypes.byref(number_of_gpus)))
+    return [_visible(cuda, number) for number in range(number_of_gpus.value)]
+
+
+def _visible(cuda: ctypes.CDLL, number: int) -> Visible:
+    device, major, memory_bytes = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(100)
-    memory_bytes = ctypes.c_size_t()
-    gpus = []
-    code = code or cuda.cuDeviceGetCount(ctypes.byref(number_of_gpus))
-    for number in range(number_of_gpus.value):
-        code = code or cuda.cuDeviceGet(ctypes.byref(device), number)
-        code = code or cuda.cuDeviceGetName(name, len(name), device)
-        code = code or cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device)
-        code = code or cuda.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device)
-        gpus.append(Visible(name.value.decode(), memory_bytes.value, major.value))
-    if code:
-        raise Stop(f"the CUDA driver reports error {code}", "fix what nvidia-smi reports")
-    return gpus
+    _check_codes(
+        cuda.cuDeviceGet(ctypes.byref(device), number),
+        cuda.cuDeviceGetName(name, len(name), device),
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device),
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device),
+    )
+    return Visible(name.value.decode(), memory_bytes.value, major.value)
+
+
+def _check_codes(*codes: int) -> None:
+    if any(codes):
+        raise Stop(f"the CUDA driver reports error {max(codes)}", "fix what nvidia-smi reports")
 
 
 def num_gpus() -> int:

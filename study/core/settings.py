@@ -10,23 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, TypeAdapter, ValidationError
 
 from study.core.errors import Stop, nearest
 from study.core.files import sentence
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 
 MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
-Count = PositiveInt
+Count = Annotated[int, Field(gt=0)]
 Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the rank is added to it, and numpy takes 32 bits
 Threads = Annotated[int, Field(gt=0, le=1024)]
@@ -37,8 +28,6 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
-
-
 CACHE = "ZERO_STUDY_CACHE"
 
 
@@ -168,17 +157,22 @@ class Settings(Flags):
     lr: PositiveFloat = field()
 
 
-# By task, and whether there is a GPU. `bert-large-uncased` is the hub's name, with published weights.
+# By task, without a GPU and with one. `bert-large-uncased` is the hub's name, with published weights.
 DEFAULT_MODEL = {
-    ("imdb", True): "bert-large-uncased",
-    ("imdb", False): "bert-tiny",
-    ("wikitext", True): "gpt2",
-    ("wikitext", False): "gpt-tiny",
-    ("synthetic", True): "gpt2",
-    ("synthetic", False): "gpt-tiny",
+    "imdb": ("bert-tiny", "bert-large-uncased"),
+    "wikitext": ("gpt-tiny", "gpt2"),
+    "synthetic": ("gpt-tiny", "gpt2"),
 }
 WITHOUT_WEIGHTS = {"bert-large-uncased": "bert-large"}  # the built-in shape, for the embedded corpus
-TINY = ("bert-tiny", "gpt-tiny")
+TINY = {"bert-tiny": 1e-3, "gpt-tiny": 1e-3}  # with their learning rate
+OF_TASK: dict[Task, dict[str, Any]] = {
+    "imdb": {"train_rows": 800, "eval_rows": 200, "sequence": 128},  # a review is short
+    "wikitext": {"eval_rows": 100},
+    "synthetic": {"eval_rows": 100, "sequence": 128, "data": "synthetic"},
+}
+# By type of model. Of another type only transformers knows what it can.
+ATTENTION: dict[str | None, str] = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}
+ATTENTION |= dict.fromkeys(NO_FUSED_ATTENTION, "eager")
 Repair = Literal["none", "fresh_model", "engaged"]  # of the published script: see reproductions/as_printed.py
 HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}  # precisions that are autocast over fp32 weights
@@ -241,38 +235,25 @@ def _adapter() -> TypeAdapter:
 
 def resolve(flags: Flags, gpu: bool) -> Settings:
     """Return the settings of a run. Defaults depend on the task, the model, and whether there is a GPU."""
-    # --- what is trained: random rows where nothing could be learnt
+    given = {name: value for name, value in vars(flags).items() if value is not None}
     task: Task = "imdb"
     if flags.init == "none" and flags.model:
-        task = "synthetic"
-    task = flags.task or task
-    # 5e-5 is the Trainer's default.
-    defaults: dict[str, Any] = {"task": task, "train_rows": None, "eval_rows": 100, "lr": 5e-5, "init": "pretrained"}
-    if task == "imdb":
-        defaults |= {"train_rows": 800, "eval_rows": 200}
-
-    # --- the model
-    model = DEFAULT_MODEL[task, gpu]
+        task = "synthetic"  # nothing could be learnt
+    task = given.get("task", task)
+    model = DEFAULT_MODEL[task][gpu]
     if flags.data == "embedded":
         model = WITHOUT_WEIGHTS.get(model, model)
-    model = flags.model or model
-    if model in TINY:
-        defaults["lr"] = 1e-3
+    model = given.get("model", model)
+    # 5e-5 is the Trainer's default. Rows of the embedded corpus are short.
+    defaults: dict[str, Any] = {"task": task, "model": model, "lr": TINY.get(model, 5e-5), "init": "pretrained"}
+    defaults |= {"attention": ATTENTION.get(model_type(model)), "data": "hub", "sequence": 1024}
     if model in SHAPES or is_local(model):
         defaults["init"] = "random"
-    # --- attention: None where only transformers knows what the model can
-    kind = model_type(model)
-    fused = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}
-    attention = (fused | dict.fromkeys(NO_FUSED_ATTENTION, "eager")).get(kind or "")
-
-    # --- the data. Rows are short where the text is made by a rule, or a review
-    data = "hub" if gpu and model not in TINY else "embedded"
-    data = "synthetic" if task == "synthetic" else flags.data or data
-    short = task == "imdb" or data in ("embedded", "synthetic")
-    defaults |= {"model": model, "data": data, "sequence": 128 if short else 1024, "attention": attention}
-    # --- what the user gives comes before all of these
-    given = {name: value for name, value in vars(flags).items() if value is not None}
-    return Settings(**defaults | given | {"cache_dir": flags.cache_dir.expanduser()})
+    if model in TINY or not gpu:
+        defaults["data"] = "embedded"
+    if given.get("data", defaults["data"]) == "embedded":
+        defaults["sequence"] = 128
+    return Settings(**defaults | OF_TASK[task] | given | {"cache_dir": flags.cache_dir.expanduser()})
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:

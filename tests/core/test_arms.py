@@ -234,6 +234,7 @@ fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fs
 """
 FIX = "fix mine.yaml"
 NVME = "remove it and give --nvme-dir"
+KINDS = "distributed_type must be 'NO', 'MULTI_GPU', 'DEEPSPEED' or 'FSDP'"
 FILE = "correct deepspeed_config_file in mine.yaml, or run from the root of the repository"
 
 
@@ -246,21 +247,25 @@ def refused(path, what: str, remedy: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what", "remedy"),
     [
-        (ZEROS + "{offload_optimizer_nvme_path: /disk}", "mine.yaml sets an nvme_path, which Accelerate ignores", NVME),
-        ("distributed_type: MULTI_GPU\nmixed_precision: bf16", "mine.yaml sets mixed_precision", "give --precision"),
-        ("- a list", "mine.yaml has distributed_type None", "choose one of NO,"),
-        ("distributed_type: MARTIAN", "has distributed_type 'MARTIAN', which the study cannot read back", "'NO' in"),
-        ("distributed_type: NO", "has distributed_type False", "write 'NO' in quotes"),
+        (ZEROS + "{offload_optimizer_nvme_path: /disk}", "nvme_path must be 'none' (got '/disk')", NVME),
+        (
+            "distributed_type: MULTI_GPU\nmixed_precision: bf16",
+            "mixed_precision must be 'no' (got 'bf16')",
+            "give --precision",
+        ),
+        ("- a list", "mine.yaml: must be a table (got ['a list'])", FIX),
+        ("distributed_type: MARTIAN", f"{KINDS} (got 'MARTIAN')", "'NO' in"),
+        ("distributed_type: NO", f"{KINDS} (got False)", "write 'NO' in quotes"),
         ("distributed_type: [", "mine.yaml' cannot be read (expected the node content", FIX),
         (SINGLE + f"# {'x' * 70_000}", "has more than 65,536 bytes", FIX),
         ("distributed_type: FSDP", "fsdp_config must be a table (got None)", FIX),
         (FSDP.replace("2", "1"), "fsdp_config fsdp_version must be 2 (got 1)", FIX),
         (FSDP.replace("fsdp_off", "fsdp_act"), "fsdp_offload_params is missing", FIX),
         (FSDP.replace("}", ", fsdp_x: 1}"), "fsdp_config fsdp_x is not known", FIX),
-        (SINGLE + "num_processes: 0", "num_processes must be at least 1, or auto (got 0)", FIX),
+        (SINGLE + "num_processes: 0", "num_processes must be greater than 0 (got 0)", FIX),
         (f"{FSDP}parallelism_config: {{x: 5}}", "parallelism_config x is not known", FIX),
         (f"{FSDP}parallelism_config: {{{REPLICAS}: 0}}", "replicate_size must be greater than 0 (got 0)", FIX),
-        (f"{SINGLE}parallelism_config: {{x: 1}}", "parallelism_config needs FSDP or DeepSpeed (got 'NO')", FIX),
+        (f"{SINGLE}parallelism_config: {{x: 1}}", "parallelism_config needs FSDP or DeepSpeed", FIX),
         (ZEROS + "5", "deepspeed_config must be a table (got 5)", FIX),
         (ZEROS + "{deepspeed_config_file: nowhere/absent.json}", "cannot be read (No such file", FILE),
         (ZEROS + "{zero_stage: 7}", "stage must be 0, 1, 2 or 3 (got 7)", FIX),

@@ -28,7 +28,7 @@ def build(config: PretrainedConfig, device: torch.device | str, dtype: torch.dty
         return class_for(config)(copy.deepcopy(config)).train()
 
 
-CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new random weights, which have to train
+HEAD = re.compile(r"^(classifier|score)\.")  # transformers' names of heads with new random weights, which have to train
 
 
 def freeze(
@@ -45,33 +45,36 @@ def freeze(
     """
     if lora_rank is None and train_only is None:
         return
-    # --- everything is frozen but a new head, which has nothing to keep
-    for name, tensor in model.named_parameters():
-        tensor.requires_grad_(lora_rank is not None and name.split(".")[0] in CLASSIFIERS)
+    model.requires_grad_(False)
     if lora_rank is not None:
+        _train(model, HEAD)  # which has nothing to keep
         _add_adapters(model, lora_targets, functools.partial(Adapted, rank=lora_rank, dora=dora, drops=drops))
-    # --- and what the user names
-    try:
-        trained = re.compile(train_only or "(?!)")  # without --train-only it matches nothing
-    except re.error as error:
-        raise Stop(f"--train-only {train_only!r} is no regular expression ({error})", "correct it") from None
-    for name, tensor in model.named_parameters():
-        if trained.search(name):
-            tensor.requires_grad_(True)
+    if train_only is not None:
+        try:
+            _train(model, re.compile(train_only))
+        except re.error as error:
+            raise Stop(f"--train-only {train_only!r} is no regular expression ({error})", "correct it") from None
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
     # Checkpointed layers need an input with a gradient, and frozen embeddings give none.
     model.enable_input_require_grads()
 
 
+def _train(model: PreTrainedModel, names: re.Pattern) -> None:
+    for name, tensor in model.named_parameters():
+        if names.search(name):
+            tensor.requires_grad_(True)
+
+
 def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Callable) -> None:
-    """Put an adapter beside frozen linear layers, by their names or at all except the output embeddings."""
     head = model.get_output_embeddings()
     # Lists, because the modules are exchanged on the way.
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            wanted = name in targets if targets else child is not head
-            if isinstance(child, LINEAR) and not child.weight.requires_grad and wanted:
+            wanted = child is not head
+            if targets:
+                wanted = name in targets
+            if wanted and isinstance(child, LINEAR) and not child.weight.requires_grad:
                 setattr(module, name, adapted(child))
 
 
