@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from study.core import files, gpus
+from study.core import files
 from study.core.arms import PACKAGE, ROOT, launcher
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
@@ -156,7 +156,13 @@ def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
     ours = runs["ours"][0]
     tokens = bench.micro_batch * bench.accumulation * bench.sequence
     flops = ours["flops_per_rank_and_step"]
-    measured = gpus.matrix_peak(json.loads(bench.peaks.read_text()), ours["requested"]) if bench.peaks else None
+    measured = None
+    if bench.peaks:
+        # bf16_cast multiplies in bf16, too. Where TF32 is switched off, peaks.py has measured fp32 by itself.
+        kind = ours["requested"]["precision"].removesuffix("_cast")
+        if kind == "fp32" and ours["requested"].get("tf32", True):
+            kind = "tf32"
+        measured = json.loads(bench.peaks.read_text())["flops_per_s"][kind]["median"]
     shares = {"MFU": ours["peak_flops_per_s"], "of measured": measured}
     speed: dict[str, dict] = {}
     for name in TRAINERS:

@@ -92,7 +92,7 @@ def start(words: list[str]) -> None:
         with stdout, progress_shown():
             command = getattr(importlib.import_module(COMMANDS[name][0]), name)
             # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
-            answer = parsed(command, prog=f"study {name}", args=options, config=(tyro.conf.OmitArgPrefixes,))
+            answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
     except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version
         package = str(error.name).partition(".")[0]
         if package == "study":

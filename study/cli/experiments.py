@@ -17,7 +17,7 @@ from rich.text import Text
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
-from study.core.text import console, part_of, say, show
+from study.core.text import console, number_of, say, show
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.launches import last_step
@@ -118,7 +118,7 @@ def _show_plan(cells: list[Cell]) -> None:
             row["here"] = f"no: {stop.what}"
         rows.append(row)
     possible = sum(row["here"] == "yes" for row in rows)
-    say(f"{part_of(possible, len(rows), 'cells')} possible on this machine.", "")
+    say(f"{possible} of {number_of(len(rows), 'cells')} are possible on this machine.", "")
     show(rows)
 
 

@@ -45,7 +45,7 @@ def exit_on_stop() -> Iterator[None]:
 def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
     """At most so many known names that are close to a misspelt one. If none is close: `otherwise`, or all names."""
     by_lower = {each.lower(): each for each in known}
-    if close := [by_lower[lower] for lower in difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)]:
-        *others, last = map(repr, close)
-        return f"did you mean {' or '.join(filter(None, [', '.join(others), last]))}?"
+    close = difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)
+    if close:
+        return f"did you mean {' or '.join(repr(by_lower[lower]) for lower in close)}?"
     return otherwise or f"choose one of {', '.join(by_lower.values())}"

@@ -7,7 +7,6 @@ H100. NVLink bridges of PCIe cards join only two.
 This module needs no torch, so it is fast.
 """
 
-import contextlib
 import ctypes
 import json
 import os
@@ -16,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from study.core import files
 from study.core.errors import Stop, nearest
 
-MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB
 HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
 CUDA_ERROR_NO_DEVICE = 100
 CAPABILITY_MAJOR = 75  # of CUdevice_attribute in cuda.h, as the error above
@@ -100,30 +97,6 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
     if precision != "fp32":
         return gpu.peaks.get("fp16" if precision == "fp16" else "bf16")
     return gpu.flops_per_s(True, tf32)
-
-
-def measured_flops(record: dict, folder: Path) -> float | None:
-    """Return FLOP/s of matrix products, as `make peaks` measured them on a run's machine and in its precision.
-
-    They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
-    """
-    # The peaks of a machine lie beside its runs, at any depth above them.
-    file = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
-    if file is not None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            peaks = files.from_json(files.read(file, MAX_PEAKS_BYTES))
-            if peaks["hardware"]["devices"] and peaks["hardware"]["devices"] == record["hardware"]["devices"]:
-                return matrix_peak(peaks, record["requested"])
-    return None
-
-
-def matrix_peak(peaks: dict, settings: dict) -> float:
-    """Return the measured FLOP/s for a precision recipe, from the content of a peaks.json."""
-    # bf16_cast multiplies in bf16, too. Where TF32 is switched off, peaks.py has measured fp32 by itself.
-    kind = settings["precision"].removesuffix("_cast")
-    if kind == "fp32" and settings.get("tf32", True):
-        kind = "tf32"
-    return peaks["flops_per_s"][kind]["median"]
 
 
 class Visible(NamedTuple):

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -56,28 +57,16 @@ def nats(difference: float) -> str:
 
 
 def number_of(number: int, things: str) -> str:
-    """A number of things, given as a plural: 1 rank, 4 ranks, 1 row per pass, 1 pass."""
+    """Return a number of things, given as a plural: 1 rank, 4 ranks, 1 row per pass, 1 pass."""
     if number != 1:
         return f"{number} {things}"
-    plural, space, rest = things.partition(" ")
-    return f"1 {_singular(plural)}{space}{rest}"
-
-
-def _singular(plural: str) -> str:
-    return plural.removesuffix("es" if plural.endswith("sses") else "s")
+    return "1 " + re.sub(r"(?<=ss)es\b|s\b", "", things, count=1)
 
 
 def times(ratio: float) -> str:
-    """A ratio with two digits: 2.5 times, 1.0 times."""
+    """Return a ratio with two digits: 2.5 times, 1.0 times."""
     text = short(float(f"{ratio:.2g}"))
-    return f"{'1.0' if text == '1' else text} times"
-
-
-def part_of(number: int, whole: int, things: str) -> str:
-    """A part of some things, with its verb: 2 of 5 runs are, 1 of 5 runs is, the only run is."""
-    if whole == 1:
-        return f"the only {_singular(things)} is"
-    return f"{number} of {whole} {things} {'is' if number == 1 else 'are'}"
+    return {"1": "1.0"}.get(text, text) + " times"
 
 
 def percent(share: float, sign: str = "") -> str:
@@ -94,11 +83,6 @@ def _significant(value: float, digits: int) -> str:
     before_point = math.floor(math.log10(abs(value or 1))) + 1
     text = f"{value:.{max(0, digits - before_point)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def joined(parts: list[str]) -> str:
-    """a, b and c."""
-    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 # --- Print rows as a table with rich: as wide as the terminal, or uncut if the output is not a terminal

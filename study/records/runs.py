@@ -12,7 +12,6 @@ from typing import Any
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
-from study.core.gpus import measured_flops
 from study.records import metrics, store
 from study.records.keeping import shared
 from study.records.schema import Record
@@ -164,7 +163,6 @@ class Runs:
         for run in self.runs:
             record = run.record
             ranks = record.observed.ranks
-            measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
             row = {
                 "run": run.folder.name,
                 "status": record.status,
@@ -177,7 +175,6 @@ class Runs:
                 "eval loss": metrics.value(record, "eval_loss"),
                 "s/step": metrics.value(record, "step_s"),
                 "MFU": metrics.value(record, "mfu"),
-                "of measured": metrics.over(metrics.flops_per_s(record), measured),
             }
             written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
             # A rank that sent nothing is not one of which nothing is known.

@@ -31,7 +31,6 @@ from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.models.build import GROUPED, WithoutValues, freeze
 from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
-from study.core.text import joined
 from study.measure import hardware, readback
 from study.measure.hardware import CUDA
 from study.records import collectives, store
@@ -64,7 +63,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         return folder, Record(run_id=folder.name, started_utc=store.now_utc())
     first = [folder / "output.txt", *collectives.paths(folder)]  # of a sweep, and of ranks that wrote no record
     if taken := sorted(path.name for path in folder.glob("*") if path not in first):
-        raise Stop(f"--run-dir {folder} already holds {joined(taken[:3])}", "give a new folder")
+        raise Stop(f"--run-dir {folder} already holds {', '.join(taken[:3])}", "give a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         store.reserve(folder)
