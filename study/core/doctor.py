@@ -1,6 +1,5 @@
 """Examines what this machine has and lacks for the study, with remedies. It needs no torch, so it is fast."""
 
-import importlib.util
 import os
 import platform
 import re
@@ -61,34 +60,26 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
         Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
         devices,
-        *(_program(what, path, remedy) for what, (path, remedy) in programs.items()),
+        *(Finding(what, path or "not found", {None: remedy}.get(path)) for what, (path, remedy) in programs.items()),
         _operators(gpus),
         _disk(folder, speed_bytes),
         *packages(ROOT / "constraints.txt"),
     ]
 
 
-def _program(what: str, path: str | None, remedy: str) -> Finding:
-    if path is None:
-        return Finding(what, "not found", remedy)
-    answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    # The first number with a point, as in: c++ (Debian 12.2.0-14) 12.2.0
-    numbers = re.findall(r"\d+(?:\.\d+)+", answer.stdout)
-    return Finding(what, f"{path} {next(iter(numbers), 'of unknown version')}")
-
-
 def packages(constraints: Path) -> list[Finding]:
     """Compare the packages that can change a number with the versions that the study's own numbers come from."""
-    installed = {name: machine.version(name) or "not installed" for name in machine.PACKAGES}
-    if not constraints.exists():  # in a wheel
-        return [Finding(name, here) for name, here in installed.items()]
-    pinned = machine.pins(constraints)
+    pinned = {}
+    if constraints.exists():  # not in a wheel
+        pinned = dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text(), re.MULTILINE))
     findings = []
-    for name, here in installed.items():
-        if here.partition("+")[0] == pinned[name]:  # 2.13.0+cpu is a build of 2.13.0
+    for name in machine.PACKAGES:
+        here = machine.version(name) or "not installed"
+        wanted = pinned.get(name, here)
+        if wanted in (here, here.partition("+")[0]):  # 2.13.0+cpu is a build of 2.13.0
             findings.append(Finding(name, here))
         else:
-            text = f"{here}, and {constraints.name} has {pinned[name]}"
+            text = f"{here}, and {constraints.name} has {wanted}"
             findings.append(Finding(name, text, f"pip install -c {constraints.name} {name}"))
     return findings
 
@@ -153,9 +144,6 @@ OPERATORS = {
 QUANTIZES = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 
 
-# --- what is needed, what is compiled ------------------------------------------------------------------------------
-
-
 def needed_by(arm: Arm, gpus: int) -> list[str]:
     """Return the operators that an arm loads."""
     if arm.deepspeed is None:
@@ -179,14 +167,8 @@ def missing(gpus: int, arms: Iterable[str] = NAMES) -> list[str]:
 
 
 def compiled(name: str) -> bool:
-    """Return whether an operator is where PyTorch looks for it, compiled for this PyTorch."""
-    torch = importlib.util.find_spec("torch")
-    if not (torch and torch.submodule_search_locations):
-        return False
-    # ninja's file names the headers of the PyTorch for which it compiled. With another PyTorch the library may crash.
-    build = operator_folder(name) / "build.ninja"
-    headers = f"{torch.submodule_search_locations[0]}/include"
-    return (operator_folder(name) / f"{name}.so").exists() and build.exists() and headers in build.read_text()
+    """Return whether an operator is where PyTorch looks for it."""
+    return (operator_folder(name) / f"{name}.so").exists()
 
 
 def operator_folder(name: str) -> Path:
@@ -240,9 +222,6 @@ def nvcc() -> str | None:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
     return shutil.which("nvcc", path=path)
-
-
-# --- study doctor --fix --------------------------------------------------------------------------------------------
 
 
 def compile_missing(arms: tuple[str, ...] = ()) -> int:

@@ -16,7 +16,7 @@ import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -28,7 +28,6 @@ from study.core.errors import LONGEST_NAME, Stop, nearest
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 LONGEST_REASON = 200
 LONGEST_NAME_BYTES = 200  # file systems take 255, and the report adds a suffix
-LINK = "it is a link, and links are not followed"
 
 
 def safe_name(name) -> str:
@@ -47,7 +46,7 @@ def safe_join(root: Path, *names: str) -> Path:
 
 
 def read(path: Path, most_bytes: int, flags: int = READ) -> bytes:
-    """The content of a file that the user named, or of one in a model's folder, where the Hub's cache has links."""
+    """Return the content of a file that the user named, or of a model's, where the Hub's cache has links."""
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             status = os.fstat(file.fileno())  # of what is open: the name may lead elsewhere by now
@@ -60,21 +59,15 @@ def read(path: Path, most_bytes: int, flags: int = READ) -> bytes:
         raise OSError(errno.EINVAL, "it is not a valid path", repr(path)) from None
 
 
-def read_below(root: Path, name: str | PurePosixPath, most_bytes: int) -> bytes:
-    """The content of a file below a folder, by a name that may be foreign. No part of it may be `..` or a link."""
-    path = _below(root, name)
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, LINK, str(path))
-    return read(path, most_bytes, READ | os.O_NOFOLLOW)
+def read_below(root: Path, name: str, most_bytes: int) -> bytes:
+    """Return the content of a file in a folder that may be a stranger's. Links are not followed."""
+    return read(safe_join(root, name), most_bytes, READ | os.O_NOFOLLOW)
 
 
-def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: bool = True) -> None:
-    """Replace a file below a folder in one step. A link among its folders is refused; a link in its place is replaced.
-
-    `to_disk` waits until the content is on disk.
-    """
-    path = _below(root, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_below(root: Path, name: str, content: bytes, to_disk: bool = True) -> None:
+    """Replace a file in a folder in one step, also if it is a link. `to_disk` waits until the content is on disk."""
+    path = safe_join(root, name)
+    root.mkdir(parents=True, exist_ok=True)
     # Beside it, because a rename is one step only within a file system. x: a name that is taken is not written to.
     partial = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -86,21 +79,6 @@ def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: 
         partial.replace(path)
     finally:  # a full disk, or Ctrl-C
         partial.unlink(missing_ok=True)
-
-
-def _below(root: Path, name: str | PurePosixPath) -> Path:
-    """Return the path of a file below a folder. The folders between them are no links."""
-    parts = str(name).split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        raise OSError(errno.EINVAL, "the name leads out of its folder", str(name))
-    if "\0" in str(name):
-        raise OSError(errno.EINVAL, "it is not a valid path", repr(name))
-    path = root  # which may be a link: the user has named it
-    for part in parts[:-1]:
-        path = path / part
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, LINK, str(path))
-    return path / parts[-1]
 
 
 def why(error: Exception) -> str:
@@ -203,7 +181,7 @@ def load(
     the user named the file, and never where it may be a stranger's.
     """
     try:
-        content = read(path, most_bytes) if links else read_below(path.parent, path.name, most_bytes)
+        content = read(path, most_bytes, READ | {True: 0, False: os.O_NOFOLLOW}[links])
     except OSError as error:
         absent = isinstance(error, FileNotFoundError) and missing
         raise Stop(f"{str(path)!r:.300} cannot be read ({why(error)})", missing if absent else remedy) from None

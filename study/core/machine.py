@@ -8,7 +8,6 @@ import importlib.metadata
 import mmap
 import os
 import platform
-import re
 import resource
 import shutil
 import signal
@@ -84,10 +83,9 @@ def _state(pid: int) -> list[str]:
     return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
-def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, which clock corrections do not change."""
-    state = _state(pid)
-    return int(state[19]) if state else None  # number 22 in proc(5), which counts the process id and the name
+def start_ticks(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot, which no clock changes. Empty if there is none."""
+    return "".join(_state(pid)[19:20])  # number 22 in proc(5), which counts the process id and the name
 
 
 def is_alive(pid: int) -> bool:
@@ -101,12 +99,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def oom_kills() -> int | None:
-    """Return the number of processes that the kernel has killed for lack of memory so far. None if unknown.
+    """Return how many processes of this machine the kernel has killed for lack of memory. None if unknown.
 
-    The count is the machine's, and includes what limits of control groups have killed.
+    It includes what limits of control groups have killed.
     """
-    counts = dict(line.split() for line in text("/proc/vmstat").splitlines())
-    return int(counts["oom_kill"]) if "oom_kill" in counts else None
+    for line in text("/proc/vmstat").splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return None
 
 
 # --- Versions of the software that can change a number, and the folder for operators compiled for them
@@ -125,11 +125,6 @@ def version(package: str) -> str | None:
 
 def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
-
-
-def pins(constraints: Path) -> dict[str, str]:
-    """Return the versions that a constraints file pins, by package."""
-    return dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text(), re.MULTILINE))
 
 
 def put_programs_on_path() -> None:
@@ -200,7 +195,7 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         for folder in base.glob(f"{_swap_prefix()}*-*"):
             pid, ticks = folder.name.rsplit("-", 2)[1:]
-            if pid.isdigit() and str(start_ticks(int(pid))) != ticks:  # its run was killed; the id may be in use again
+            if pid.isdigit() and start_ticks(int(pid)) != ticks:  # its run was killed; the id may be in use again
                 shutil.rmtree(folder, ignore_errors=True)
         disk_speed(base, REQUEST_BYTES)  # raises if direct I/O is refused, as by tmpfs before Linux 6.6
         free_bytes = shutil.disk_usage(base).free

@@ -25,10 +25,10 @@ def arm(name: str) -> arms.Arm:
     return arms.read(arms.all_paths()[name])
 
 
-def tool(folder: Path, name: str, says: str = "tool 1.2.3") -> Path:
+def tool(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.touch()
     path.chmod(0o755)
     return path
 
@@ -122,13 +122,13 @@ def test_a_bare_machine_is_told_what_to_get(bare, examine, monkeypatch, tmp_path
     for what, remedy in {"C++ compiler": "g++", "ninja": "pip", "operators": "study doctor --fix"}.items():
         assert remedy in findings[what].remedy
     tool(bare, "ninja")
-    tool(bare, "c++", "c++ (Some 12.2.0-14) 12.2.0")
+    tool(bare, "c++")
     leave_compiled()
     two = [gpus.Visible(f"Some GPU {number}", 80 * 10**9, 8) for number in range(2)]
     monkeypatch.setattr(doctor, "gpus_here", lambda: two)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     findings = examine()
-    assert findings["C++ compiler"].found == f"{bare / 'c++'} 12.2.0"
+    assert findings["C++ compiler"].found == str(bare / "c++")
     assert findings["operators"] == doctor.Finding("operators", "compiled")
     assert findings["devices"].found == "Some GPU 0 (80 GB), Some GPU 1 (80 GB)"
     assert "CUDA_HOME" in findings["CUDA toolkit"].remedy
@@ -175,4 +175,5 @@ def test_packages_are_compared_with_the_pins(tmp_path, monkeypatch):
     assert differ["numpy"].found == "2.13.0+cpu, and constraints.txt has 2.13.00"
     assert differ["deepspeed"].found == "not installed, and constraints.txt has 2.13.0"
     assert differ["numpy"].remedy == "pip install -c constraints.txt numpy"
-    assert machine.pins(ROOT / "constraints.txt").keys() >= set(machine.PACKAGES)
+    constraints = (ROOT / "constraints.txt").read_text()
+    assert all(f"\n{name}==" in constraints for name in machine.PACKAGES)

@@ -1,7 +1,6 @@
 """Compiled operators: where they are kept, who compiles them, and that nobody waits for a process that has died."""
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from study.core.doctor import OPERATORS
 from study.training import loading
 
 PATHS = arms.all_paths()
-TORCH = find_spec("torch").submodule_search_locations[0]
 # Another process: it takes the guard, PyTorch's lock or both, writes "ready", and sleeps.
 HOLDER = """
 import os, sys, time
@@ -64,7 +62,6 @@ def leave_compiled(*names: str) -> None:
         place = doctor.operator_folder(name)
         place.mkdir(parents=True)
         (place / f"{name}.so").write_bytes(b"\x7fELF")
-        (place / "build.ninja").write_text(f"cflags = -isystem {TORCH}/include -fPIC\n")
 
 
 def compiler(folder: Path, instead: str, otherwise: str = f'exec {shutil.which("c++")} "$@"') -> str:
@@ -263,11 +260,6 @@ def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypat
 
 
 def test_it_looks_where_pytorch_puts_them(extensions, tmp_path):
-    """PyTorch itself says where, and which headers it compiles against."""
-    code = "from torch.utils import cpp_extension as e; import json\n"
-    code += "print(json.dumps([e._get_build_directory('cpu_adam', False), e.include_paths()]))"
-    folder, headers = json.loads(ranks_of(code, tmp_path, ranks=1).output.splitlines()[-1])
+    code = "from torch.utils import cpp_extension; print(cpp_extension._get_build_directory('cpu_adam', False))"
+    folder = ranks_of(code, tmp_path, ranks=1).output.splitlines()[-1]
     assert Path(folder) == doctor.operator_folder("cpu_adam")
-    Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
-    Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))
-    assert doctor.compiled("cpu_adam")

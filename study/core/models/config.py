@@ -70,17 +70,10 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
 
 def _for_training(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
     """Return a config as the trainer uses it: the part that reads text, no cache, with this attention and dropout."""
-    # --- the part that is trained
-    whole = find_class(config)
-    if whole is None or "ConditionalGeneration" in whole.__name__:  # it may read images or sound beside text
-        text = config.get_text_config()
-        if find_class(text) and kind_of(config) in (None, "decoder"):
-            config = text
+    config = _part_that_trains(config)
     config.use_cache = False  # of keys and values, which only generation needs
-
-    # --- attention
     fused = class_for(config)._supports_sdpa
-    attention = attention or ("sdpa" if fused else "eager")
+    attention = attention or {True: "sdpa", False: "eager"}[fused]
     if attention == "sdpa" and not fused:
         raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
     config._attn_implementation = attention
@@ -89,12 +82,20 @@ def _for_training(config: PretrainedConfig, attention: str | None, dropout: floa
         # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL
-
-    # --- dropout
-    for name, value in config.to_dict().items():
+    if dropout is not None:
         # By name: hidden_dropout_prob, attn_pdrop, resid_pdrop, classifier_dropout, embd_pdrop and others.
-        if dropout is not None and "drop" in name and type(value) in (int, float):
-            setattr(config, name, dropout)
+        for name, value in config.to_dict().items():
+            if "drop" in name and type(value) in (int, float):
+                setattr(config, name, dropout)
+    return config
+
+
+def _part_that_trains(config: PretrainedConfig) -> PretrainedConfig:
+    whole = find_class(config)
+    if whole is None or "ConditionalGeneration" in whole.__name__:  # it may read images or sound beside text
+        text = config.get_text_config()
+        if find_class(text) and kind_of(config) in (None, "decoder"):
+            return text
     return config
 
 
