@@ -22,7 +22,6 @@ def virtual(
     *,
     model: str | None = None,
     lora_rank: int | None = None,
-    trust_remote_code: bool = False,
     task: Task | None = None,
     run_dir: Path | None = None,
 ) -> None:
@@ -35,12 +34,11 @@ def virtual(
         passes: The arm and its passes.
         model: A hub name, a local folder, or a built-in shape. Default: a tiny model, or with a GPU the documents'.
         lora_rank: Only adapters of this rank train.
-        trust_remote_code: Run the Python code that comes with a model.
         task: imdb, wikitext, or random rows of the shape that the model takes. Default: synthetic with --model.
         run_dir: Keep the run in this new folder. Its record.json has these numbers to the byte, and more.
     """
     given: dict[str, Any] = vars(training) | vars(passes)
-    given |= {"lora_rank": lora_rank, "trust_remote_code": trust_remote_code, "task": task}
+    given |= {"lora_rank": lora_rank, "task": task}
     # The trainer takes both of these from elsewhere: the ranks from --virtual-ranks, the arm from the launcher.
     ranks = given.pop("gpus") or USUAL_RANKS
     arm = arms.load_arm(given.pop("arm"))
@@ -48,7 +46,7 @@ def virtual(
     # Two steps: the optimizer makes its states in the first, so that the second is like all that follow.
     given |= {"steps": 2, "warmup_steps": 1, "virtual_ranks": ranks, "init": "none"}
     if model is not None:
-        shape = named(model, trust_remote_code=trust_remote_code)
+        shape = named(model)
         refuse_long_rows(shape, training.sequence or 0)
         # The trainer's own default is shorter, for its tiny models: the answers of `estimate` would be of other rows.
         given["sequence"] = training.sequence or default_sequence(shape)

@@ -130,6 +130,8 @@ class Arm:
     replicas: int = 1  # groups of ranks that each hold the whole state, divided among them: with FSDP that is HSDP
     shards: int | str = "auto"  # ranks in such a group; auto: all ranks divided by the number of groups
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens (DeepSpeed Ulysses)
+    tensor_ranks: int = 1  # ranks that divide each layer among themselves (DeepSpeed's AutoTP)
+    second_copy_ranks: int = 1  # ranks that share a second copy of the weights (hpZ of ZeRO++); 1: there is none
 
     @property
     def divides_ranks(self) -> bool:
@@ -137,27 +139,23 @@ class Arm:
         return self.replicas > 1 or self.second_partition(2) is not None
 
     def second_partition(self, ranks: int) -> int | None:
-        """Return the number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
+        """Return how many of these ranks share a second copy of the weights. None without one."""
         # Other stages ignore the key. Fewer ranks than it says are one group.
-        among = zero_optimization(self.deepspeed)["zero_hpz_partition_size"]
-        return min(among, ranks) if self.stage == 3 and among > 1 else None
+        if self.stage == 3 and self.second_copy_ranks > 1:
+            return min(self.second_copy_ranks, ranks)
+        return None
 
     @property
     def row_ranks(self) -> int:
-        """The number of ranks that read the same rows."""
+        """Return the number of ranks that read the same rows."""
         return self.sequence_ranks * self.tensor_ranks
-
-    @property
-    def tensor_ranks(self) -> int:
-        """Ranks that divide each layer among themselves (DeepSpeed's AutoTP)."""
-        return max(1, (self.deepspeed or {}).get("tensor_parallel", {}).get("autotp_size", 1))
 
     def sharing_ranks(self, ranks: int) -> int:
         """Return the number of ranks that hold the state together. Raise Stop if the ranks do not fill the groups."""
         # A group of one rank would divide nothing: two ranks each are the least.
         in_group, left_over = divmod(ranks, self.replicas)
         if self.replicas > 1 and (left_over or in_group < 2 or self.shards not in ("auto", in_group)):
-            least = self.replicas * (2 if self.shards == "auto" else int(self.shards))
+            least = self.replicas * int({"auto": 2}.get(self.shards, self.shards))
             what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {least} ranks"
             raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
         groups = {
@@ -242,6 +240,8 @@ def _of_deepspeed(config: dict, path: Path) -> dict[str, Any]:
         # For "auto" Accelerate fills in the value that is DeepSpeed's default, too.
         "clipping": {"auto": 1.0}.get(deepspeed.gradient_clipping, deepspeed.gradient_clipping),
         "sequence_ranks": sequence.parallelism_config_sp_size,
+        "tensor_ranks": max(1, deepspeed.tensor_parallel.autotp_size),
+        "second_copy_ranks": zero.zero_hpz_partition_size,
     }
 
 

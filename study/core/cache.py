@@ -41,10 +41,8 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
         # safetensors wraps the kernel's error in its own, which has no errno.
         if getattr(error, "errno", None) == errno.ENOMEM:
             raise  # out of memory, which has its own status
-        path = getattr(error, "filename", None) or folder
-        reason = getattr(error, "strerror", None) or error
-        remedy = "give a --cache-dir that you may read and write, on a disk with room"
-        raise Stop(f"the cache cannot be used: {path} ({reason})", remedy) from error
+        what = f"the cache cannot be used: {getattr(error, 'filename', None) or folder} ({files.why(error)})"
+        raise Stop(what, "give a --cache-dir that you may read and write, on a disk with room") from error
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from study.core import machine
-from study.core.arms import NAMES, PACKAGE, ROOT, Arm, load_arm
+from study.core.arms import NAMES, PACKAGE, Arm, load_arm
 from study.core.errors import Stop
 from study.core.gpus import gpus_here, num_gpus
 from study.core.machine import disk_speed, usable_cores
@@ -50,50 +49,27 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
     gpus, devices = _devices()
     memory = psutil.virtual_memory()
     shared_bytes = shutil.disk_usage("/dev/shm").free
-    programs = {"C++ compiler": (compiler(), GET_COMPILER), "ninja": (shutil.which("ninja"), GET_NINJA)}
+    needed = {"C++ compiler": (compiler(), GET_COMPILER), "ninja": (shutil.which("ninja"), GET_NINJA)}
     if gpus:
-        programs["CUDA toolkit"] = (nvcc(), GET_CUDA)
+        needed["CUDA toolkit"] = (nvcc(), GET_CUDA)
+    needed |= {name: (version, GET_PACKAGES) for name, version in machine.versions().items()}
     return [
-        Finding("Python", platform.python_version()),
         Finding("system", platform.platform()),
         Finding("cores", str(usable_cores())),
         Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
-        Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
+        Finding("shared memory", f"{size(shared_bytes)} free", {False: GET_SHARED}.get(shared_bytes >= SHARED_BYTES)),
         devices,
-        *(Finding(what, path or "not found", {None: remedy}.get(path)) for what, (path, remedy) in programs.items()),
         _operators(gpus),
         _disk(folder, speed_bytes),
-        *packages(ROOT / "constraints.txt"),
+        *(Finding(what, found or "not found", {None: remedy}.get(found)) for what, (found, remedy) in needed.items()),
     ]
 
 
-def packages(constraints: Path) -> list[Finding]:
-    """Compare the packages that can change a number with the versions that the study's own numbers come from."""
-    pinned = {}
-    if constraints.exists():  # not in a wheel
-        pinned = dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text(), re.MULTILINE))
-    findings = []
-    for name in machine.PACKAGES:
-        here = machine.version(name) or "not installed"
-        wanted = pinned.get(name, here)
-        if wanted in (here, here.partition("+")[0]):  # 2.13.0+cpu is a build of 2.13.0
-            findings.append(Finding(name, here))
-        else:
-            text = f"{here}, and {constraints.name} has {wanted}"
-            findings.append(Finding(name, text, f"pip install -c {constraints.name} {name}"))
-    return findings
-
-
 def _operators(gpus: int) -> Finding:
-    """Return the DeepSpeed operators that are not compiled, and the steps to compile them."""
-    lacking = missing(gpus)
+    lacking = ", ".join(OPERATORS[name].purpose for name in missing(gpus))
     if not lacking:
         return Finding("operators", "compiled")
-    # Several operators may need the same tool, which is named once.
-    stops = filter(None, (why_not_operator(name, gpus) for name in lacking))
-    steps = [*dict.fromkeys(stop.remedy for stop in stops), "study doctor --fix"]
-    purposes = ", ".join(OPERATORS[name].purpose for name in lacking)
-    return Finding("operators", f"not compiled: {purposes}", "; then ".join(steps))
+    return Finding("operators", f"not compiled: {lacking}", "study doctor --fix")
 
 
 def _disk(folder: Path, speed_bytes: int) -> Finding:
@@ -122,6 +98,7 @@ def _devices() -> tuple[int, Finding]:
 
 GET_COMPILER = "install one (apt-get install g++), or name yours in the environment variable CXX"
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
+GET_PACKAGES = "make setup, or pip install './zero-study[train,report]'"
 GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
 LIBAIO = Path(__file__).with_name("libaio")
 
@@ -230,8 +207,7 @@ def compile_missing(arms: tuple[str, ...] = ()) -> int:
     possible = []  # the others are named with what they lack, and do not fail the command
     for name in missing(gpus, arms or NAMES):
         if stop := why_not_operator(name, gpus):
-            what = f"{stop.what}. What to do: {stop.remedy}; then run this again."
-            say(f"Not compiled: DeepSpeed's {name} operator ({OPERATORS[name].purpose}), because {what}")
+            say(f"Not compiled: DeepSpeed's {name} operator, because {stop.sentence}")
         else:
             possible.append(name)
     say(f"DeepSpeed's operators in {operator_folder('.')}: {len(possible)} to compile.")

@@ -152,7 +152,9 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
     if first["type"] == "missing":
         problem = "is missing"
     elif first["type"] == "extra_forbidden":
-        problem = f"is not known; {nearest(str(first['loc'][-1]), known)}" if known else "is not known"
+        problem = "is not known"
+        if known:
+            problem += f"; {nearest(str(first['loc'][-1]), known)}"
     elif first["type"] != "value_error":
         for words, plainer in PLAINER.items():
             problem = re.sub(words, plainer, problem)
@@ -180,25 +182,18 @@ def load(
     `what` names the content: "a record". `missing` is what to do if there is no such file. Links are followed only if
     the user named the file, and never where it may be a stranger's.
     """
+    parse = {".json": from_json, ".toml": from_toml}.get(path.suffix, from_yaml)
     try:
         content = read(path, most_bytes, READ | {True: 0, False: os.O_NOFOLLOW}[links])
-    except OSError as error:
-        absent = isinstance(error, FileNotFoundError) and missing
-        raise Stop(f"{str(path)!r:.300} cannot be read ({why(error)})", missing if absent else remedy) from None
-    try:
-        return _parsed(path.suffix, content, model)
+        if path.suffix == ".json" and model is not Any:  # in one pass, as records are many
+            return TypeAdapter(model).validate_json(content)
+        return TypeAdapter(model).validate_python(parse(content))
     except ValidationError as error:
         raise Stop(f"{path} is not {what}: {sentence(error)}", remedy) from None
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        if missing and isinstance(error, FileNotFoundError):
+            remedy = missing
         raise Stop(f"{str(path)!r:.300} cannot be read ({why(error)})", remedy) from None
-
-
-def _parsed(suffix: str, content: bytes, model: type[T]) -> T:
-    adapter = TypeAdapter(model)
-    if suffix == ".json" and model is not Any:  # in one pass, as records are many
-        return adapter.validate_json(content)
-    parse = {".json": from_json, ".toml": from_toml}.get(suffix, from_yaml)
-    return adapter.validate_python(parse(content))
 
 
 # --- Writes an output folder as a whole: beside the old one, which it then replaces

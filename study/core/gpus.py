@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,6 @@ from study.core.errors import Stop, nearest
 
 HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
 CUDA_ERROR_NO_DEVICE = 100
-CAPABILITY_MAJOR = 75  # of CUdevice_attribute in cuda.h, as the error above
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Gpu:
         """
         if not whole:
             return self.peaks["fp16"]
-        return self.peaks.get("tf32" if tf32 else "fp32", self.peaks["fp32"])
+        return self.peaks.get({True: "tf32"}.get(tf32, "fp32"), self.peaks["fp32"])
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,15 @@ def gpu_named(text: str) -> str:
     Each part of the text must begin a word of the GPU's names: `80` begins 80GB, but `a10` does not begin A100.
     """
     lower = re.sub(r"(\d+) gi?b", r"\1gb", text.lower())
-    for pattern in (r"[a-z0-9]+", r"[a-z]+\d+|[a-z]+|\d+(?:gb)?"):  # the second: `rtx4090` and `h100sxm` in parts
-        parts = [re.sub(r"(\d)$", r"\1(?!\\d)", part) for part in re.findall(pattern, lower)]
-        meant = [
-            name
-            for name, gpu in GPUS.items()
-            # PyTorch omits the vendor of a Tesla.
-            if all(re.search(rf"\b{part}", f"{name} {gpu.name} {gpu.also} nvidia".lower()) for part in parts)
-        ]
-        if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
-            return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
+    parts = [re.sub(r"(\d)$", r"\1(?!\\d)", part) for part in re.findall(r"[a-z0-9]+", lower)]
+    meant = []
+    for name, gpu in GPUS.items():
+        # PyTorch omits the vendor of a Tesla. People write H100SXM as one word.
+        known = f"{name} {gpu.name} {gpu.also} {name.partition('-')[0]}{gpu.also} nvidia".lower()
+        if all(re.search(rf"\b{part}", known) for part in parts):
+            meant.append(name)
+    if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
+        return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     # A100-40GB and A100-80GB are one suggestion.
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
@@ -91,12 +90,12 @@ def gpu_named(text: str) -> str:
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
     """Return the datasheet peak of a precision recipe; None if unknown."""
-    gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
-    if gpu is None:
-        return None
-    if precision != "fp32":
-        return gpu.peaks.get("fp16" if precision == "fp16" else "bf16")
-    return gpu.flops_per_s(True, tf32)
+    for gpu in GPUS.values():
+        if gpu.name == device_name and precision == "fp32":
+            return gpu.flops_per_s(True, tf32)
+        if gpu.name == device_name:
+            return gpu.peaks.get({"fp16": "fp16"}.get(precision, "bf16"))
+    return None
 
 
 class Visible(NamedTuple):
@@ -104,7 +103,6 @@ class Visible(NamedTuple):
 
     name: str
     memory_bytes: int
-    capability: int  # the major number of CUDA's compute capability
 
 
 def gpus_here() -> list[Visible]:
@@ -130,15 +128,14 @@ def gpus_here() -> list[Visible]:
 
 
 def _visible(cuda: ctypes.CDLL, number: int) -> Visible:
-    device, major, memory_bytes = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    device, memory_bytes = ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(100)
     _check_codes(
         cuda.cuDeviceGet(ctypes.byref(device), number),
         cuda.cuDeviceGetName(name, len(name), device),
         cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device),
-        cuda.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device),
     )
-    return Visible(name.value.decode(), memory_bytes.value, major.value)
+    return Visible(name.value.decode(), memory_bytes.value)
 
 
 def _check_codes(*codes: int) -> None:
@@ -154,13 +151,6 @@ def num_gpus() -> int:
         return 0
 
 
-def half_precision() -> str:
-    """bf16 if the first GPU has units for it (compute capability 8 and later), else fp16; fp32 without a GPU."""
-    if not (gpus := gpus_here()):
-        return "fp32"
-    return "bf16" if gpus[0].capability >= 8 else "fp16"
-
-
 # --- Which bytes of a step go between nodes. Ranks fill one node after another
 
 # By collective: bytes of the whole tensor, by the ranks that take part.
@@ -172,9 +162,9 @@ def between_nodes(moved: Groups, node_ranks: int) -> dict[str, float]:
 
     As in papers, all bytes of such a collective count as between nodes.
     """
-    between = {}
+    between: Counter[str] = Counter()
     for kind, groups in moved.items():
-        sizes = [size for ranks, size in groups.items() if min(ranks) // node_ranks < max(ranks) // node_ranks]
-        if any(sizes):
-            between[kind] = sum(sizes)
-    return between
+        for ranks, size in groups.items():
+            if min(ranks) // node_ranks < max(ranks) // node_ranks:
+                between[kind] += size
+    return +between

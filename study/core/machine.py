@@ -130,10 +130,8 @@ def versions() -> dict[str, str | None]:
 def put_programs_on_path() -> None:
     """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
     # Not resolved: in a virtual environment python is a link, and its programs are beside the link.
-    folder = str(Path(sys.executable).parent)
-    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    if folder not in paths:
-        os.environ["PATH"] = os.pathsep.join([*paths, folder])
+    paths = [*os.environ.get("PATH", os.defpath).split(os.pathsep), str(Path(sys.executable).parent)]
+    os.environ["PATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
 def operators_folder() -> Path:
@@ -166,7 +164,7 @@ def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             words = process.cmdline()
             at_script = [i for i, text in enumerate(words) if Path(text).name in (script.name, f"study.{script.stem}")]
-            options, _ = OPTIONS.parse_known_args(words[: at_script[0]] if at_script else [])
+            options, _ = OPTIONS.parse_known_args(words[: [*at_script, 0][0]])
             if options.config_file:
                 return process, options
     return None

@@ -4,6 +4,7 @@ How training is distributed is not a setting: only the arm's yaml says that. The
 that were used.
 """
 
+import json
 import os
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -20,11 +21,8 @@ MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
 Count = Annotated[int, Field(gt=0)]
 Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the rank is added to it, and numpy takes 32 bits
-Threads = Annotated[int, Field(gt=0, le=1024)]
 Ranks = Annotated[int, Field(ge=2)]
 Tokens = Annotated[int, Field(ge=2)]  # one token leaves nothing to predict
-CapGiB = Annotated[float, Field(ge=0.01, le=2**20)]  # under a cap of a few MiB not even Python starts
-Probability = Annotated[float, Field(ge=0, lt=1)]
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
@@ -56,8 +54,6 @@ class Flags:
     qwen3-8b qwen3-32b mistral-7b gemma3-1b phi3-mini olmo2-7b mixtral-8x7b qwen3-30b-a3b t5-large modernbert-large
     vit-large whisper-large, or a small model of a family, such as llama-micro. Default: with a GPU the model of the
     source documents, without a GPU a tiny model."""
-    trust_remote_code: bool = False
-    """Run the Python code that comes with a model. Without this flag, a model that needs such code is refused."""
     tokenizer: str | None = None
     """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
     data: str | None = None
@@ -108,7 +104,7 @@ class Flags:
     """Steps over which the rate rises to its peak. After them it falls linearly to zero."""
     weight_decay: NonNegativeFloat = 0.0
     """The optimizer's weight decay."""
-    dropout: Probability | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model. Default: the model's own."""
     seed: Seed = 42
     """Decides the weights (--init random), the rows, their order and the dropout masks."""
@@ -125,13 +121,13 @@ class Flags:
     """After training, take a few untimed steps to count collectives and split memory by component."""
     save: bool = False
     """After training, write the weights to the run folder as a model that transformers can load."""
-    threads: Threads | None = None
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads per rank. Default: the cores divided by the ranks on this machine. Without a GPU they are divided by
     at least two, so that `single` gets no more threads than a rank of the other arms."""
     virtual_ranks: Ranks | None = None
     """Run only rank 0 of so many, in one process. Its memory, collectives and compute time are real. It has no loss,
     because it gets nothing from the other ranks."""
-    memory_cap_gib: CapGiB | None = None
+    memory_cap_gib: Annotated[float, Field(ge=0.01, le=2**20)] | None = None
     """Emulate a smaller device: GiB that a rank may allocate. On a GPU PyTorch's allocator enforces the limit, and
     memory outside PyTorch (context, NCCL) comes on top. Without a GPU the kernel enforces it, for the private memory
     that a rank takes after it begins to build its model, including the offloaded part."""
@@ -266,4 +262,4 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
 
 def as_dict(settings: Flags) -> dict[str, Any]:
     """Return the settings by name, with paths as texts."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
+    return json.loads(json.dumps(vars(settings), default=str))

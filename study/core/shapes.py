@@ -11,11 +11,8 @@ which a test counts. Baichuan's and InternLM2's joined products of query, key an
 """
 
 import functools
-import hashlib
 import json
 import re
-import socket
-import urllib.parse
 from pathlib import Path
 
 from study.core import files
@@ -107,23 +104,16 @@ WITHOUT_HUB = (
 
 @functools.cache
 def try_to_connect() -> None:
-    """Connect to the Hub once, before a library does. If that fails, switch the libraries to offline.
+    """Ask the Hub once for anything, before a library does. If it does not answer, switch the libraries to offline.
 
     Otherwise they would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the
     environment only while they are imported, and this constant afterwards.
     """
-    from urllib.request import getproxies
+    from huggingface_hub import constants, get_session
 
-    from huggingface_hub import constants
-
-    # The user has said so, or a proxy stands between.
-    if constants.HF_HUB_OFFLINE or getproxies():
-        return  # a direct connection would show nothing
     try:
-        endpoint = urllib.parse.urlsplit(constants.ENDPOINT)
-        port = endpoint.port or {"http": 80}.get(endpoint.scheme, 443)
-        socket.create_connection((endpoint.hostname, port), timeout=TIMEOUT_S).close()
-    except (OSError, ValueError):  # ValueError: HF_ENDPOINT is not an address
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
+    except Exception:  # no network, HF_ENDPOINT is no address, or the user has said that there is none
         constants.HF_HUB_OFFLINE = True
 
 
@@ -142,48 +132,36 @@ def is_offline() -> bool:
 def hub_config(model: str) -> Path:
     """Return the config.json of a model, from the Hub or an earlier download."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import disable_progress_bars
 
     try_to_connect()
-    disable_progress_bars()
     try:
         return Path(hf_hub_download(model, "config.json"))
     except Exception as error:  # the library raises a dozen types; each means that it cannot be loaded
-        stop = not_found(model, error)
-        raise Stop(stop.what, f"{stop.remedy}, or --params with --layers and --hidden") from error
+        raise not_found(model, error) from error
 
 
-def refuse_code(model: str, trust_remote_code: bool = False) -> None:
+def refuse_code(model: str) -> None:
     """Raise Stop for a folder with Python code that its config.json wants to run. The check does not load the code.
 
-    A folder without such code is read with transformers' own class, or not at all.
+    A folder without such code is read with transformers' own class. Names on the Hub are checked by transformers.
     """
-    if trust_remote_code or not is_local(model):
-        return  # for a hub name, transformers itself checks this
+    if not is_local(model):
+        return
     # A value of auto_map is "module.Class", "repository--module.Class", or a list of such.
     classes = json.dumps(_local_config(model).get("auto_map"))
     modules = {f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', classes)}  # of "module.Class"
     if any(Path(model, module).exists() for module in modules):
         what = f"--model {model} has Python code of its own ({', '.join(sorted(modules))}), which was not run"
-        own = "take auto_map out of its config.json to use transformers' own class, if it has one"
-        raise Stop(what, f"read the code and give --trust-remote-code, or {own}")
-
-
-def code_digest(model: str) -> str | None:
-    """Return a digest of the Python files in a model's folder: other code is another model. None for a hub name."""
-    if not is_local(model):
-        return None
-    modules = sorted(Path(model).glob("*.py"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in modules)).hexdigest()
+        raise Stop(what, "take auto_map out of its config.json to use transformers' own class, if it has one")
 
 
 def not_found(model: str, error: Exception) -> Stop:
     """Return the error for a model that cannot be loaded. The remedy names its built-in shape, if there is one."""
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
-    remedy = nearest(model.rpartition("/")[2], models(), most=3).replace("choose one", "give one").removesuffix("?")
+    remedy = nearest(model.rpartition("/")[2], models(), most=3)
     if (ours := shape_of(model)) in SHAPES:
         remedy = f"give {ours}, the built-in shape of that model"
-    return Stop(f"{what} ({why_not_loaded(model, error)})", f"{remedy}, or a local folder")
+    return Stop(f"{what} ({why_not_loaded(model, error)})", remedy)
 
 
 def why_not_loaded(name: str, error: Exception) -> str:

@@ -51,9 +51,8 @@ def _scaled(value: float, units: dict[str, float]) -> str | None:
 
 
 def nats(difference: float) -> str:
-    """A difference between losses with one digit: 4e-7 nats."""
-    text = f"{difference:.1g}" if difference == 0 or difference >= 1e-3 else f"{difference:.0e}".replace("e-0", "e-")
-    return f"{text} nats"
+    """Return a difference between losses with one digit: 4e-7 nats."""
+    return f"{difference:.1g} nats".replace("e-0", "e-")
 
 
 def number_of(number: int, things: str) -> str:
@@ -71,7 +70,7 @@ def times(ratio: float) -> str:
 
 def percent(share: float, sign: str = "") -> str:
     """A share: 3.4%, or 12%. With the sign "+" also above zero it is signed: +3.4%."""
-    digits = 1 if abs(share) < 0.1 else 0
+    digits = {True: 1, False: 0}[abs(share) < 0.1]
     return f"{share:{sign}.{digits}%}"
 
 
@@ -123,7 +122,8 @@ def show(rows: list[dict]) -> None:
 def console() -> "Console":
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else UNCUT, highlight=False, markup=False, emoji=False)
+    width = {True: None, False: UNCUT}[sys.stdout.isatty()]
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def say(*lines: str) -> None:

@@ -18,7 +18,7 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers")  # as configs of transfo
 MOST_LAYERS = 10_000  # more than any published model has; tracing more would not end
 
 
-def named(model: str, *, trust_remote_code: bool = False, **which) -> Transformer:
+def named(model: str, **which) -> Transformer:
     """A model whose dimensions the study has, or that of a config.json in a folder or on the hub.
 
     `which` are fields of Transformer. `gpt-tiny` has the vocabulary of the embedded corpus.
@@ -26,7 +26,7 @@ def named(model: str, *, trust_remote_code: bool = False, **which) -> Transforme
     # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
-    shapes.refuse_code(model, trust_remote_code)
+    shapes.refuse_code(model)
     path = Path(model) / "config.json" if Path(model).is_dir() else shapes.hub_config(model)
     remedy = "name the folder of a model"
     # The Hub's cache has links in place of files.
@@ -36,8 +36,6 @@ def named(model: str, *, trust_remote_code: bool = False, **which) -> Transforme
     layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
     if layers > MOST_LAYERS:
         raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
-    if trust_remote_code and "auto_map" in config:
-        which["code_from"] = str(model)
     return Transformer.of(config, model, **which)
 
 
@@ -77,8 +75,6 @@ class Wanted:
     """With --params."""
     lora_rank: int | None = None
     """With --model: only adapters of this rank train, at each linear layer but the head."""
-    trust_remote_code: bool = False
-    """With --model: run Python code that comes with the model."""
 
     def __post_init__(self):
         if self.lora_rank is not None and self.lora_rank < 1:
@@ -118,7 +114,7 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
             raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
         name = alike[0]
         sys.stderr.write(f"{size} parameters: taken as {name}; as large: {', '.join(alike[1:]) or 'none'}\n")
-    model = named(name, lora_rank=wanted.lora_rank, trust_remote_code=wanted.trust_remote_code)
+    model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
     refuse_long_rows(model, sequence)

@@ -17,7 +17,7 @@ from study.records.keeping import shared
 from study.records.schema import Record
 
 # Settings that say where files are or how often something is printed. They change no number.
-NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every", "trust_remote_code"}
+NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
 

@@ -26,7 +26,6 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
         vocabulary=vocabulary or VOCABULARY,
         attention=settings.attention,
         dropout=settings.dropout,
-        trust_remote_code=settings.trust_remote_code,
     )
     kind = configs.kind_of(config)
     if kind != KINDS.get(settings.task, kind):
@@ -119,9 +118,8 @@ def _load(settings: Settings, config, options: dict) -> PreTrainedModel:
         raise Stop(f"--model {settings.model} has no published weights", "give --init random")
     else:
         shapes.prepare_to_load(name)
-    code = settings.trust_remote_code
     try:
-        return configs.class_for(config).from_pretrained(name, config=config, trust_remote_code=code, **options)
+        return configs.class_for(config).from_pretrained(name, config=config, trust_remote_code=False, **options)
     except Exception as error:
         if device_is_full(error) or host_is_full(error):
             raise  # which has its own status

@@ -11,7 +11,6 @@ import sys
 import types
 from pathlib import Path
 
-import own_code
 import psutil
 import pytest
 import tyro
@@ -24,7 +23,6 @@ from study.cli.commands import COMMANDS, EXAMPLES, GROUPS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Finding
-from study.core.settings import CACHE
 from study.core.text import show
 from study.predict.architecture import named
 from study.predict.estimate import estimate
@@ -76,32 +74,6 @@ def test_a_config_written_by_hand_is_advised(name, monkeypatch, tmp_path, capsys
     words = f"advise --model {name} --gpus 2 --gpu H100 --sequence 16 --batch 2"
     assert in_this_process(monkeypatch, words) is None
     assert capsys.readouterr().out.startswith("Use ")
-
-
-def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, capsys):
-    """The model cannot be built without it. An answer in the cache is of the code that it came from."""
-    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)  # of another test, whose folder transformers would look in
-    folder = own_code.write(tmp_path / "own", ran := tmp_path / "ran")
-    words = f"estimate --model {folder} --arm zero2 --ranks 4 --json"
-    assert in_this_process(monkeypatch, words) == 2
-    refusal = "has Python code of its own (configuration_own.py, modeling_own.py), which was not run"
-    assert refusal in capsys.readouterr().err
-    assert not ran.exists()
-    assert in_this_process(monkeypatch, f"{words} --trust-remote-code") is None
-    assert ran.exists()
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["parameters"] == own_code.PARAMETERS
-    assert answer["estimate"]["at_peak"]["weights"] == 2 * own_code.PARAMETERS
-    code = folder / "modeling_own.py"
-    code.write_text(f"import no_such_package\n{code.read_text()}")
-    assert in_this_process(monkeypatch, f"{words} --trust-remote-code") == 2
-    printed = capsys.readouterr().err
-    assert "cannot be loaded" in printed
-    assert "no_such_package" in printed
 
 
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):

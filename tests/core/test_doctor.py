@@ -124,7 +124,7 @@ def test_a_bare_machine_is_told_what_to_get(bare, examine, monkeypatch, tmp_path
     tool(bare, "ninja")
     tool(bare, "c++")
     leave_compiled()
-    two = [gpus.Visible(f"Some GPU {number}", 80 * 10**9, 8) for number in range(2)]
+    two = [gpus.Visible(f"Some GPU {number}", 80 * 10**9) for number in range(2)]
     monkeypatch.setattr(doctor, "gpus_here", lambda: two)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     findings = examine()

@@ -71,23 +71,16 @@ def test_a_known_model_needs_no_hub_and_is_not_taken_in_silence(tmp_path):
 # --- whether it answers ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def endpoint(monkeypatch):
-    """A function that sets the hub's address for this test, and forgets what was tried before."""
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    shapes.try_to_connect.cache_clear()
-    yield lambda address: monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    shapes.try_to_connect.cache_clear()
-
-
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://127.0.0.1:port"])
-def test_a_hub_that_cannot_be_reached_is_not_asked(endpoint, address, monkeypatch):
+def test_a_hub_that_cannot_be_reached_is_not_asked(address, monkeypatch, tmp_path):
     """The libraries are told so by the constant that they ask, and a load looks up no address."""
-    endpoint(address)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    shapes.try_to_connect.cache_clear()
+    shapes.prepare_to_load(str(tmp_path))
+    assert not shapes.is_offline(), "nobody was asked: it is a local folder"
     shapes.prepare_to_load("google/gemma-2-9b")
-    assert shapes.is_offline()
+    shapes.try_to_connect.cache_clear()
     assert huggingface_hub.is_offline_mode()
     looked_up = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: looked_up.append(address))
@@ -95,13 +88,3 @@ def test_a_hub_that_cannot_be_reached_is_not_asked(endpoint, address, monkeypatc
         huggingface_hub.hf_hub_download("google/gemma-2-9b", "config.json", cache_dir="/nonexistent")
     assert looked_up == []
     assert shapes.why_not_loaded("google/gemma-2-9b", caught.value).startswith("the hub does not answer")
-
-
-def test_where_a_direct_connection_says_nothing_nobody_is_asked(endpoint, tmp_path, monkeypatch):
-    """For a local folder, and behind a proxy."""
-    endpoint("http://127.0.0.1:9")
-    shapes.prepare_to_load(str(tmp_path))
-    assert not shapes.is_offline()
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    shapes.prepare_to_load("google/gemma-2-9b")
-    assert not shapes.is_offline()

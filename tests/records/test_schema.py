@@ -15,7 +15,7 @@ from study.records.sections import Cell
 
 # What older records hold and no reader reads: it can be computed, or nobody asked.
 IGNORED = re.compile(
-    r"^\.(requested\.(dies_after|resume)|observed\.(network|omp_num_threads|final_weights_checksum)|"
+    r"^\.(requested\.(dies_after|resume|trust_remote_code)|observed\.(network|omp_num_threads|final_weights_checksum)|"
     r"traffic\.(per_link|link_steps|gloo_wire_bytes)|loss\.final_(train|eval)|"
     r"time\.(median_step_s|tokens_per_s|samples_per_s|mfu|peak_flops_per_s|training_s)|"
     r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|gloo_copy_bytes|before_per_rank|"

@@ -5,13 +5,12 @@ from typing import Any, Literal, cast
 
 import transformers
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto as names
 
 from study.core import shapes
 from study.core.errors import Stop
-from study.core.shapes import SHAPES, VOCABULARY, config_of, why_not_loaded
+from study.core.shapes import SHAPES, VOCABULARY, config_of
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 OWN_ATTENTION = ("falcon",)  # model types that know no attention but transformers' own names
@@ -35,7 +34,6 @@ def load(
     vocabulary: int = VOCABULARY,
     attention: str | None = None,
     dropout: float | None = None,
-    trust_remote_code: bool = False,
 ) -> PretrainedConfig:
     """Return the config of a built-in shape, a folder or a hub name, changed for training.
 
@@ -45,14 +43,12 @@ def load(
     """
     if model in SHAPES:
         return of_dict(config_of(model, vocabulary), attention, dropout)
-    shapes.refuse_code(model, trust_remote_code)
+    shapes.refuse_code(model)
     try:
         shapes.prepare_to_load(model)
-        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:
         raise shapes.not_found(model, error) from error
-    if trust_remote_code and _is_of_own_code(config):
-        config.code_from = model
     return _for_training(config, attention, dropout)
 
 
@@ -99,21 +95,12 @@ def _part_that_trains(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def _is_of_own_code(config: PretrainedConfig) -> bool:
-    """Return whether the config's class came with the model, which needs the user's trust.
-
-    The content of the config proves nothing: anybody may have written it.
-    """
-    return type(config).__module__.startswith("transformers_modules.")
-
-
 def kind_of(config: PretrainedConfig) -> Kind | None:
-    """The kind of model that a config describes. Text models that can mask words, such as BERT, classify rows here."""
-    if _is_of_own_code(config):
-        return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
-    if config.model_type in TABLES["seq2seq"][0] and not getattr(config, "is_encoder_decoder", False):
-        return "decoder" if config.model_type in TABLES["decoder"][0] else None
-    return next((kind for kind, (types, _) in TABLES.items() if config.model_type in types), None)
+    """Return the kind of a model. Text models that can mask words, such as BERT, classify rows here."""
+    kinds = [kind for kind, (types, _) in TABLES.items() if config.model_type in types]
+    if "seq2seq" in kinds and not getattr(config, "is_encoder_decoder", False):
+        kinds = [kind for kind in kinds if kind == "decoder"]
+    return next(iter(kinds), None)
 
 
 def class_for(config: PretrainedConfig) -> type[PreTrainedModel]:
@@ -132,16 +119,11 @@ def find_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     kind = kind_of(config)
     if kind is None:
         return None
-    auto = TABLES[kind][1]
-    if not _is_of_own_code(config):
-        classes = cast(Mapping[type, Any], vars(auto)["_model_mapping"])
-        model_class = classes.get(type(config), None)  # it is lazy, and takes no default by itself
-        return model_class[0] if isinstance(model_class, tuple) else model_class  # DeiT's second one has a teacher
-    try:
-        return get_class_from_dynamic_module(config.auto_map[auto.__name__], config.code_from)
-    except Exception as error:  # the code may do anything; most often it imports a missing package
-        what = f"the Python code of {config.code_from} cannot be loaded ({why_not_loaded(config.code_from, error)})"
-        raise Stop(what, "install what it imports, or correct it") from error
+    classes = cast(Mapping[type, Any], vars(TABLES[kind][1])["_model_mapping"])
+    model_class = classes.get(type(config), None)  # it is lazy, and takes no default by itself
+    if isinstance(model_class, tuple):
+        return model_class[0]  # DeiT's second one has a teacher
+    return model_class
 
 
 def sequence_limit(config: PretrainedConfig) -> int | None:

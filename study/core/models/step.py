@@ -14,7 +14,7 @@ IMAGE_SIZE = 224
 FOLLOWING = "following"  # in batches of parts of rows: the next token of each position, which may be in another part
 
 
-def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.device | str = "cpu") -> Batch:
+def inputs(config: PretrainedConfig, rows: int, sequence: int) -> Batch:
     """Random tensors like those of a data set for this kind of model. Images and sounds have the config's size.
 
     `sequence` is the number of tokens in a row: of the input, and of both texts of an encoder-decoder.
@@ -26,16 +26,16 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
         size = getattr(seen, "image_size", IMAGE_SIZE)  # a ResNet takes any
         if not isinstance(size, list | tuple):
             size = (size, size)
-        pixels = torch.randn(rows, seen.num_channels, *size, device=device)
-        return {"pixel_values": pixels, "labels": torch.randint(0, classes, (rows,), device=device)}
-    ids = torch.randint(0, config.get_text_config(decoder=True).vocab_size, (rows, sequence), device=device)
+        pixels = torch.randn(rows, seen.num_channels, *size)
+        return {"pixel_values": pixels, "labels": torch.randint(0, classes, (rows,))}
+    ids = torch.randint(0, config.get_text_config(decoder=True).vocab_size, (rows, sequence))
     if kind == "speech":
-        sound = torch.randn(rows, config.num_mel_bins, 2 * config.max_source_positions, device=device)
+        sound = torch.randn(rows, config.num_mel_bins, 2 * config.max_source_positions)
         return {"input_features": sound, "labels": ids}
     if kind == "seq2seq":
         return {"input_ids": ids, "labels": ids.clone()}
     if kind == "encoder":
-        labels = torch.randint(0, classes, (rows,), device=device)
+        labels = torch.randint(0, classes, (rows,))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
     return {"input_ids": ids}
 

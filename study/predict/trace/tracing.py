@@ -87,8 +87,6 @@ def _foreign(model: Transformer, what: str) -> Iterator[None]:
 def _config(model: Transformer, attention: str | None = None):
     # This imports the model's module. TorchScript's functions, in transformers before 5.23, need values.
     with _quiet(), mock.patch.object(torch.jit, "script", lambda function: function):
-        if model.code_from is not None:
-            return configs.load(model.code_from, attention=attention, dropout=model.dropout, trust_remote_code=True)
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
 
 
@@ -165,8 +163,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     place: Callable = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
     if options.checkpointing:
         _compute_again(built, options.checkpointing, place)
-    # A model with its own code may treat layers differently in ways that `shorten` does not know.
-    stacks = [] if with_all_layers or model.code_from else shorten(built)
+    stacks = [] if with_all_layers else shorten(built)
     linear = zero3_linear() if options.zero3_linear else contextlib.nullcontext()
     in_place_loss = in_place() if options.loss == "in_place" else contextlib.nullcontext()
     # --- a forward and a backward pass, watched

@@ -5,7 +5,7 @@ import json
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
-from study.core import cache, shapes
+from study.core import cache
 from study.core.errors import Stop
 from study.core.settings import cache_home
 from study.core.text import during
@@ -62,7 +62,6 @@ class Transformer:
     adapter_dropout: bool = False  # on a GPU: adapters drop some of their inputs, as PEFT's lora_dropout does
     train_only: str | None = None  # only the tensors train whose names match this regular expression
     dropout: float | None = None  # in place of every probability of the config
-    code_from: str | None = None  # a model whose own Python code the user trusts
 
     @classmethod
     def of(cls, config: dict, name: str, **which) -> "Transformer":
@@ -75,8 +74,8 @@ class Transformer:
 
     @functools.cached_property
     def member(self) -> committed.Member:
-        """Its committed traces. Only a model of transformers' own has any, if all of it trains."""
-        if self.is_partly_frozen or self.code_from:
+        """Its committed traces. There are some only if all of it trains."""
+        if self.is_partly_frozen:
             return committed.UNKNOWN
         return committed.member(self.dimensions, self.dropout)
 
@@ -168,9 +167,8 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
 
     Only a new trace needs torch.
     """
-    # The name of a model changes nothing, and the code of others may change.
-    about = [*astuple(model)[1:], model.code_from and shapes.code_digest(model.code_from)]
-    name = cache.fingerprint([FORMAT, *committed.installed().values(), *about, what, *asked])
+    # The name of a model changes nothing.
+    name = cache.fingerprint([FORMAT, *committed.installed().values(), *astuple(model)[1:], what, *asked])
     looks = cache_home().expanduser() / "looks"
     known = cache.answer(looks, name)
     if known is not None:
