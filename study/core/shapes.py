@@ -1,13 +1,11 @@
 """The built-in model shapes: published dimensions by name, so that building a model needs no network.
 
-Each shape in shapes.json is a config of `transformers`, plus `hub`: the name of the published weights and tokenizer.
-The dimensions come from the models' own config files. gpt3-2.7b and gpt3-13b are table 2.1 of the GPT-3 paper as GPT-2s
-without weights; for 13B it prints a width of 5140, and 40 heads of 128 make 5120. Ours are gpt-tiny, which takes the
-vocabulary of its data, and the -micro shapes, as small as bert-tiny, with the vocabulary of the embedded corpus.
-
-models.json has the dimensions of further published models, which the study only predicts. They are those of the models'
-own config files; 52 of them were compared with litgpt's config.py (26857050). `parameters` is the published number,
-which a test counts. Baichuan's and InternLM2's joined products of query, key and value are three there.
+Each is a config of `transformers`, plus `hub`, the name of the published weights and tokenizer, and `parameters`, their
+published number, which a test counts. The dimensions come from the models' own config files, in models.json (models
+that the study only predicts) compared with litgpt's config.py (26857050) for 52 of them. gpt3-2.7b and gpt3-13b are
+table 2.1 of the GPT-3 paper as GPT-2s without weights; for 13B it prints a width of 5140, and 40 heads of 128 make
+5120. Ours are gpt-tiny and the -micro shapes. Baichuan's and InternLM2's joined products of query, key and value are
+three.
 """
 
 import functools

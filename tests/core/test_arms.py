@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -155,65 +156,58 @@ def test_an_arm_is_what_its_files_promise(name):
     assert arm.row_ranks == arm.sequence_ranks * arm.tensor_ranks
 
 
-HSDP = "hsdp has 2 groups of ranks that share the weights, and needs 4 ranks"
-OF_3_4 = "mine has 3 groups of ranks that share the weights, and needs 12 ranks"
-PAIRS = "zero3_hpz keeps a second copy of the weights in groups of 2 ranks"
-ROWS = "zero3_ulysses gives the same rows to groups of 2 ranks"
-UNEVEN = [("hsdp", 1, HSDP), ("hsdp", 2, HSDP), ("hsdp", 5, HSDP), ("mine", 6, OF_3_4), ("zero3_hpz", 3, PAIRS)]
+UNEVEN = {
+    ("hsdp", 2): "hsdp has 2 groups of ranks that share the weights, and needs 4 ranks",
+    ("hsdp", 5): "hsdp has 2 groups of ranks that share the weights, and needs 4 ranks",
+    ("mine", 6): "mine has 3 groups of ranks that share the weights, and needs 12 ranks",
+    ("zero3_hpz", 3): "zero3_hpz keeps a second copy of the weights in groups of 2 ranks",
+    ("zero3_ulysses", 3): "zero3_ulysses gives the same rows to groups of 2 ranks",
+}
 
 
-@pytest.mark.parametrize(("name", "ranks", "what"), [*UNEVEN, ("zero3_ulysses", 3, ROWS)])
-def test_groups_that_do_not_come_out_even_are_refused(name, ranks, what, tmp_path):
+@pytest.mark.parametrize(("name", "ranks"), UNEVEN)
+def test_groups_that_do_not_come_out_even_are_refused(name, ranks, tmp_path):
     """In a sentence, before anything starts."""
     mine = written(tmp_path, f"{FSDP}parallelism_config: {{{REPLICAS}: 3, {SHARDS}: 4}}")
-    paths = PATHS | {"mine": mine}
-    with pytest.raises(Stop, match=rf"{what} \(got {ranks}\)") as stop:
-        arms.read(paths[name]).sharing_ranks(ranks)
+    with pytest.raises(Stop, match=rf"{UNEVEN[name, ranks]} \(got {ranks}\)") as stop:
+        arms.read((PATHS | {"mine": mine})[name]).sharing_ranks(ranks)
     assert stop.value.status == "unavailable"
     assert arms.read(mine).sharing_ranks(12) == 4
 
 
-def written(tmp_path, text: str):
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    return path
+def written(folder: Path, text: str) -> Path:
+    (folder / "mine.yaml").write_text(text)
+    return folder / "mine.yaml"
 
 
-def with_json(tmp_path, content: bytes):
-    (tmp_path / "mine.json").write_bytes(content)
-    return written(
-        tmp_path, f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {tmp_path / 'mine.json'}}}"
-    )
+def with_json(folder: Path, text: str) -> Path:
+    (folder / "mine.json").write_text(text)
+    return written(folder, f"{ZEROS}{{deepspeed_config_file: {folder / 'mine.json'}}}")
 
 
-@pytest.mark.parametrize(
-    ("text", "promised"),  # processes, stage, clipping, optimizer states, weights
-    [
-        ("num_processes: 2\ndeepspeed_config: {zero_stage: 3, gradient_clipping: 0.0}", (2, 3, 0.0, "none", "none")),
-        ("deepspeed_config: {offload_optimizer_device: cpu, offload_param_device: nvme}", (1, 2, 1.0, "cpu", "nvme")),
-        # Accelerate's own questionnaire writes such lines.
-        (
-            "deepspeed_config: {offload_optimizer_nvme_path: none, offload_param_nvme_path: null}",
-            (1, 2, 1.0, "none", "none"),
-        ),
-        ("", (1, 2, 1.0, "none", "none")),
-    ],
-)
-def test_a_yaml_without_a_json_is_read(tmp_path, text, promised):
-    """As Accelerate reads it; what it leaves out is as the libraries have it by default."""
-    arm = arms.read(written(tmp_path, f"distributed_type: DEEPSPEED\n{text}"))
-    assert (arm.num_processes, arm.stage, arm.clipping, arm.offload_optimizer, arm.offload_param) == promised
+ZEROS = "distributed_type: DEEPSPEED\ndeepspeed_config: "
+SINGLE = "distributed_type: 'NO'\n"
+FSDP = """distributed_type: FSDP
+fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: true,
+  fsdp_cpu_ram_efficient_loading: false, fsdp_offload_params: false}
+"""
+PROMISED = [  # stage, clipping, optimizer states, weights; what is left out is as the libraries have it by default
+    (written, ZEROS + "{zero_stage: 3, gradient_clipping: 0.0}", (3, 0.0, "none", "none")),
+    (written, ZEROS + "{offload_optimizer_device: cpu, offload_param_device: nvme}", (2, 1.0, "cpu", "nvme")),
+    # Accelerate's own questionnaire writes such lines.
+    (written, ZEROS + "{offload_optimizer_nvme_path: none, offload_param_nvme_path: null}", (2, 1.0, "none", "none")),
+    (written, ZEROS, (2, 1.0, "none", "none")),
+    (with_json, "{}", (0, 1.0, "none", "none")),
+    (with_json, '{"gradient_clipping": "auto"}', (0, 1.0, "none", "none")),
+]
+
+
+@pytest.mark.parametrize(("write", "text", "promised"), PROMISED)
+def test_a_file_of_somebody_else_is_read_as_accelerate_and_deepspeed_read_it(tmp_path, write, text, promised):
+    arm = arms.read(write(tmp_path, text))
+    assert (arm.stage, arm.clipping, arm.offload_optimizer, arm.offload_param) == promised
+    assert arm.num_processes == 1
     assert arm.uses_nvme == ("nvme" in promised)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{}", '{"gradient_clipping": "auto"}'],
-)
-def test_a_json_that_leaves_things_out_promises_deepspeeds_defaults(tmp_path, text):
-    arm = arms.read(with_json(tmp_path, text.encode()))
-    assert (arm.stage, arm.clipping, arm.offload_optimizer, arm.offload_param) == (0, 1.0, "none", "none")
-    assert not arm.uses_nvme
 
 
 def test_a_json_is_found_from_any_folder(tmp_path, monkeypatch):
@@ -224,67 +218,31 @@ def test_a_json_is_found_from_any_folder(tmp_path, monkeypatch):
     assert arms.find("here.json").read_text() == "{}", "and what is here comes first"
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
-
-ZEROS = "distributed_type: DEEPSPEED\ndeepspeed_config: "
-SINGLE = "distributed_type: 'NO'\n"
-FSDP = """distributed_type: FSDP
-fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: true,
-  fsdp_cpu_ram_efficient_loading: false, fsdp_offload_params: false}
-"""
-FIX = "fix mine.yaml"
 NVME = "remove it and give --nvme-dir"
 KINDS = "distributed_type must be 'NO', 'MULTI_GPU', 'DEEPSPEED' or 'FSDP'"
 FILE = "correct deepspeed_config_file in mine.yaml, or run from the root of the repository"
+REFUSED = [
+    (written, ZEROS + "{offload_optimizer_nvme_path: /disk}", "nvme_path must be 'none' (got '/disk')", NVME),
+    (written, SINGLE + "mixed_precision: bf16", "precision must be 'no' (got 'bf16')", "give --precision"),
+    (written, "- a list", "mine.yaml: must be a table (got ['a list'])", "fix mine.yaml"),
+    (written, "distributed_type: NO", f"{KINDS} (got False)", "write 'NO' in quotes"),
+    (written, "distributed_type: [", "mine.yaml' cannot be read (expected the node content", "fix mine.yaml"),
+    (written, SINGLE + f"# {'x' * 70_000}", "has more than 65,536 bytes", "fix mine.yaml"),
+    (written, "distributed_type: FSDP", "fsdp_config must be a table (got None)", "fix mine.yaml"),
+    (written, FSDP.replace("2", "1"), "fsdp_config fsdp_version must be 2 (got 1)", "fix mine.yaml"),
+    (written, FSDP.replace("fsdp_off", "fsdp_act"), "fsdp_offload_params is missing", "fix mine.yaml"),
+    (written, SINGLE + "num_processes: 0", "num_processes must be greater than 0 (got 0)", "fix mine.yaml"),
+    (written, f"{FSDP}parallelism_config: {{x: 5}}", "parallelism_config x is not known", "fix mine.yaml"),
+    (written, f"{SINGLE}parallelism_config: {{x: 1}}", "parallelism_config needs FSDP or DeepSpeed", "fix mine.yaml"),
+    (written, ZEROS + "{deepspeed_config_file: nowhere/absent.json}", "cannot be read (No such file", FILE),
+    (written, ZEROS + "{zero_stage: 7}", "stage must be 0, 1, 2 or 3 (got 7)", "fix mine.yaml"),
+    (with_json, "5", "must be a table (got 5)", "fix mine.json"),
+    (with_json, '{"zero_optimization": 3}', "zero_optimization must be a table (got 3)", "fix mine.json"),
+]
 
 
-def refused(path, what: str, remedy: str) -> None:
+@pytest.mark.parametrize(("write", "text", "what", "remedy"), REFUSED, ids=lambda value: str(value)[:20])
+def test_a_bad_file_is_refused(tmp_path, write, text, what, remedy):
     with pytest.raises(Stop, match=re.escape(what)) as caught:
-        arms.read(path)
+        arms.read(write(tmp_path, text))
     assert remedy in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "remedy"),
-    [
-        (ZEROS + "{offload_optimizer_nvme_path: /disk}", "nvme_path must be 'none' (got '/disk')", NVME),
-        (
-            "distributed_type: MULTI_GPU\nmixed_precision: bf16",
-            "mixed_precision must be 'no' (got 'bf16')",
-            "give --precision",
-        ),
-        ("- a list", "mine.yaml: must be a table (got ['a list'])", FIX),
-        ("distributed_type: MARTIAN", f"{KINDS} (got 'MARTIAN')", "'NO' in"),
-        ("distributed_type: NO", f"{KINDS} (got False)", "write 'NO' in quotes"),
-        ("distributed_type: [", "mine.yaml' cannot be read (expected the node content", FIX),
-        (SINGLE + f"# {'x' * 70_000}", "has more than 65,536 bytes", FIX),
-        ("distributed_type: FSDP", "fsdp_config must be a table (got None)", FIX),
-        (FSDP.replace("2", "1"), "fsdp_config fsdp_version must be 2 (got 1)", FIX),
-        (FSDP.replace("fsdp_off", "fsdp_act"), "fsdp_offload_params is missing", FIX),
-        (FSDP.replace("}", ", fsdp_x: 1}"), "fsdp_config fsdp_x is not known", FIX),
-        (SINGLE + "num_processes: 0", "num_processes must be greater than 0 (got 0)", FIX),
-        (f"{FSDP}parallelism_config: {{x: 5}}", "parallelism_config x is not known", FIX),
-        (f"{FSDP}parallelism_config: {{{REPLICAS}: 0}}", "replicate_size must be greater than 0 (got 0)", FIX),
-        (f"{SINGLE}parallelism_config: {{x: 1}}", "parallelism_config needs FSDP or DeepSpeed", FIX),
-        (ZEROS + "5", "deepspeed_config must be a table (got 5)", FIX),
-        (ZEROS + "{deepspeed_config_file: nowhere/absent.json}", "cannot be read (No such file", FILE),
-        (ZEROS + "{zero_stage: 7}", "stage must be 0, 1, 2 or 3 (got 7)", FIX),
-        (ZEROS + "{offload_optimizer_device: moon}", "device must be 'none', 'cpu' or 'nvme' (got 'moon')", FIX),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_a_bad_yaml_is_refused(tmp_path, text, what, remedy):
-    refused(written(tmp_path, text), what, remedy)
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"5", "must be a table (got 5)"),
-        (b'{\n "zero_optimization": {\n', "mine.json' cannot be read (Expecting property name"),
-        (b'{"zero_optimization": 3}', "zero_optimization must be a table (got 3)"),
-        (b'{"zero_optimization": {"offload_optimizer": "cpu"}}', "offload_optimizer must be a table (got 'cpu')"),
-    ],
-)
-def test_a_bad_json_is_refused(tmp_path, content, what):
-    refused(with_json(tmp_path, content), what, "fix mine.json")

@@ -7,14 +7,12 @@ from study.core.shapes import VOCABULARY
 from study.training import tasks
 from study.training.tasks import CLS, FIRST_WORD, NUM_CLASSES, OPINIONS, PAD, SEP
 
-ROWS, SEQUENCE, TOKENS = 800, 128, 50_000
-PER_CLASS = (VOCABULARY - FIRST_WORD) // NUM_CLASSES
-FIRST_FILLER = FIRST_WORD + 2 * OPINIONS
+ROWS, SEQUENCE = 800, 128
 
 
 def transitions(tokens: np.ndarray) -> np.ndarray:
-    """How often each class follows each other class."""
-    classes = (tokens - FIRST_WORD) // PER_CLASS
+    """Return how often each class follows each other class."""
+    classes = (tokens - FIRST_WORD) // ((VOCABULARY - FIRST_WORD) // NUM_CLASSES)
     table = np.zeros((NUM_CLASSES, NUM_CLASSES), int)
     np.add.at(table, (classes[:-1], classes[1:]), 1)
     return table
@@ -30,29 +28,25 @@ def test_the_same_seed_gives_the_same_bytes():
 
 def test_reviews_look_like_tokenised_text_and_their_opinions_decide():
     """[CLS] words [SEP] padding. Praise against blame is right on 19 of 20, all that the wrong labels leave."""
-    reviews = tasks.reviews(ROWS, SEQUENCE, seed=42)
-    ids, mask, labels = reviews["input_ids"], reviews["attention_mask"], reviews["labels"]
+    ids, mask, labels = tasks.reviews(ROWS, SEQUENCE, seed=42).values()
     length = mask.sum(1)
     assert (mask == (np.arange(SEQUENCE) < length[:, None])).all(), "ones, then zeros"
     assert ((ids == PAD) == (mask == 0)).all()
     assert (ids[:, 0] == CLS).all()
     assert (ids[np.arange(ROWS), length - 1] == SEP).all()
-    words = ids[(ids != PAD) & (ids != CLS) & (ids != SEP)]
-    assert FIRST_WORD <= words.min() < words.max() < VOCABULARY
-
     assert abs(labels.mean() - 0.5) < 0.06, "3.4 standard deviations of 800 coins"
     praise = ((ids >= FIRST_WORD) & (ids < FIRST_WORD + OPINIONS)).sum(1)
-    blame = ((ids >= FIRST_WORD + OPINIONS) & (ids < FIRST_FILLER)).sum(1)
-    assert (praise + blame).sum() / len(words) == pytest.approx(0.3, abs=0.01), "three words in ten are opinions"
-    decided = praise > blame
-    agree = np.where(decided, praise, blame).sum() / (praise + blame).sum()
+    blame = ((ids >= FIRST_WORD + OPINIONS) & (ids < FIRST_WORD + 2 * OPINIONS)).sum(1)
+    opinions = (praise + blame).sum()
+    assert opinions / (length - 2).sum() == pytest.approx(0.3, abs=0.01), "three words in ten are opinions"
+    agree = np.maximum(praise, blame).sum() / opinions
     assert agree == pytest.approx(0.9, abs=0.01), "nine in ten of them agree"
-    assert (decided == labels).mean() == pytest.approx(0.95, abs=0.025), "one label in twenty is wrong"
+    assert ((praise > blame) == labels).mean() == pytest.approx(0.95, abs=0.025), "one label in twenty is wrong"
 
 
 def test_the_next_class_of_the_stream_is_predictable():
     """Nine of ten times the rule decides; the tenth time, one of eight at random."""
-    tokens, other = (tasks.stream(TOKENS, seed=42, part=part) for part in ("train", "validation"))
+    tokens, other = (tasks.stream(50_000, seed=42, part=part) for part in ("train", "validation"))
     assert FIRST_WORD <= tokens.min() < tokens.max() < VOCABULARY
     table = transitions(tokens)
     assert table.max(1).sum() / table.sum() == pytest.approx(0.9 + 0.1 / NUM_CLASSES, abs=0.01)

@@ -12,54 +12,39 @@ from study.core.errors import Stop
 MINE = os.getpid()  # this process stands for the launcher
 
 
-@pytest.fixture
-def dead() -> int:
-    """The process id of a process that is no more."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def test_a_folder_is_given_and_emptied(tmp_path):
     base = tmp_path / "disk" / "deep"
     folder = machine.give_swap_folder(base, MINE, needed_bytes=1)
     assert machine.give_swap_folder(base, MINE, needed_bytes=1) == folder, "another rank gets the same"
     assert list(base.iterdir()) == [folder], "the probe is gone"
-    (folder / "swapped").mkdir()
-    (folder / "swapped" / "tensor.swp").write_bytes(b"x" * 10_000)
+    (folder / "tensor.swp").write_bytes(b"x" * 10_000)
     for removed in (folder, folder, None):  # twice, and nothing, are no mistake
         machine.remove_swap_folder(removed)
     assert list(base.iterdir()) == [], "nothing of ours stays, and the folder itself may be the user's"
 
 
-def test_of_other_folders_only_those_of_dead_runs_of_this_machine_are_removed(tmp_path, dead):
+def test_of_other_folders_only_those_of_dead_runs_of_this_machine_are_removed(tmp_path):
     """Those of the living stay, the user's own, and those of other hosts and containers, which cannot be judged."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    dead, parent = process.pid, os.getppid()
     given = machine.give_swap_folder(tmp_path, MINE, needed_bytes=1)
     ours = given.name.removesuffix(f"-{MINE}-{machine.start_ticks(MINE)}")
-    parent = os.getppid()
-    kept = [f"{ours}-{parent}-{machine.start_ticks(parent)}", f"{ours}-mine", f"run-{dead}-1", "precious"]
-    kept += [f"{machine.SWAP_PREFIX}elsewhere-1-2-{dead}-1"]
-    gone = [f"{ours}-{dead}-1", f"{ours}-{MINE}-1"]  # the second process id is in use again
-    for name in kept + gone:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tensor.swp").write_text("x")
+    kept = {f"{ours}-{parent}-{machine.start_ticks(parent)}", f"{ours}-mine", f"run-{dead}-1", given.name}
+    kept |= {f"{machine.SWAP_PREFIX}elsewhere-1-2-{dead}-1"}
+    gone = {f"{ours}-{dead}-1", f"{ours}-{MINE}-1"}  # the second process id is in use again
+    for name in kept | gone:
+        (tmp_path / name).mkdir(exist_ok=True)
     machine.give_swap_folder(tmp_path, MINE, needed_bytes=1)
-    assert {path.name for path in tmp_path.iterdir()} == {given.name, *kept}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-def test_too_little_room_is_a_stop(tmp_path):
-    """It says how much there is and how much it takes, and leaves nothing behind but the folder."""
-    base = tmp_path / "disk"
+def test_a_folder_that_cannot_be_used_is_a_stop(tmp_path):
+    """It says how much room there is and how much it takes."""
     with pytest.raises(Stop, match="free, and this run needs 1000000 TB") as caught:
-        machine.give_swap_folder(base, MINE, needed_bytes=10**18)
+        machine.give_swap_folder(tmp_path, MINE, needed_bytes=10**18)
     assert caught.value.status == "unavailable", "another machine may have the room"
-    assert "--nvme-dir" in caught.value.remedy
-    assert list(tmp_path.rglob("*")) == [base]
-
-
-def test_a_path_that_is_a_file_is_a_stop(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("precious")
+    (tmp_path / "file").write_text("precious")
     with pytest.raises(Stop, match=r"cannot be used for offloading .*(File exists|Not a directory)"):
-        machine.give_swap_folder(file, MINE, needed_bytes=1)
-    assert file.read_text() == "precious"
+        machine.give_swap_folder(tmp_path / "file", MINE, needed_bytes=1)
+    assert (tmp_path / "file").read_text() == "precious"

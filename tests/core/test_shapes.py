@@ -1,96 +1,55 @@
 """The built-in shapes have as many parameters as published, and are refused if they do not fit."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from study.core import shapes
 from study.core.errors import Stop
 from study.core.models.config import class_for, kind_of, load
-from study.core.settings import Flags, Settings, resolve
+from study.core.settings import Flags, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, model_of_name, shape_of
+from study.core.shapes import models as known_models
 from study.predict.architecture import named
 from study.training import models
 
-PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads tied to embeddings counted once
-    "bert-tiny": 4.386178,
-    "bert-base": 109.48,
-    "bert-large": 335.14,
-    "gpt2": 124.44,
-    "gpt2-medium": 354.82,
-    "gpt2-large": 774.03,
-    "gpt2-xl": 1557.61,
-    "gpt-j-6b": 6050.88,
-    "gemma2-9b": 9241.71,
-    "gpt3-2.7b": 2651.55,  # by hand: 32 (12 h^2 + 13 h) + 52305 h + 2 h with h = 2560
-    "gpt3-13b": 12853.39,  # by hand: 40 (12 h^2 + 13 h) + 52305 h + 2 h with h = 5120
-    "gpt-neox-20b": 20554.57,
-    "llama3-8b": 8030.26,
-    "llama3-70b": 70553.71,
-    "llama3.2-1b": 1235.81,
-    "qwen2.5-7b": 7615.62,
-    "qwen3-8b": 8190.74,
-    "qwen3-32b": 32762.12,
-    "mistral-7b": 7248.02,
-    "gemma3-1b": 999.89,
-    "phi3-mini": 3821.08,
-    "olmo2-7b": 7298.62,
-    "mixtral-8x7b": 46702.79,
-    "qwen3-30b-a3b": 30532.12,
-    "t5-large": 737.67,
-    "modernbert-large": 395.83,
-    "vit-large": 304.33,
-    "whisper-large": 1543.49,
-}
-
-UNFUSED = [name for name, shape in SHAPES.items() if shape["model_type"] in NO_FUSED_ATTENTION]
+PUBLISHED = [name for name, shape in SHAPES.items() if "parameters" in shape]
 FAMILIES = list({shape["model_type"]: name for name, shape in SHAPES.items()}.values())  # a shape of each
 
 
-def task_of(model: str) -> str:
+def built(model: str, vocabulary: int = 2048, **settings):
+    """Return the model on `meta`, and its settings, for the task that its kind fits."""
     kind = kind_of(load(model))
-    return next((task for task, fits in models.KINDS.items() if fits == kind), "synthetic")
-
-
-def settings_for(model: str, **more) -> Settings:
-    return Flags(model=model, task=task_of(model), sequence=64, attention="eager", **more)
-
-
-def config_of(settings: Settings, vocabulary: int = 2048):
-    return models.model_config(settings, None if settings.task == "synthetic" else vocabulary)
-
-
-def built(settings: Settings, vocabulary: int = 2048):
-    return models.on_meta(settings, config_of(settings, vocabulary))
+    task = next((task for task, fits in models.KINDS.items() if fits == kind), "synthetic")
+    resolved = resolve(Flags(**{"model": model, "task": task, "sequence": 64} | settings), gpu=False)
+    words = {"synthetic": None}.get(resolved.task, vocabulary)
+    return models.on_meta(resolved, models.model_config(resolved, words))
 
 
 def parameters_of(model) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("model", PUBLISHED)
-def test_a_shape_has_as_many_parameters_as_published(model):
-    on_meta = built(settings_for(model))
-    assert {parameter.device.type for parameter in on_meta.parameters()} == {"meta"}, "nothing is allocated to count"
-    assert parameters_of(on_meta) / 1e6 == pytest.approx(PUBLISHED[model], abs=0.01)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_shape_has_as_many_parameters_as_published(name):
+    """In millions with two digits; of BERT with a head for two labels. Heads tied to embeddings count once."""
+    model = built(name, attention="eager")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}, "nothing is allocated to count"
+    assert parameters_of(model) == pytest.approx(SHAPES[name]["parameters"], abs=1e4)
 
 
 def test_our_own_shape_takes_the_vocabulary_of_its_data():
     """By hand: embeddings, two blocks of 12 h^2 + 13 h, and the last norm."""
     h, vocabulary = 128, 50257
     by_hand = (vocabulary + 1024) * h + 2 * (12 * h**2 + 13 * h) + 2 * h
-    assert parameters_of(built(settings_for("gpt-tiny"), vocabulary)) == by_hand
+    assert parameters_of(built("gpt-tiny", vocabulary)) == by_hand
 
 
-@pytest.mark.parametrize("model", FAMILIES)
-def test_a_shape_is_built_with_its_default_attention(model):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_shape_is_built_with_its_default_attention(name):
     """Attention is fused if transformers' classes support it."""
-    settings = resolve(Flags(model=model, task=task_of(model), sequence=64), gpu=False)
-    assert class_for(config_of(settings))._supports_sdpa == (model not in UNFUSED)
-    attention = built(settings).config._attn_implementation
-    assert attention == "eager" if model in UNFUSED else "sdpa" in attention
-    assert UNFUSED == ["gpt-j-6b", "gemma2-9b", "gemma2-micro"]
+    attention = built(name).config._attn_implementation
+    is_fused = SHAPES[name]["model_type"] not in NO_FUSED_ATTENTION
+    assert class_for(load(name))._supports_sdpa == is_fused == ("sdpa" in attention)
 
 
 @pytest.mark.parametrize(
@@ -103,38 +62,32 @@ def test_a_shape_is_built_with_its_default_attention(model):
     ],
 )
 def test_what_a_model_cannot_do_is_refused(settings, vocabulary, what):
-    given = {"task": "imdb" if "bert" in settings["model"] else "wikitext", "sequence": 64, "attention": "eager"}
     with pytest.raises(Stop, match=what):
-        config_of(Flags(**given | settings), vocabulary)
+        built(**settings, vocabulary=vocabulary)
 
 
 def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
     """By its config.json alone."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["bert-tiny"] | {"num_hidden_layers": 1}))
-    model = built(Flags(model=str(tmp_path), task="imdb", sequence=128, attention="eager"))
     one_layer = 4 * (128**2 + 128) + 2 * 128 * 512 + 512 + 128 + 4 * 128
-    assert parameters_of(model) == 4_386_178 - one_layer
+    assert parameters_of(built(str(tmp_path))) == 4_386_178 - one_layer
 
 
-@pytest.mark.parametrize("model", ["bert-tiny", "gpt2", "gpt-neox-20b"])
-def test_dropout_is_set_everywhere_in_the_model(model):
-    modules = built(settings_for(model, dropout=0.3)).modules()
+@pytest.mark.parametrize("name", ["bert-tiny", "gpt2", "gpt-neox-20b"])
+def test_dropout_is_set_everywhere_in_the_model(name):
+    modules = built(name, dropout=0.3).modules()
     assert {module.p for module in modules if type(module).__name__ == "Dropout"} == {0.3}
 
 
-def test_the_shape_that_a_name_means():
-    assert [shape_of(name) for name in ("path/to/gpt2/", "openai-community/gpt2", "gpt2")] == ["gpt2"] * 3
-    assert [shape_of(name) for name in ("google-bert/bert-base-uncased/", "bert-base")] == ["bert-base"] * 2
-    assert [shape_of(name) for name in ("gpt-tiny", "path/to/mine/", "")] == ["gpt-tiny", "path/to/mine/", ""]
-
-
-def test_the_model_that_a_name_means():
+def test_the_shape_and_the_model_that_a_name_means():
+    shapes = {"path/to/gpt2/": "gpt2", "openai-community/gpt2": "gpt2", "bert-base": "bert-base"}
+    shapes |= {"google-bert/bert-base-uncased/": "bert-base", "path/to/mine/": "path/to/mine/", "": ""}
+    assert {name: shape_of(name) for name in shapes} == shapes
     meant = {
         "Qwen 3 8B": "qwen3-8b",
         "Llama3_8B": "llama3-8b",
         "Meta-Llama-3-70B-Instruct": "llama3-70b",
         "meta-llama/Llama-2-7b-chat-hf": "llama-2-7b",
-        "mistral-7b-instruct-v0.2": "mistral-7b-v0.2",
         "google-bert/bert-base-uncased": "bert-base",
         "Qwen 3 80B": None,
         "": None,
@@ -143,10 +96,9 @@ def test_the_model_that_a_name_means():
 
 
 def test_models_that_are_only_predicted_have_as_many_parameters_as_published():
-    published = json.loads(Path(shapes.__file__).with_name("models.json").read_text())
-    assert not set(published) & set(SHAPES)
-    counted = {name: named(name).parameters for name in published}
-    assert {name: count for name, count in counted.items() if published[name]["parameters"] not in (count, None)} == {}
-    for name in (each for each in published if published[each]["parameters"] is None):
+    predicted = {name: config["parameters"] for name, config in known_models().items() if name not in SHAPES}
+    counted = {name: named(name).parameters for name in predicted}
+    assert {name: count for name, count in counted.items() if predicted[name] not in (count, None)} == {}
+    for name in (each for each in predicted if predicted[each] is None):
         size = float(name.rpartition("-")[2][:-1]) * {"m": 1e6, "b": 1e9}[name[-1]]
         assert counted[name] == pytest.approx(size, rel=0.02)
