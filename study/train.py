@@ -25,7 +25,7 @@ from study.core.settings import learning_rate
 from study.measure.clock import Clock
 from study.measure.memory import io_bytes, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
-from study.records.sections import Evaluation, Memory
+from study.records.sections import Evaluation
 from study.training import finish, tasks
 from study.training.data import Rows
 from study.training.display import report
@@ -43,8 +43,6 @@ def train(run: Run) -> Callable[[], object]:
     run.timed_from = min(run.settings.warmup_steps, run.steps - 1)
     for window in windows(run, 0, run.timed_from):  # warm-up: losses count, times and peaks do not
         train_window(run, window, history)
-    setup_peaks = peaks() if run.has_values else None
-    run.record.memory = Memory(setup_per_rank=run.gathered(setup_peaks))
     history.clock = Clock()
     history.io_before = io_bytes()
     reset_peaks()

@@ -191,7 +191,7 @@ def changed(fields: dict, **changes) -> dict:
 
 def failed(run_id: str, status: str = "oom", **settings) -> dict:
     """A run that ended early: all that is known is what was asked for."""
-    empty = {name: {} for name in ("loss", "time", "memory", "traffic", "energy")}
+    empty = {name: {} for name in ("loss", "time", "memory", "traffic")}
     error = {"kind": "MemoryError", "message": "no more memory", "where": "rank 0", "what_to_do": "ask for less"}
     return finished(run_id, **settings) | empty | {"status": status, "error": error}
 

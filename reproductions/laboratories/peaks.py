@@ -81,7 +81,7 @@ def measure(options: Peaks) -> dict:
         flops["bf16 sustained"] = _printed(f"bf16 matrix products for {SUSTAINED_S} s", "FLOP/s", products)
     return {
         "measured_utc": now_utc(),
-        "hardware": hardware.describe(options.disk).model_dump(),
+        "hardware": hardware.describe().model_dump(),
         "software": hardware.versions(),
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
         "host_pace": host_pace(options.tries),

@@ -88,7 +88,7 @@ def main(path: Path) -> None:
         result[f"step_{name}_s"] = interval(without)
         result[f"added_{name}_s"] = interval(added)
         result[f"added_{name}_share"] = interval(added / np.median(without))
-    result |= {"torch": torch.__version__, "cpu": hardware.describe(path.parent).cpu}
+    result |= {"torch": torch.__version__, "cpu": hardware.describe().cpu}
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

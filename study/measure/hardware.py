@@ -2,8 +2,6 @@
 
 import platform
 import re
-import shutil
-from pathlib import Path
 
 import psutil
 import torch
@@ -18,18 +16,15 @@ def device_name() -> str | None:
     return torch.cuda.get_device_name() if CUDA else None
 
 
-def describe(disk: Path) -> Hardware:
-    """Return the machine, without its name or address. `disk` is a folder on the disk that offloading may use."""
+def describe() -> Hardware:
+    """Return the machine, without its name or address."""
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    usage = shutil.disk_usage(disk)
     return Hardware(
         devices=[Device(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in properties],
         driver=machine.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
         cpu=machine.fields("/proc/cpuinfo").get("model name") or platform.processor() or None,
         cores=machine.usable_cores(),
         host_memory_bytes=psutil.virtual_memory().total,
-        disk_total_bytes=usage.total,
-        disk_free_bytes=usage.free,
         system=f"{platform.system()} {platform.machine()}",
     )
 

@@ -1,8 +1,8 @@
 """Counts calls and bytes by collective, below DDP and ZeRO, where both call PyTorch's process group.
 
 DeepSpeed's own logger cannot see DDP's reducer, which is C++; the dispatcher sees both. The bytes are logical: the size
-of the whole tensor that a collective produces or consumes, whatever the backend does. `gloo_wire_bytes` computes what
-gloo sends for them, and the kernel's count of the bytes that the process wrote is a check of both.
+of the whole tensor that a collective produces or consumes, whatever the backend does. Tests compute what gloo sends for
+them, and the kernel's count of the bytes that the process wrote is a check of both.
 """
 
 from typing import Any

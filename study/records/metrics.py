@@ -1,16 +1,14 @@
-"""Computes and reads the quantities of a record. A record holds what was measured; all else is computed here.
-
-Values of ranks become their maximum. Unknown is None.
-"""
+"""Computes and reads the quantities of a record. Values of ranks become their maximum. Unknown is None."""
 
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pydantic import BaseModel
+
 from study.core import gpus
 from study.records.schema import Record
-from study.records.sections import Collective
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1}
@@ -33,9 +31,7 @@ def most(values: Iterable[float | None]) -> float | None:
 
 def median(values: Iterable[float | None]) -> float | None:
     known = all_known(values)
-    if not known:
-        return None
-    return statistics.median(known)
+    return statistics.median(known) if known else None
 
 
 def over(above: float | None, below: float | None) -> float | None:
@@ -77,11 +73,11 @@ def flops_per_s(record: Record) -> float | None:
 
 def peak_flops_per_s(record: Record) -> float | None:
     """The dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
-    devices = record.hardware.devices
     requested = record.requested
-    if not devices or requested.precision is None:
+    name = dig(record, "hardware.devices.0.name")
+    if name is None or requested.precision is None:
         return None
-    return gpus.peak_flops(devices[0].name, requested.precision, requested.tf32 is not False)
+    return gpus.peak_flops(name, requested.precision, requested.tf32 is not False)
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -91,9 +87,9 @@ def final_train_loss(record: Record) -> float | None:
     """The loss of the last step."""
     losses = record.loss.train
     # A user's own script may stop saying its losses before it stops training.
-    if not losses or (record.is_watched and len(losses) != record.observed.steps):
+    if record.is_watched and len(losses) != record.observed.steps:
         return None
-    return losses[-1]
+    return dig(losses, "-1")
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
@@ -101,19 +97,19 @@ def final_train_loss(record: Record) -> float | None:
 
 def _at_peak(record: Record, *roles: str) -> float | None:
     """Bytes of these components at the peak, on the rank that has most of them."""
-    sizes_bytes = []
-    for rank in record.memory.components.per_rank:
-        if rank.at_peak:  # None of a rank whose peak was not told apart
-            sizes_bytes.append(sum(rank.at_peak.get(role, 0) for role in roles))
-    return max(sizes_bytes, default=None)
+    known = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]  # others were not told apart
+    return max((sum(held.get(role, 0) for role in roles) for held in known), default=None)
 
 
 def fullest_rank(record: Record) -> int | None:
     """The rank that held most at its peak; None without instruments."""
-    ranks = {number: rank for number, rank in enumerate(record.memory.components.per_rank) if rank.at_peak}
-    # A rank whose components sum to its peak comes before one with a gap.
-    exact = [number for number, rank in ranks.items() if sum((rank.at_peak or {}).values()) == rank.tracked_peak_bytes]
-    return max(exact or ranks, key=lambda number: ranks[number].tracked_peak_bytes, default=None)
+    ranks = [
+        # A rank whose components sum to its peak comes before one with a gap, and of equal ones the first.
+        (sum(rank.at_peak.values()) == rank.tracked_peak_bytes, rank.tracked_peak_bytes, -number)
+        for number, rank in enumerate(record.memory.components.per_rank)
+        if rank.at_peak
+    ]
+    return -max(ranks)[-1] if ranks else None
 
 
 def components(record: Record) -> dict[str, int]:
@@ -128,47 +124,12 @@ def components(record: Record) -> dict[str, int]:
     return held
 
 
-def peak_of(record: Record) -> str | None:
-    """Whose peak `peak_bytes` is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
-    for kind, quantity in (("allocated", "peak_allocated_bytes"), ("tracked", "tracked_peak_bytes")):
-        if QUANTITIES[quantity](record):
-            return kind
-    return None
-
-
 # --- traffic -------------------------------------------------------------------------------------------------------
-
-
-def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
-    """Bytes that a rank writes to its sockets for these collectives with gloo, averaged over the ranks.
-
-    The formulas are those of ring algorithms. Gloo runs a reduce-scatter as an all-reduce and keeps a part, so the wire
-    carries twice the logical bytes. None if a collective has no formula: gloo's reduce, for example, sends between 1.5
-    and 2.4 times the tensor at two ranks, depending on its size.
-    """
-    factor = {"barrier": 0, "all_gather": 1, "broadcast": 1, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 2}
-    if not counts.keys() <= factor.keys():
-        return None
-    return sum(
-        size * factor[kind] * (len(group) - 1) / len(group)
-        for kind, count in counts.items()
-        for group, size in count.by_ranks(ranks).items()
-    )
 
 
 def sent(record: Record) -> dict[str, int]:
     """Bytes of a step by collective, of the first rank; empty without instruments."""
-    first, *_ = [*record.traffic.per_rank, {}]
-    return {kind: count.bytes for kind, count in first.items()}
-
-
-def wire_bytes_per_rank(record: Record) -> list[float | None]:
-    """What each rank should write to its sockets in a step, by the formulas. None without gloo."""
-    observed = record.observed
-    sizes_bytes = [gloo_wire_bytes(counts, observed.ranks or 1) for counts in record.traffic.per_rank]
-    if observed.backend == "gloo":
-        return sizes_bytes
-    return [None] * len(sizes_bytes)
+    return {kind: count.bytes for counts in record.traffic.per_rank[:1] for kind, count in counts.items()}
 
 
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
@@ -178,14 +139,11 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
     """
     totals: list[float] = []
     for counts in record.traffic.per_rank:
-        chosen = {kind: count for kind, count in counts.items() if collectives is None or kind in collectives}
-        amounts: dict[str, float] = {kind: count.bytes for kind, count in chosen.items()}
-        if unit == "calls":
-            amounts = {kind: count.calls for kind, count in chosen.items()}
-        elif node_ranks:
-            groups: dict[str, Any] = {
-                kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()
-            }
+        chosen = {kind: counts[kind] for kind in counts if collectives is None or kind in collectives}
+        field = {"calls": "calls"}.get(unit, "bytes")
+        amounts = {kind: getattr(count, field) for kind, count in chosen.items()}
+        if node_ranks and unit != "calls":
+            groups = {kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()}
             amounts = gpus.between_nodes(groups, node_ranks)
         # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
         if unit == "volume":
@@ -249,12 +207,9 @@ def dig(content: Any, path: str) -> Any:
     # An older record lacks a newer field, and a run of two ranks has no third.
     for name in path.split("."):
         try:
-            if isinstance(content, list):
-                content = content[int(name)]
-            elif isinstance(content, dict):
-                content = content[name]
-            else:
-                content = getattr(content, name)
-        except (LookupError, ValueError, AttributeError):
+            if isinstance(content, BaseModel):
+                content = dict(content)
+            content = content[int(name) if isinstance(content, list) else name]
+        except (LookupError, ValueError, TypeError):
             return None
     return content

@@ -63,7 +63,6 @@ class Run:
             "parameters": observed.parameters,
             "rows_per_step": observed.rows_per_step,
             "batch": observed.rows_per_step,  # as claims call it
-            "peak_of": metrics.peak_of(self.record),
         }
 
     @cached_property

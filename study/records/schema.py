@@ -13,7 +13,6 @@ from study.core.errors import Stop
 from study.core.files import safe_name
 from study.records.sections import (
     Cell,
-    Energy,
     Error,
     Flag,
     Hardware,
@@ -85,7 +84,6 @@ class Record(BaseModel):
     time: Time = Time()
     memory: Memory = Memory()
     traffic: Traffic = Traffic()
-    energy: Energy = Energy()
     checkpoints: dict[str, list[dict]] = {}  # of runs that saved some and resumed; no run does any more
     error: Error | None = None
 

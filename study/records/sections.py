@@ -214,8 +214,6 @@ class Hardware(Section):
     cpu: Text = None
     cores: Int = None
     host_memory_bytes: Int = None
-    disk_total_bytes: Int = None
-    disk_free_bytes: Int = None
     system: Text = None
 
     @property
@@ -230,7 +228,6 @@ class Machine(Section):
 
     ranks: list[int] = []
     hardware: Hardware = Hardware()
-    interface: Text = None  # the network interface for its collectives
 
 
 class Evaluation(Section):
@@ -286,7 +283,6 @@ class Components(Section):
 
 
 class Memory(Section):
-    setup_per_rank: list[RankMemory | None] = []  # None: a virtual rank without values
     per_rank: list[RankMemory] = []
     components: Components = Components()
 
@@ -312,11 +308,6 @@ class Collective(Section):
 class Traffic(Section):
     per_rank: list[dict[str, Collective]] = []
     kernel_bytes_written: list[NonNegativeInt | None] = []
-
-
-class Energy(Section):
-    joules_per_rank: list[NonNegativeFloat | None] = []
-    steps: Int = None
 
 
 class Error(Section):

@@ -12,7 +12,7 @@ from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.memory import difference, io_bytes, memory_by_component
 from study.records import store
-from study.records.sections import Components, Energy, Loss, Saved, Time
+from study.records.sections import Components, Loss, Saved, Time
 from study.training import ending
 from study.training.run import History, Run
 from study.training.setup import flops_per_row
@@ -32,7 +32,6 @@ def finish(run: Run, history: History) -> None:
     # --- what was measured
     record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
-    record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     peaks = history.peaks
     if run.arm.uses_nvme:
         now = io_bytes()

@@ -106,9 +106,7 @@ def describe_machines(run: "Run") -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine."""
     if not on_several_machines():
         return []
-    # The run folder may exist on the first machine alone.
-    folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
-    mine = Machine(hardware=hardware.describe(folder))
+    mine = Machine(hardware=hardware.describe())
     return merge_machines(run.gathered((int(os.environ["GROUP_RANK"]), mine, hardware.versions())))
 
 

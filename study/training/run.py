@@ -91,7 +91,7 @@ class Run:
 
 @dataclass
 class History:
-    """Collects losses and rates of all steps, and times, energy and disk traffic of the timed steps."""
+    """Collects losses and rates of all steps, and times and disk traffic of the timed steps."""
 
     losses: list[float] = field(default_factory=list)  # averaged over the ranks
     rates: list[float] = field(default_factory=list)

@@ -72,8 +72,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         # JSON has no NaN. The settings are checked once there is a record to say what is wrong with them.
         wanted = {name: value for name, value in as_dict(settings).items() if str(value) not in ("nan", "inf", "-inf")}
         record.requested = Requested(**wanted, arm=arm.name, config_file=launch.config_file)
-        disks = [path for path in (settings.nvme_dir, folder) if path and path.exists()]
-        record.hardware = hardware.describe(disks[0])
+        record.hardware = hardware.describe()
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:

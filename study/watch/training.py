@@ -235,7 +235,7 @@ def _new_record(training: Training, folder: Path) -> Record:
     record.observed.arm = results.arm_of(record.observed)
     if roles.fsdp_version(model) == 1:
         record.observed.clipping = None  # unknown: FSDP1 has a function of its own
-    record.hardware = hardware.describe(folder)
+    record.hardware = hardware.describe()
     record.software = hardware.versions()
     return record
 

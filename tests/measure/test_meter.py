@@ -273,20 +273,6 @@ def test_disk_bytes_are_what_reaches_the_disk(tmp_path):
     assert 4 * MIB <= written < 5 * MIB
 
 
-@pytest.mark.skipif(CUDA, reason="there is a GPU, and it may have a counter")
-def test_energy_is_of_the_timed_window_alone(monkeypatch):
-    """The ranks wait for each other before a window: what a GPU uses meanwhile is not of the steps."""
-    used_j = [0.0]
-    monkeypatch.setattr("study.measure.clock.gpu_joules", lambda: used_j[0])
-    clock = Clock()
-    for step_j in (5.0, 7.0):
-        with clock.window(lambda: used_j.append(used_j.pop() + 100)) as tick:
-            used_j.append(used_j.pop() + step_j)
-            tick()
-    assert clock.window_j == [5.0, 7.0]
-    assert clock.joules == 12.0
-
-
 def test_a_storage_may_be_let_go_while_roles_are_marked():
     """By the loop over the storages itself, which holds each for a moment, or by a thread of gloo's."""
     held = []

@@ -34,7 +34,7 @@ def test_a_run_that_failed_may_have_a_loss_that_no_training_keeps(tmp_path):
 
 def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
     """Two ranks, of 0.9 and 1.1 s and then of 1.1 and 0.9: two steps in 2.0 s of wall time, not in 2.2."""
-    times = {"time__step_s": [1.1] * 6, "time__window_s": 6.0, "energy__steps": 6}
+    times = {"time__step_s": [1.1] * 6, "time__window_s": 6.0}
     assert metrics.tokens_per_s(shaped.record(changed(finished(step=1.0), **times))) == 256
 
 

@@ -4,12 +4,12 @@ import functools
 
 import pytest
 from conftest import ROOT
+from wire import wire_bytes_per_rank
 
 from study.core import gpus
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.setup import Setup
-from study.records import metrics
 from study.records.schema import Record
 from study.report.of_record import predicted
 
@@ -55,5 +55,5 @@ def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
     record = kept("parity", arm)
     counted = {kind: count.bytes for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}
     assert counted == pytest.approx(predicted(record).traffic, rel=0.01)
-    wires = zip(record.traffic.kernel_bytes_written, metrics.wire_bytes_per_rank(record), strict=True)
+    wires = zip(record.traffic.kernel_bytes_written, wire_bytes_per_rank(record), strict=True)
     assert all(kernel == pytest.approx(wire, rel=0.01) for kernel, wire in wires)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import DECODERS_ALONE, launch, traceback_of_ours
 from test_virtual import assert_equal
+from wire import wire_bytes_per_rank
 
 from study.core.models.step import FOLLOWING, IGNORED
-from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.report.of_record import predicted
 from study.training.data import part_of_rows

@@ -72,7 +72,6 @@ def test_every_arm_trains_and_loses_what_one_gpu_alone_loses(arm, on_gpu):
     assert rank["device_used_bytes"] >= rank["peak_allocated_bytes"], "the context comes on top"
     assert min(record["time"]["step_s"]) > 0
     assert record["hardware"]["devices"][0]["memory_bytes"] > 0
-    assert None not in record["energy"]["joules_per_rank"]
 
 
 KINDS = [("ddp", "all_reduce"), ("zero2", "all_reduce"), ("zero3", "reduce_scatter")]
@@ -156,12 +155,6 @@ def test_the_clock_of_events_agrees_with_the_hosts():
             tick()
     host_s = time.perf_counter() - started
     assert sum(clock.step_s) == pytest.approx(host_s, rel=0.1)
-
-
-def test_energy_is_what_a_gpu_may_take(on_gpu):
-    record = on_gpu("single", *LARGE)
-    watts = record["energy"]["joules_per_rank"][0] / sum(record["time"]["step_s"])
-    assert 20 < watts < 2000
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -2,12 +2,12 @@
 
 import pytest
 from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
+from wire import wire_bytes_per_rank
 
 from study.core import gpus
 from study.core.arms import NAMES, all_paths, read
 from study.core.settings import Flags
 from study.measure import readback
-from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.records.sections import Observed
 from study.report.of_record import predicted
@@ -252,11 +252,11 @@ DDP = {"wrapper": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "f
 @pytest.mark.parametrize(
     ("arm", "changed", "words"),
     [
-        ("ddp", {"wrapper": "BertModel", "bucket_bytes": None}, "wrapper: promised DDP, observed BertModel"),
+        ("ddp", {"wrapper": "BertModel", "bucket_bytes": None}, "DDP: promised True, observed False"),
         ("fsdp2", DDP, "distributed_type: promised FSDP, observed MULTI_CPU"),
-        ("fsdp2", DDP, "wrapper: promised FSDP2, observed DistributedDataParallel, not sharded"),
+        ("fsdp2", DDP, "FSDP2: promised True, observed False"),
         ("fsdp2", {"units_resharded_after_forward": 0}, "reshards after forward: promised True, observed False"),
-        ("fsdp2", {"reduce_dtype": "bfloat16"}, "reduce_dtype: promised None, observed 'bfloat16'"),
+        ("fsdp2", {"reduce_dtype": "bfloat16"}, "reduce_dtype: promised None, observed bfloat16"),
     ],
 )
 def test_what_is_not_what_the_arm_promises_is_a_mismatch(arm, changed, words, trained):
