@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # a bare loop needs no Accelerate, and should not wait for it
     from accelerate import Accelerator
 
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momentum")
+# DeepSpeed's flags, the strongest first. Stages 1 and 2 silently treat `nvme` as `cpu`: so they do, whatever is asked.
+HOMES = {"swap_optimizer": "nvme", "cpu_offload": "cpu", "offload_optimizer": "cpu"}
 
 
 def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
@@ -93,18 +95,12 @@ def _sizes(model) -> dict[str, int]:
 
 def _engine(engine, zero) -> dict:
     """Return what a DeepSpeed engine does, by the names of `Observed`."""
-    offload = "none"
-    # Stages 1 and 2 silently treat `nvme` as `cpu`: `cpu_offload` is what they do, not what the config asks for.
-    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
-        offload = "cpu"
-    if getattr(zero, "swap_optimizer", False):
-        offload = "nvme"
     offload_param = None
     if getattr(zero, "offload_param", False):
         offload_param = getattr(engine.zero_offload_param(), "device", None)
     values = {
         "stage": engine.zero_optimization_stage(),
-        "offload_optimizer": offload,
+        "offload_optimizer": next((home for name, home in HOMES.items() if getattr(zero, name, False)), "none"),
         "offload_param": str(getattr(offload_param, "value", offload_param or "none")),
         "clipping": float(engine.gradient_clipping()),
         "accumulation": engine.gradient_accumulation_steps(),
@@ -169,51 +165,49 @@ def count_ranks(accelerator: "Accelerator") -> int | None:
 
 def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int) -> list[str]:
     """Return a text for each difference between what was observed and what the arm and the settings promise."""
-    # --- what is promised, by the names of `Observed`
+    # Accelerate may train without a wrapper and print nothing: see reproductions/fsdp_on_a_cpu_is_none.py.
+    observed = dict(seen) | {"DDP": seen.bucket_bytes is not None, "FSDP2": seen.fsdp is not None} | (seen.fsdp or {})
+    ranks = seen.ranks or ranks_launched
     promised: dict[str, object] = {
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
+        "DDP": arm.distributed_type == "MULTI_GPU",
+        "FSDP2": arm.fsdp is not None,
         "stage": arm.stage,
-        "second_partition_ranks": arm.second_partition(seen.ranks or ranks_launched),
+        "second_partition_ranks": arm.second_partition(ranks),
         "sequence_ranks": _if_several(arm.sequence_ranks),
         "tensor_ranks": _if_several(arm.tensor_ranks),
         "offload_optimizer": arm.offload_optimizer,
         "offload_param": arm.offload_param,
         "clipping": float(arm.clipping),  # Accelerate takes a yaml's 0.0 for none given, and DeepSpeed clips at 1.0
         "accumulation": settings.accumulation,
-        "autocast": settings.precision if settings.precision in (*AUTOCAST, "fp8") else None,
+        "autocast": None if settings.precision in (*HALF_WEIGHTS, "fp32") else settings.precision,
         "checkpointing": settings.checkpointing,
         "compiled": settings.compile,
-        "tf32": {"cuda": settings.tf32}.get(seen.device or "cpu"),
+        "tf32": {"cuda": settings.tf32}.get(str(seen.device)),
     }
-    observed = dict(seen)
-    if arm.fsdp is not None and seen.fsdp is not None:
-        # A dtype of None is the parameters' own.
-        observed |= seen.fsdp | {"reshards after forward": seen.fsdp["units_resharded_after_forward"] > 0}
-        mesh = [arm.replicas, arm.sharing_ranks(seen.ranks or 1)]
+    if arm.fsdp is not None:
+        observed["reshards after forward"] = observed.get("units_resharded_after_forward", 0) > 0
+        mesh = [arm.replicas, arm.sharing_ranks(ranks)]
         promised |= {
             "mesh": [mesh if arm.replicas > 1 else mesh[1:]],
             "reshards after forward": arm.fsdp["fsdp_reshard_after_forward"],
-            "gather_dtype": AUTOCAST.get(settings.precision),
+            "gather_dtype": AUTOCAST.get(settings.precision),  # None: the parameters' own
             "reduce_dtype": AUTOCAST.get(settings.precision),
         }
-    # --- what differs
-    wrong = [(name, value) for name, value in promised.items() if value != observed[name]]
-    texts = [f"{name}: promised {value!r}, observed {observed[name]!r}" for name, value in wrong]
-    # Accelerate may train without a wrapper and print nothing: see reproductions/fsdp_on_a_cpu_is_none.py.
-    if arm.fsdp is not None and seen.fsdp is None:
-        texts.append(f"wrapper: promised FSDP2, observed {seen.wrapper}, not sharded")
-    if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
-        texts.append(f"wrapper: promised DDP, observed {seen.wrapper}")
+    if settings.lora_rank or settings.train_only:
+        observed["frozen weights"] = seen.trained_parameters != seen.parameters
+        promised["frozen weights"] = True
+    # --- what differs, where one of several values may be right
+    allowed = {name: [value] for name, value in promised.items()}
+    allowed["optimizer"] = sorted(optimizers.classes(settings.optimizer, arm))
     # Without a GPU, Accelerate calls MULTI_GPU so.
-    if seen.distributed_type not in (arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")):
-        texts.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
-    classes = optimizers.classes(settings.optimizer, arm)
-    if seen.optimizer not in classes:
-        texts.append(f"optimizer: promised {' or '.join(sorted(classes))}, observed {seen.optimizer}")
-    if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
-        texts.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
-    return texts
+    allowed["distributed_type"] = sorted({arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")})
+    return [
+        f"{name}: promised {' or '.join(map(str, values))}, observed {observed.get(name)}"
+        for name, values in allowed.items()
+        if observed.get(name) not in values
+    ]
 
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:

@@ -196,14 +196,12 @@ def describe_fsdp(model) -> dict:
     reshards = [unit for unit in units if unit.post_forward_mesh_info is not None and unit not in stay]
     policies = {unit.mp_policy for unit in units}
     return {
-        "version": 2,
         "units": len(units),
         "units_resharded_after_forward": len(reshards),
         "mesh": [list(shape) for shape in sorted({tuple(unit.mesh_info.mesh.shape) for unit in units})],
         "offloads": any(type(unit.offload_policy).__name__ == "CPUOffloadPolicy" for unit in units),
         "gather_dtype": _names(policy.param_dtype for policy in policies),
         "reduce_dtype": _names(policy.reduce_dtype for policy in policies),
-        "output_dtype": _names(policy.output_dtype for policy in policies),
     }
 
 
