@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from study.records.sections import RankMemory
 # Step times have a long tail on one side, so medians are compared by a percentile bootstrap, without assuming a normal
 # distribution. The generator is an argument: the same numbers in the same order, and the same seed, give the same ends.
 
+PEAKS = {"allocated": "peak_allocated_bytes", "tracked": "tracked_peak_bytes"}
 FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
 RESAMPLES = 2000
 
@@ -49,21 +51,18 @@ class Comparison:
 
 def compare(runs: Runs) -> Comparison:
     """The finished runs as rows, with columns only for settings in which cells differ."""
-    cells = grouped(runs.done, lambda run: run.key(without=("seed",)))
-    columns = ["arm", *differing([json.loads(key) for key in cells])]
-    # --- each cell by DeepSpeed's resolved config, which a release may fill in otherwise
-    resolved = {
-        key: grouped(members, lambda run: json.dumps(run.resolved, sort_keys=True)) for key, members in cells.items()
-    }
-    for configs in resolved.values():
-        # Arms differ in many of its keys. Show only those in which cells with the same settings differ.
-        columns += differing([json.loads(config) for config in configs])
+    cells = grouped(runs.done, lambda run: run.key(without=("seed",))).values()
+    columns = ["arm", *differing([json.loads(members[0].key(without=("seed",))) for members in cells])]
+    for members in cells:
+        # Arms differ in many keys of the resolved config, and releases fill them in otherwise. Show only those in
+        # which runs with the same settings differ.
+        columns += differing([run.resolved for run in members])
     # --- a row for each cell, config and environment, beside the same in environment A
     rows = []
-    for key, configs in resolved.items():
-        for config, members in configs.items():
-            settings = json.loads(config) | json.loads(key)
-            in_environment = grouped(members, lambda run: run.environment)
+    for members in cells:
+        for same in grouped(members, lambda run: json.dumps(run.resolved, sort_keys=True)).values():
+            settings = same[0].resolved | same[0].cell
+            in_environment = grouped(same, lambda run: run.environment)
             for letter in sorted(in_environment, key=list(runs.environments).index):
                 row = {name: settings.get(name) for name in columns} | {"environment": letter}
                 rows.append(row | _numbers(in_environment[letter], in_environment.get("A", [])))
@@ -73,66 +72,63 @@ def compare(runs: Runs) -> Comparison:
 
 
 def answer(compared: Comparison) -> str:
-    """How long steps take in other environments, of cells that the first one ran as well."""
+    """Return how long steps take in other environments, of cells that the first one ran as well."""
     ratios = [row["vs A"] for row in compared.rows if row["environment"] != "A" and row["vs A"] is not None]
+    cells = number_of(len(ratios or compared.rows), "cells")
     if not ratios:
-        cells = number_of(len(compared.rows), "cells")
         return f"{cells}, none of them in two environments: no time is compared. --arms compares the arms."
-    cells = number_of(len(ratios), "cells")
     return f"A step takes {times(min(ratios))} to {times(max(ratios))} as long as in environment A ({cells})."
 
 
 def notes(compared: Comparison) -> list[str]:
-    """Lines below the table: the letters of the environments, and the runs that are not in the table."""
+    """Return the lines below the table: what tells the environments apart, and the runs that are not in the table."""
     machines = compared.environments
-    # What tells the machines apart; of a single one all that is known.
-    names = differing(list(machines.values())) or list(machines.get("A", {}))
-    if any("changed" in machine.get("commit", "") for machine in machines.values()):
-        names = list(dict.fromkeys([*names, "commit"]))
-    lines = []
-    for letter, machine in machines.items():
-        lines.append(f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names))
+    names = differing([*machines.values()]) or machines.get("A", {})  # of a single machine all that is known
+    lines = [
+        f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
+        for letter, machine in machines.items()
+    ]
     lines.append(NOTE)
     lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
     return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
 
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
-    """Medians over the runs of one cell in one environment, and their step time over that in A."""
-    names = ("step_s", "peak_allocated_bytes", "tracked_peak_bytes", "train_loss", "eval_loss")
-    middle = {name: metrics.median(metrics.value(run.record, name) for run in runs) for name in names}
-    step_s_at_a = metrics.median(metrics.value(run.record, "step_s") for run in at_a)
+    """Return medians over the runs of one cell in one environment, and their step time over that in A."""
+    # A fixed order and seed: the same runs give the same interval, in every report.
+    times_s = metrics.all_known(metrics.value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder))
     low = high = None
-    if middle["step_s"] is not None and len(runs) >= FEWEST_RUNS:
-        in_order = [metrics.value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]
-        # A fixed seed and order: the same runs give the same interval, in every report.
-        _, low, high = median_with_interval(in_order, np.random.default_rng(0))
-    kind, peak_bytes = "allocated", middle["peak_allocated_bytes"]
-    # Without a GPU, or where one of the runs does not know what its allocator held.
-    if peak_bytes is None:
-        kind, peak_bytes = "tracked", middle["tracked_peak_bytes"]
+    if len(times_s) >= FEWEST_RUNS:
+        _, low, high = median_with_interval(times_s, np.random.default_rng(0))
+    # The tracked peak without a GPU, or where one of the runs does not know what its allocator held.
+    peaks_bytes = {kind: _median(runs, quantity) for kind, quantity in PEAKS.items()}
+    kind = next((kind for kind, peak_bytes in peaks_bytes.items() if peak_bytes), None)
     return {
         "runs": len(runs),
         "seeds": len({run.record.requested.seed for run in runs}),
-        "s/step": middle["step_s"],
+        "s/step": metrics.median(times_s),
         "from": low,
         "to": high,
-        "vs A": metrics.over(middle["step_s"], step_s_at_a),
-        "peak MB": peak_bytes and peak_bytes / 1e6,
-        "peak of": peak_bytes and kind,
-        "loss": middle["train_loss"],
-        "eval loss": middle["eval_loss"],
+        "vs A": metrics.over(metrics.median(times_s), _median(at_a, "step_s")),
+        "peak MB": kind and peaks_bytes[kind] / 1e6,
+        "peak of": kind,
+        "loss": _median(runs, "train_loss"),
+        "eval loss": _median(runs, "eval_loss"),
     }
+
+
+def _median(runs: list[Run], quantity: str) -> Any:
+    return metrics.median(metrics.value(run.record, quantity) for run in runs)
 
 
 # --- losses of arms and of a baseline -------------------------------------------------------------------------------
 
 
 def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tuple[str | None, list[float]]:
-    """How far a run's losses are from the baseline's at each step, in nats, and which arm that is.
+    """Return the baseline and how far a run's losses are from its losses at each step, in nats; None without one.
 
-    The baseline is the arm `first`, or else the plainest arm that there is. Of its runs, one of the same seed, rows per
-    step and steps counts, with as many ranks if there is one; None if there is none.
+    It is the arm `first`, or else the plainest arm that there is. Of its runs, one of the same seed, rows per step and
+    steps counts, with as many ranks if there is one.
     """
     trained = [other for other in members if other.record.status == "done" and other.record.loss.train]
     present = {other.record.arm for other in trained}
@@ -148,7 +144,6 @@ def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tupl
 
 
 def _training(run: Run) -> tuple:
-    """What two runs must share for their losses to be comparable."""
     record = run.record
     return record.requested.seed, record.observed.rows_per_step, len(record.loss.train), record.requested.init
 
@@ -157,10 +152,9 @@ def _training(run: Run) -> tuple:
 
 
 def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> list[tuple[list[Run], list[Run]]]:
-    """The runs of each cell that was run on both sides. `named` are the conditions in which these differ on purpose."""
-    free = {"seed", *named}
-    if "batch" in named:  # of all ranks: it follows from these two
-        free |= {"micro_batch", "accumulation"}
+    """Return the runs of each cell that was run on both sides, which differ in the `named` conditions on purpose."""
+    of_batch = {"batch": ("micro_batch", "accumulation")}  # of all ranks: it follows from these two
+    free = {"seed", *named}.union(*(of_batch.get(name, ()) for name in named))
     ours, theirs = (
         grouped(side, lambda run: (run.key(without=free), json.dumps(run.machine, sort_keys=True)))
         for side in (our_runs, their_runs)
@@ -170,15 +164,13 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
 
 
 def _same_dtypes(our_runs: list[Run], their_runs: list[Run]) -> bool:
-    """Whether both sides hold states in the same dtypes: if not, they are not one precision."""
-    for role in ("weights", "moments"):
-        # None: records of schema 1 did not say it.
-        ours, theirs = (
-            {run.record.observed.dtypes.get(role) for run in side} - {None} for side in (our_runs, their_runs)
-        )
-        if ours and theirs and ours != theirs:
-            return False
-    return True
+    """Return whether both sides hold states in the same dtypes: if not, they are not one precision."""
+    # Without None: records of schema 1 did not say it.
+    pairs = [
+        [{run.record.observed.dtypes.get(role) for run in side} - {None} for side in (our_runs, their_runs)]
+        for role in ("weights", "moments")
+    ]
+    return all(ours == theirs for ours, theirs in pairs if ours and theirs)
 
 
 # --- the peaks of two runs ------------------------------------------------------------------------------------------
@@ -186,47 +178,25 @@ def _same_dtypes(our_runs: list[Run], their_runs: list[Run]) -> bool:
 TRACKED = "all that is tracked"
 BEYOND = ("seen by the allocator alone", "reserved and not in use", "outside the allocator")
 NEGLIGIBLE = 0.05  # of all that changes: a smaller part gets no reason
-# By component, why it grew and why it shrank, from the sources of DeepSpeed 0.19.8.
+# By component, what decides how much of it a rank holds, from the sources of DeepSpeed 0.19.8.
 REASONS = {
-    "weights": (
-        "the weights are not partitioned, are in a wider dtype, or are kept twice",
-        "a rank keeps only its partition, its part of each layer, or a narrower dtype",
-    ),
-    "master": (
-        "the optimizer keeps an fp32 copy of the weights; DeepSpeed does so even for fp32 weights",
-        "a rank keeps the fp32 copy of its partition only, or none",
-    ),
-    "gradients": (
-        "gradients are not partitioned, of several microbatches, or copied for the update",
-        "a rank keeps the gradients of its partition only, or they were already moved into buckets",
-    ),
-    "moments": (
-        "this rank holds the optimizer states of a larger part of the model",
-        "a rank keeps the optimizer states of its partition only, or they are on disk",
-    ),
-    "buckets": (
-        "their size is reduce_bucket_size, however small the model is and however many ranks share it",
-        "there are fewer buckets, or their dtype is narrower",
-    ),
-    "gathered_weights": (
-        "stage 3 and FSDP gather whole weights to use them; stage 3 releases them only after stage3_max_live_parameters"
-        " and stage3_max_reuse_distance, a billion parameters by default",
-        "fewer weights are gathered at once",
-    ),
-    "activations": (
-        "no stage partitions activations: there are more rows or tokens, or the peaks are at different moments",
-        "no stage partitions activations: ranks that read the same rows each keep a part, there are fewer rows or"
-        " tokens, or the peaks are at different moments",
-    ),
-    "temporaries": ("single operations need them briefly: copies, norms, flattened gradients",) * 2,
-    "other": ("the data set on this rank, and what was allocated before training",) * 2,
-    "staging": ("offloaded tensors pass through buffers", None),
-    "swap": ("tensors on disk pass through buffers", None),
+    "weights": "stage 3 and FSDP keep a part on each rank, tensor parallelism a part of each layer; a dtype is wider",
+    "master": "DeepSpeed keeps an fp32 copy of the weights that a rank updates, even of fp32 weights",
+    "gradients": "from stage 2 on a rank keeps those of its partition; several microbatches and updates need copies",
+    "moments": "from stage 1 on a rank holds the optimizer states of its partition only; offloaded, none",
+    "buckets": "their size is reduce_bucket_size, however small the model is and however many ranks share it",
+    "gathered_weights": "stage 3 and FSDP gather whole weights to use them; stage 3 releases them only after"
+    " stage3_max_live_parameters and stage3_max_reuse_distance, a billion parameters by default",
+    "activations": "no stage partitions them: rows or tokens differ, ranks share rows, or peaks are at other moments",
+    "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
+    "other": "the data set on this rank, and what was allocated before training",
+    "staging": "offloaded tensors pass through buffers",
+    "swap": "tensors on disk pass through buffers",
 }
 
 
 def peaks(first: Run, second: Run) -> list[dict]:
-    """The difference of two peaks by component, the largest difference first, with the reason of a large one.
+    """Return the difference of two peaks by component, the largest first, with the reason of a large one.
 
     `share` is a component's part of all changes, whether it grows or shrinks. Last come the sum of the components, and
     the rows that lead from there to the memory that the device reports as used.
@@ -238,21 +208,21 @@ def peaks(first: Run, second: Run) -> list[dict]:
     for row in rows:
         row["share"] = abs(row["difference"]) / max(changed_bytes, 1)
         if row["share"] > NEGLIGIBLE:
-            grew, shrank = REASONS.get(row["component"], (None, None))
-            row["why"] = grew if row["difference"] > 0 else shrank
+            row["why"] = REASONS.get(row["component"])
     rows.append(_row(TRACKED, sum(ours.values()), sum(theirs.values())))
     return rows + [_row(name, *sizes) for name, *sizes in zip(BEYOND, _beyond(first), _beyond(second), strict=True)]
 
 
 def _held(run: Run) -> dict[str, int]:
-    if components := metrics.components(run.record):
-        return components
-    what = f"{run.record.run_id} ({run.record.arm}, {run.record.status}) has no memory by component"
-    raise Stop(what, "run it again to its end, without --no-instruments")
+    held = metrics.components(run.record)
+    if not held:
+        what = f"{run.record.run_id} ({run.record.arm}, {run.record.status}) has no memory by component"
+        raise Stop(what, "run it again to its end, without --no-instruments")
+    return held
 
 
 def _beyond(run: Run) -> list[int | None]:
-    """What only the device reports of the rank that held most, as steps between its levels; None without a GPU."""
+    """Return what only the device reports of the rank that held most, as steps between its levels."""
     number = metrics.fullest_rank(run.record) or 0
     # A record may have components without sizes of the device: then all of these are None.
     device = [*run.record.memory.per_rank[number : number + 1], RankMemory()][0]
@@ -271,17 +241,12 @@ def _row(name: str, first: int | None, second: int | None) -> dict:
 
 
 def _difference(lower: int | None, upper: int | None) -> int | None:
-    if lower is None or upper is None:
-        return None
-    return upper - lower
+    return None if lower is None or upper is None else upper - lower
 
 
 def unlike(first: Run, second: Run) -> list[dict]:
-    """The settings besides the arm and the seed in which two runs differ."""
-    sides = [run.cell | {"measure version": run.record.measure_version} for run in (first, second)]
-    rows = []
-    for name in differing(sides):
-        # Another arm is what they are compared for, and another seed changes no size.
-        if name not in ("arm", "seed"):
-            rows.append({"setting": name, "first": sides[0].get(name), "second": sides[1].get(name)})
-    return rows
+    """Return the settings in which two runs differ, besides the arm, and the seed, which changes no size."""
+    a, b = (
+        run.cell | {"measure version": run.record.measure_version, "arm": None, "seed": None} for run in (first, second)
+    )
+    return [{"setting": name, "first": a.get(name), "second": b.get(name)} for name in differing([a, b])]

@@ -19,6 +19,7 @@ from study.records.schema import Record
 # Settings that say where files are or how often something is printed. They change no number.
 NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
+COLUMNS = {"loss": "train_loss", "eval loss": "eval_loss", "s/step": "step_s", "MFU": "mfu"}
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
 
 
@@ -32,31 +33,26 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What a reader must know about its numbers: real, virtual, capped or emulated.
-
-        capped: a smaller device is emulated. emulated: the network between hosts is.
-        """
-        if self.record.is_virtual:
-            return "virtual"
-        if self.record.requested.memory_cap_gib:
-            return "capped"
-        if self.record.requested.hosts:
-            return "emulated"
-        return "real"
+        """Return what a reader must know about its numbers."""
+        requested = self.record.requested
+        # A smaller device is emulated, or the network between hosts is.
+        kinds = {"virtual": self.record.is_virtual, "capped": requested.memory_cap_gib, "emulated": requested.hosts}
+        return next((kind for kind, is_one in kinds.items() if is_one), "real")
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What runs are chosen and grouped by: every setting, and some of what was observed."""
-        observed = self.record.observed
-        return dict(self.record.requested) | {
-            "run": self.record.run_id,
-            "status": self.record.status,
+        """Return what runs are chosen and grouped by: every setting, and some of what was observed."""
+        record = self.record
+        observed = record.observed
+        return dict(record.requested) | {
+            "run": record.run_id,
+            "status": record.status,
             "environment": self.environment,
             "kind": self.kind,
-            "virtual": self.record.is_virtual,
-            "protocol_part": self.record.cell.part,
-            "script": "as_printed" if self.record.is_script else "train",
-            "arm": self.record.arm,
+            "virtual": record.is_virtual,
+            "protocol_part": record.cell.part,
+            "script": "as_printed" if record.is_script else "train",
+            "arm": record.arm,
             "ranks": observed.ranks,
             "stage": observed.stage,
             "device": observed.device,
@@ -67,13 +63,13 @@ class Run:
 
     @cached_property
     def cell(self) -> dict[str, Any]:
-        """All settings that can change a number, with the arm and the number of ranks."""
+        """Return all settings that can change a number, with the arm and the number of ranks."""
         record = self.record
         observed = record.observed
         settings = dict(record.requested)
         if record.is_watched:  # nobody gave a script settings of ours
-            settings |= {"arm": record.arm, "script": record.watched.script, "parameters": observed.parameters}
-            settings["tokens_per_step"] = observed.tokens_per_step
+            settings |= {name: getattr(observed, name) for name in ("parameters", "tokens_per_step")}
+            settings |= {"arm": record.arm, "script": record.watched.script}
         cell = {name: value for name, value in settings.items() if value is not None and name not in NOT_IN_A_CELL}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
             del cell["optimizer"]
@@ -82,21 +78,20 @@ class Run:
         return cell | {"ranks": observed.ranks}
 
     def key(self, without: Iterable[str] = ()) -> str:
-        """The only definition of the same cell: equal keys mean equal cells, except for what is left out."""
-        names = sorted(self.cell.keys() - set(without))
-        return json.dumps({name: self.cell[name] for name in names}, default=str)
+        """Return the only definition of the same cell: equal keys mean equal cells, except for what is left out."""
+        return json.dumps({name: self.cell[name] for name in sorted(self.cell.keys() - set(without))}, default=str)
 
     @cached_property
     def resolved(self) -> dict[str, Any]:
-        """DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
+        """Return DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
         observed = self.record.observed
         return dict(_flat(observed.deepspeed or {})) | {"data_checksum": observed.data_checksum}
 
     @cached_property
     def machine(self) -> dict[str, Any]:
-        """The only definition of the same machine: hardware, versions and commit, which may change a number."""
+        """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
         record = self.record
-        hardware = self.record.hardware
+        hardware = record.hardware
         fields = {
             "machines": len(record.machines) or None,
             "devices": hardware.gpus_line,
@@ -114,7 +109,7 @@ class Run:
 
 
 def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The keys of a nested config joined by dots, without those of file locations."""
+    """Yield the keys of a nested config joined by dots, without those of file locations."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -150,93 +145,75 @@ class Runs:
 
     def select(self, **wanted) -> "Runs":
         """The runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
-        chosen = list(self.runs)
+        chosen = self.runs
         for name, value in wanted.items():
             choices = value if isinstance(value, (list, tuple)) else [value]
-            chosen = [run for run in chosen if run.facts[name] in choices]
-        return replace(self, runs=tuple(chosen))
+            chosen = tuple(run for run in chosen if run.facts[name] in choices)
+        return replace(self, runs=chosen)
 
     def rows(self) -> list[dict]:
         """A row for each run, as `study runs` shows it."""
         rows = []
         for run in self.runs:
             record = run.record
-            ranks = record.observed.ranks
-            row = {
-                "run": run.folder.name,
-                "status": record.status,
-                "arm": record.arm,
-                "task": record.requested.task,
-                "precision": record.requested.precision,
-                "ranks": f"{ranks} virtual" if record.is_virtual else ranks,
-                "stage": record.observed.stage,
-                "loss": metrics.final_train_loss(record),
-                "eval loss": metrics.value(record, "eval_loss"),
-                "s/step": metrics.value(record, "step_s"),
-                "MFU": metrics.value(record, "mfu"),
-            }
-            written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
-            # A rank that sent nothing is not one of which nothing is known.
+            row = {"run": run.folder.name}
+            row |= {name: run.facts[name] for name in ("status", "arm", "task", "precision", "ranks", "stage")}
+            if record.is_virtual:
+                row["ranks"] = f"{row['ranks']} virtual"
+            row |= {name: metrics.value(record, quantity) for name, quantity in COLUMNS.items()}
             sizes_bytes = {
                 "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
-                "collectives MB": sum(metrics.sent(record).values()) if record.traffic.per_rank else None,
-                "to disk MB": sum(written) if written else None,
+                "collectives MB": metrics.moved(record, None, "tensors"),
+                "to disk MB": sum(metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank))
+                or None,
             }
-            for name, size_bytes in sizes_bytes.items():
-                row[name] = None if size_bytes is None else size_bytes / 1e6
-            rows.append(row)
+            rows.append(row | {name: size and size / 1e6 for name, size in sizes_bytes.items()})
         return rows
 
 
 def load(
     folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool = False, to_share: bool = False
 ) -> Runs:
-    """Every run below the folders, once. Several folders are given as a list, or as one text with commas.
+    """Return every run below the folders, once. Several folders are given as a list, or as one text with commas.
 
-    Raise Stop for a folder without runs, with `every_folder_has_runs`. With `to_share`, the records are without private
-    information, so that everything in them may be published.
+    With `every_folder_has_runs`, raise Stop for one without. With `to_share`, take private information out of records.
     """
     if isinstance(folders, (str, Path)):
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
     tops = tuple(map(Path, folders))
     set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
-    paths: dict[Path, None] = {}  # each folder once, however it was named
+    # --- the same run may lie in several folders: in runs/, and kept in reports/
+    by_identity: dict[str, Run] = {}
+    copies = 0
+    for folder in _run_folders(tops, every_folder_has_runs):
+        try:
+            record = store.load(folder)
+        except Stop as stop:
+            set_aside.append(f"{stop.what}. {stop.remedy}")
+            continue
+        if record.status == "running":
+            set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
+        copies += record.identity in by_identity
+        by_identity.setdefault(record.identity, Run(folder, _with_settings(shared(record) if to_share else record)))
+    runs, environments = _by_environment([*by_identity.values()])
+    # --- in the order in which tables and figures show arms; one that is no longer an arm comes last
+    runs.sort(key=lambda run: ((*NAMES, run.record.arm).index(run.record.arm), run.record.arm, run.record.run_id))
+    return Runs(tuple(runs), tuple(set_aside), copies, tops, environments)
+
+
+def _run_folders(tops: Iterable[Path], every_folder_has_runs: bool) -> Iterable[Path]:
+    """Return each run folder once, however it was named."""
+    paths: dict[Path, None] = {}
     for top in tops:
         below = store.run_folders(top)
         if every_folder_has_runs and not below:
             raise Stop(f"there is no run below {top}", "name a folder that holds run folders")
         paths |= dict.fromkeys(path.resolve() for path in below)
-    records, problems = _read(paths, to_share)
-    set_aside += problems
-    by_identity: dict[str, Run] = {}
-    for folder, record in records.items():
-        # The same run may lie in several folders: in runs/, and kept in reports/.
-        by_identity.setdefault(record.identity, Run(folder, _with_settings(record)))
-    runs, environments = _by_environment([*by_identity.values()])
-    # --- in the order in which tables and figures show arms; one that is no longer an arm comes last
-    places = {arm: number for number, arm in enumerate(NAMES)}
-    runs.sort(key=lambda run: (places.get(run.record.arm, len(places)), run.record.arm, run.record.run_id))
-    return Runs(tuple(runs), tuple(set_aside), len(records) - len(runs), tops, environments)
-
-
-def _read(paths: Iterable[Path], to_share: bool) -> tuple[dict[Path, Record], list[str]]:
-    """The records in these run folders, and what is wrong with some of them."""
-    records = {}
-    problems = []
-    for folder in paths:
-        try:
-            record = store.load(folder)
-        except Stop as stop:
-            problems.append(f"{stop.what}. {stop.remedy}")
-            continue
-        if record.status == "running":
-            problems.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
-        records[folder] = shared(record) if to_share else record
-    return records, problems
+    return paths
 
 
 def _by_environment(runs: list[Run]) -> tuple[list[Run], dict[str, dict]]:
-    """The runs with the letters of their machines, and the machines by letter: A to Z, then A1 to Z1."""
+    """Return the runs with the letters of their machines, and the machines by letter: A to Z, then A1 to Z1."""
     machines = {json.dumps(run.machine): run.machine for run in runs if run.record.status == "done"}
     letters = {text: chr(65 + number % 26) + str(number // 26 or "") for number, text in enumerate(machines)}
     # A run that failed has the letter of one that finished on its machine, or none.
@@ -266,18 +243,16 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
 
 
 def _with_settings(record: Record) -> Record:
-    """A record whose settings, if it is of a user's own script, are what was observed of that."""
+    """Return a record whose settings, if it is of a user's own script, are what was observed of that."""
     if not record.is_watched:
         return record
     observed = record.observed
     weights = observed.dtypes.get("weights")
-    precision = observed.autocast or {"float32": "fp32"}.get(str(weights), weights)
-    # DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
-    if weights == "bfloat16" and observed.dtypes.get("master") == "float32" and not observed.autocast:
-        precision = "bf16_cast"
+    recipes = {("float32", "float32"): "fp32", ("float32", None): "fp32", ("bfloat16", "float32"): "bf16_cast"}
     settings = {
         "model": record.watched.model,
-        "precision": precision,
+        # bf16_cast is DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
+        "precision": observed.autocast or recipes.get((weights, observed.dtypes.get("master")), weights),
         "micro_batch": record.watched.rows_per_pass,
         "accumulation": observed.accumulation,
     }
