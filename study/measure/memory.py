@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from study.core.machine import fields, text
 from study.measure.hardware import CUDA
 from study.measure.roles import before_each_update, claimed_storages
+from study.records import metrics
 from study.records.sections import RankComponents, RankMemory
 
 
@@ -53,7 +54,7 @@ def peaks() -> RankMemory:
 def freed_bytes() -> int | None:
     """Return the host memory that this process had at its highest point and has given back. None if unknown."""
     host = peaks()
-    return difference(host.host_peak_bytes, host.host_resident_bytes)
+    return metrics.difference(host.host_peak_bytes, host.host_resident_bytes)
 
 
 def io_bytes() -> dict[str, int | None]:
@@ -65,11 +66,6 @@ def io_bytes() -> dict[str, int | None]:
     counts = fields("/proc/self/io")
     known = {name: int(counts[name]) for name in counts}
     return {name: known.get(name) for name in ("wchar", "read_bytes", "write_bytes")}
-
-
-def difference(after: int | None, before: int | None) -> int | None:
-    """Return what was counted between two readings. None if one of them is unknown."""
-    return None if after is None or before is None else after - before
 
 
 # --- memory by component -------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from study.core.text import number_of, short, times
 from study.records import metrics
 from study.records.groups import differing, grouped
 from study.records.runs import Run, Runs
-from study.records.sections import RankMemory
 
 # --- intervals ------------------------------------------------------------------------------------------------------
 # Step times have a long tail on one side, so medians are compared by a percentile bootstrap, without assuming a normal
@@ -159,24 +158,19 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
         grouped(side, lambda run: (run.key(without=free), json.dumps(run.machine, sort_keys=True)))
         for side in (our_runs, their_runs)
     )
-    pairs = [(runs, theirs[cell]) for cell, runs in ours.items() if cell in theirs]
-    return [pair for pair in pairs if "precision" in named or _same_dtypes(*pair)]
-
-
-def _same_dtypes(our_runs: list[Run], their_runs: list[Run]) -> bool:
-    """Return whether both sides hold states in the same dtypes: if not, they are not one precision."""
-    # Without None: records of schema 1 did not say it.
-    pairs = [
-        [{run.record.observed.dtypes.get(role) for run in side} - {None} for side in (our_runs, their_runs)]
-        for role in ("weights", "moments")
-    ]
-    return all(ours == theirs for ours, theirs in pairs if ours and theirs)
+    return [(runs, theirs[cell]) for cell, runs in ours.items() if cell in theirs]
 
 
 # --- the peaks of two runs ------------------------------------------------------------------------------------------
 
 TRACKED = "all that is tracked"
 BEYOND = ("seen by the allocator alone", "reserved and not in use", "outside the allocator")
+LEVELS = (
+    "components.per_rank.{}.tracked_peak_bytes",
+    "per_rank.{}.peak_allocated_bytes",
+    "per_rank.{}.peak_reserved_bytes",
+    "per_rank.{}.device_used_bytes",
+)
 NEGLIGIBLE = 0.05  # of all that changes: a smaller part gets no reason
 # By component, what decides how much of it a rank holds, from the sources of DeepSpeed 0.19.8.
 REASONS = {
@@ -203,12 +197,12 @@ def peaks(first: Run, second: Run) -> list[dict]:
     """
     ours, theirs = (_held(run) for run in (first, second))
     rows = [_row(name, ours.get(name, 0), theirs.get(name, 0)) for name in ours | theirs]
-    rows.sort(key=lambda row: -abs(row["difference"]))
     changed_bytes = sum(abs(row["difference"]) for row in rows)
     for row in rows:
         row["share"] = abs(row["difference"]) / max(changed_bytes, 1)
         if row["share"] > NEGLIGIBLE:
             row["why"] = REASONS.get(row["component"])
+    rows.sort(key=lambda row: -row["share"])
     rows.append(_row(TRACKED, sum(ours.values()), sum(theirs.values())))
     return rows + [_row(name, *sizes) for name, *sizes in zip(BEYOND, _beyond(first), _beyond(second), strict=True)]
 
@@ -223,25 +217,14 @@ def _held(run: Run) -> dict[str, int]:
 
 def _beyond(run: Run) -> list[int | None]:
     """Return what only the device reports of the rank that held most, as steps between its levels."""
-    number = metrics.fullest_rank(run.record) or 0
-    # A record may have components without sizes of the device: then all of these are None.
-    device = [*run.record.memory.per_rank[number : number + 1], RankMemory()][0]
-    levels = [
-        run.record.memory.components.per_rank[number].tracked_peak_bytes,
-        device.peak_allocated_bytes,
-        device.peak_reserved_bytes,
-        device.device_used_bytes,
-    ]
-    return [_difference(*pair) for pair in itertools.pairwise(levels)]
+    number = metrics.fullest_rank(run.record)
+    levels = [metrics.dig(run.record.memory, path.format(number)) for path in LEVELS]
+    return [metrics.difference(above, below) for below, above in itertools.pairwise(levels)]
 
 
 def _row(name: str, first: int | None, second: int | None) -> dict:
-    difference = _difference(first, second)
+    difference = metrics.difference(second, first)
     return {"component": name, "first": first, "second": second, "difference": difference, "share": None, "why": None}
-
-
-def _difference(lower: int | None, upper: int | None) -> int | None:
-    return None if lower is None or upper is None else upper - lower
 
 
 def unlike(first: Run, second: Run) -> list[dict]:

@@ -40,26 +40,23 @@ OWN_NAME = re.compile(r"(?=.*[\d.-]).{5,}")  # a host name that is no word: "nod
 
 def shared(record: Record) -> Record:
     """Return a record without private information."""
-    content = record.model_dump(mode="json", by_alias=True)
-    return Record.model_validate(redact(content))
+    return Record.model_validate(redact(record.model_dump(mode="json", by_alias=True)))
 
 
 def redact(value):
-    """The same value without private information about a machine and its user.
+    """Return a value without private information about a machine and its user.
 
     Every absolute path is cut down to its last part, and a home folder to `~`. Logins, e-mail and IP addresses, names
     of machines, and texts that look like secrets are removed.
     """
     if isinstance(value, dict):
-        return {key: _without_secret(key, item) for key, item in value.items()}
+        return {key: "(secret)" if _is_secret(key, item) else redact(item) for key, item in value.items()}
     if isinstance(value, list):
         return [redact(item) for item in value]
     if not isinstance(value, str):
         return value
-    text = _redact(value)
-    while text != value:  # a removal may join two parts of another private text
+    while (text := _redact(value)) != value:  # a removal may join two parts of another private text
         value = text
-        text = _redact(text)
     return text
 
 
@@ -76,10 +73,8 @@ def _redact(text: str) -> str:
     return LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text))
 
 
-def _without_secret(key, value):
-    """The value of a key without private information. If the key names a secret, the whole text is removed."""
-    is_secret = isinstance(value, str) and value and SECRET_KEY.fullmatch(str(key))
-    return "(secret)" if is_secret else redact(value)
+def _is_secret(key, value) -> bool:
+    return isinstance(value, str) and value != "" and SECRET_KEY.fullmatch(str(key)) is not None
 
 
 def _last_part(path: str) -> str:
@@ -87,7 +82,7 @@ def _last_part(path: str) -> str:
 
 
 def _hidden(address: str) -> str:
-    """A placeholder for the address of a machine. Loopback addresses stay, as every machine has them."""
+    """Return a placeholder for the address of a machine. Loopback addresses stay, as every machine has them."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:  # a time of day, or another number with points in it

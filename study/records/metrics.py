@@ -41,6 +41,10 @@ def over(above: float | None, below: float | None) -> float | None:
     return None
 
 
+def difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
 def product(*factors: float | None) -> float | None:
     if all(factors):  # a factor of 0 is as good as unknown here, too
         return math.prod(all_known(factors))

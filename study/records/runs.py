@@ -53,12 +53,8 @@ class Run:
             "protocol_part": record.cell.part,
             "script": "as_printed" if record.is_script else "train",
             "arm": record.arm,
-            "ranks": observed.ranks,
-            "stage": observed.stage,
-            "device": observed.device,
-            "parameters": observed.parameters,
-            "rows_per_step": observed.rows_per_step,
             "batch": observed.rows_per_step,  # as claims call it
+            **{name: getattr(observed, name) for name in ("ranks", "stage", "device", "parameters", "rows_per_step")},
         }
 
     @cached_property

@@ -39,10 +39,11 @@ MEASURE_VERSION = 3
 Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diverged"]
 OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
 MOST_LOSS = 1e6
+NEEDED = {"running": [], "done": ["finished_utc", "observed", "hardware", "software"]}  # others say why they ended
 
 
 def _safe_name(name: str) -> str:
-    """A run's name, which becomes a file name in a report, so it must not lead out of a folder."""
+    """Return a run's name, which becomes a file name in a report, so it must not lead out of a folder."""
     try:
         return safe_name(name)
     except Stop as stop:
@@ -99,15 +100,10 @@ class Record(BaseModel):
     @model_validator(mode="after")
     def _has_its_sections(self):
         """Refuse a run that has ended, but does not say how it went."""
-        needed = ["error"]  # why it is not done
-        if self.status == "running":
-            needed = []
-        elif self.status == "done":
-            needed = ["finished_utc", "observed", "hardware", "software"]
-            if not self.is_watched:  # of a user's own script settings, times and losses may stay unknown
-                needed += ["requested", "time"]
-            if not self.is_watched and not self.is_virtual:
-                needed.append("loss")
+        needed = [*NEEDED.get(self.status, ["error"])]
+        # Of a user's own script settings, times and losses may stay unknown.
+        if self.status == "done" and not self.is_watched:
+            needed += ["requested", "time"] if self.is_virtual else ["requested", "time", "loss"]
         for name in needed:
             if getattr(self, name) == Record.model_fields[name].default:
                 raise ValueError(f"status is {self.status}, but {name!r} is empty")
@@ -118,35 +114,36 @@ class Record(BaseModel):
         """Refuse a training of ours that is done with a loss that no training has."""
         losses = [*self.loss.train, *(each.eval_loss for each in self.loss.eval)]
         losses += [loss for each in self.observed.runs for loss in each.losses]
-        is_ours = self.status == "done" and not self.is_watched  # other people's losses may have any value
-        # Cross entropies are above 0. A diverged training may pass the bound, but that is not done.
-        if is_ours and losses and not 0 < min(losses) <= max(losses) < MOST_LOSS:
-            raise ValueError(f"losses are from {min(losses):g} to {max(losses):g}, but should be above 0")
+        # Cross entropies are above 0. A diverged training may pass the bound, but is not done. Other people's losses
+        # may have any value.
+        wrong = [loss for loss in losses if not 0 < loss < MOST_LOSS]
+        if wrong and self.status == "done" and not self.is_watched:
+            raise ValueError(f"a loss is {wrong[0]:g}, but should be above 0")
         return self
 
     @property
     def is_virtual(self) -> bool:
-        """Whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
+        """Return whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
         return bool(self.observed.virtual_ranks or self.requested.virtual_ranks)
 
     @property
     def is_script(self) -> bool:
-        """Whether this is a run of document 002's published script, not of this study's trainer."""
+        """Return whether this is a run of document 002's published script, not of this study's trainer."""
         return self.requested.repair is not None or bool(self.observed.runs)
 
     @property
     def is_watched(self) -> bool:
-        """Whether this is a run of a user's own script."""
+        """Return whether this is a run of a user's own script."""
         return self.watched != Watched()
 
     @property
     def arm(self) -> str:
-        """The arm of the settings; for a user's own script, the arm that its prepared objects are."""
+        """Return the arm of the settings; for a user's own script, the arm that its prepared objects are."""
         return self.requested.arm or self.observed.arm or "unknown"
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds from start to end."""
+        """Return the seconds from start to end."""
         if self.finished_utc is None:
             return None
         start, end = map(datetime.datetime.fromisoformat, (self.started_utc, self.finished_utc))
@@ -154,7 +151,7 @@ class Record(BaseModel):
 
     @property
     def identity(self) -> str:
-        """What tells a run from a copy of another, so that a copied record is not counted twice."""
+        """Return what tells a run from a copy of another, so that a copied record is not counted twice."""
         # Not `run_id`, because a copy under another name is still a copy. Times are known to the millisecond.
         return f"{self.started_utc} {self.finished_utc} {self.requested.arm} {self.requested.seed}"
 
@@ -167,11 +164,8 @@ def _without_nulls(value):
 
 
 def _cell_of_folder(record: dict) -> dict:
-    """The part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
-    name = str(record.get("run_id"))
-    arm = (record.get("requested") or {}).get("arm")
+    """Return the part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
     # A run that was started by hand has any name, and no place in a protocol.
-    if not arm or f"-{arm}" not in name:
-        return {}
-    repeat = re.search(r"-r(\d+)\.\d+$", name)
-    return {"part": name.split(f"-{arm}")[0], "repeat": repeat and int(repeat[1])}
+    arm = re.escape(str(record.get("requested", {}).get("arm")))
+    found = re.match(rf"(?P<part>.*?)-{arm}(.*-r(?P<repeat>\d+)\.\d+$)?", str(record.get("run_id")))
+    return found.groupdict() if found else {}

@@ -39,15 +39,12 @@ class Section(BaseModel):
     model_config = ConfigDict(protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS)
 
 
-def _recorded(hint: Any) -> tuple[Any, None]:
-    """The type of a setting in a record: a path is a text, and any setting may be unknown in an older record."""
-    if Path in (hint, *get_args(hint)):
-        return Text, None
-    return hint | None, None
-
-
-# The types of the flags without their bounds: a refused value is recorded as it was given.
-SETTINGS: dict[str, Any] = {name: _recorded(hint) for name, hint in get_type_hints(Flags).items()}
+# The types of the flags without their bounds: a refused value is recorded as it was given, and a path as a text. Any
+# setting may be unknown in an older record.
+SETTINGS: dict[str, Any] = {
+    name: (Text if Path in (hint, *get_args(hint)) else hint | None, None)
+    for name, hint in get_type_hints(Flags).items()
+}
 _Settings: Any = create_model("_Settings", __base__=Section, **SETTINGS)
 
 
@@ -218,7 +215,7 @@ class Hardware(Section):
 
     @property
     def gpus_line(self) -> str:
-        """The GPUs in words: "2 x NVIDIA H200", or "no GPU"."""
+        """Return the GPUs in words: "2 x NVIDIA H200", or "no GPU"."""
         counts = Counter(device.name for device in self.devices)
         return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPU"
 
@@ -296,13 +293,9 @@ class Collective(Section):
     bytes_by_group: dict[str, NonNegativeInt] = {}  # by the ranks that take part, such as "0 2", if not all do
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
-        """Bytes by the ranks that take part, of `ranks` in all."""
+        """Return bytes by the ranks that take part, of `ranks` in all. Those of no named group went among all ranks."""
         groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
-        # Bytes of no named group went among all ranks. Nothing at all did, too.
-        rest = self.bytes - sum(groups.values())
-        if rest or not groups:
-            groups[tuple(range(ranks))] = rest
-        return groups
+        return {tuple(range(ranks)): self.bytes - sum(groups.values())} | groups
 
 
 class Traffic(Section):

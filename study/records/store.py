@@ -1,8 +1,8 @@
-"""Reads and writes run folders. Records are written atomically.
+"""Reads and writes run folders.
 
 A run is a folder with `record.json` (everything about it), `steps.jsonl` (a line for each step and evaluation) and
 `log.txt`. `record.json` is first written with status "running" and replaced at the end, so a run that died is
-recognisable. This module needs no torch: reports and tests read records on any machine.
+recognisable.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def now_utc() -> str:
 
 
 def new(run_id: str, argv: list[str]) -> Record:
-    """The record of a run that has just begun."""
+    """Return the record of a run that has just begun."""
     commit, dirty = commit_of_this_tree()
     cell = Cell()
     with contextlib.suppress(ValidationError):
@@ -79,16 +79,6 @@ def reserve(folder: Path) -> None:
     _reserved[folder.resolve()] = file
 
 
-def _forget_reserved() -> None:
-    """In a forked process: close the parent's file, whose space is not freed while a copy of it is open."""
-    for file in _reserved.values():
-        file.close()
-    _reserved.clear()
-
-
-os.register_at_fork(after_in_child=_forget_reserved)
-
-
 def release_reserved_space(folder: Path) -> bool:
     """Free the space that this process reserved in a folder. Return whether there was any."""
     with _reserved.pop(folder.resolve(), contextlib.nullcontext()) as file:
@@ -96,20 +86,18 @@ def release_reserved_space(folder: Path) -> bool:
 
 
 def load(folder: Path) -> Record:
-    """The record of a run folder. Raise Stop if it is missing or broken."""
+    """Return the record of a run folder. Raise Stop if it is missing or broken."""
     return read(folder / RECORD)
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Every run folder below a folder. Folders inside a run folder are not runs."""
-    holders: set[Path] = set()
-    for name in (RECORD, *LEFTOVERS):
-        holders |= {path.parent for path in folder.glob(f"**/{name}")}
+    """Return every run folder below a folder. Folders inside a run folder are not runs."""
+    holders = {path.parent for name in (RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
     return sorted(path for path in holders if holders.isdisjoint(path.parents))
 
 
 def newest_try(path: Path) -> Path:
-    """The newest folder of a sweep's cell, for the name of the cell as the sweep prints it; else the path."""
+    """Return the newest folder of a sweep's cell, for the cell's name as the sweep prints it; else the path."""
     if path.exists():
         return path
     tries = path.parent.glob(f"{glob.escape(path.name)}.[0-9]*")
@@ -117,7 +105,7 @@ def newest_try(path: Path) -> Path:
 
 
 def read(path: Path) -> Record:
-    """The record in a file. Raise Stop if it cannot be read."""
+    """Return the record in a file. Raise Stop if it cannot be read."""
     missing = "name the folder of a run"
     if below := next(path.parent.glob(f"*/{RECORD}"), None):
         missing = f"name one of its runs, such as {below.parent.name}"
@@ -140,7 +128,7 @@ def append_step(folder: Path, line: dict) -> None:
 
 
 def read_steps(folder: Path) -> list[dict]:
-    """The lines of steps.jsonl. The last line may be incomplete, and there may be none."""
+    """Return the lines of steps.jsonl. The last line may be incomplete, and there may be none."""
     lines = []
     with contextlib.suppress(OSError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
@@ -196,7 +184,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def commit_of_this_tree() -> tuple[str | None, bool | None]:
-    """The commit of this source tree and whether it has changed since; None outside a checkout of it."""
+    """Return the commit of this source tree and whether it has changed since; None outside a checkout of it."""
     # Without it this is an installed copy, perhaps inside a checkout of something else, whose commit is not ours.
     if not (ROOT / ".git").exists():
         return None, None

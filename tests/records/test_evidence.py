@@ -10,7 +10,7 @@ from study.records import metrics, runs
 IMPOSSIBLE = [
     *((finished, {"loss__train__4": loss}, "but should be above 0") for loss in (0.0, -1.0, 1e308)),
     (finished, {"loss__eval__0__accuracy": 90.0}, "loss.eval.0.accuracy must be at most 1"),
-    (script, {"observed__runs__0__losses": [0.0]}, "losses are from 0 "),
+    (script, {"observed__runs__0__losses": [0.0]}, "a loss is 0,"),
     (script, {"observed__runs__2__losses": []}, "observed.runs.2.losses"),
 ]
 
