@@ -49,22 +49,17 @@ class Comparison:
 
 
 def compare(runs: Runs) -> Comparison:
-    """The finished runs as rows, with columns only for settings in which cells differ."""
-    cells = grouped(runs.done, lambda run: run.key(without=("seed",))).values()
-    columns = ["arm", *differing([json.loads(members[0].key(without=("seed",))) for members in cells])]
-    for members in cells:
-        # Arms differ in many keys of the resolved config, and releases fill them in otherwise. Show only those in
-        # which runs with the same settings differ.
-        columns += differing([run.resolved for run in members])
-    # --- a row for each cell, config and environment, beside the same in environment A
+    """Return the finished runs as rows, with columns only for settings in which cells differ."""
+    cells = grouped(runs.done, lambda run: (run.key(without=("seed",)), run.record.observed.data_checksum))
+    settings = {cell: json.loads(cell[0]) | {"data_checksum": cell[1]} for cell in cells}
+    columns = ["arm", *differing([*settings.values()])]
+    # --- a row for each cell and environment, beside the same in environment A
     rows = []
-    for members in cells:
-        for same in grouped(members, lambda run: json.dumps(run.resolved, sort_keys=True)).values():
-            settings = same[0].resolved | same[0].cell
-            in_environment = grouped(same, lambda run: run.environment)
-            for letter in sorted(in_environment, key=list(runs.environments).index):
-                row = {name: settings.get(name) for name in columns} | {"environment": letter}
-                rows.append(row | _numbers(in_environment[letter], in_environment.get("A", [])))
+    for cell, members in cells.items():
+        in_environment = grouped(members, lambda run: run.environment)
+        for letter in sorted(in_environment, key=[*runs.environments].index):
+            row = {name: settings[cell].get(name) for name in columns} | {"environment": letter}
+            rows.append(row | _numbers(in_environment[letter], in_environment.get("A", [])))
     left_out = Counter[str](run.record.status for run in runs if run.record.status != "done")
     left_out["copy"] = runs.copies
     return Comparison(rows, runs.environments, dict(+left_out), list(runs.set_aside))  # without a count of 0
@@ -152,8 +147,9 @@ def _training(run: Run) -> tuple:
 
 def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) -> list[tuple[list[Run], list[Run]]]:
     """Return the runs of each cell that was run on both sides, which differ in the `named` conditions on purpose."""
-    of_batch = {"batch": ("micro_batch", "accumulation")}  # of all ranks: it follows from these two
-    free = {"seed", *named}.union(*(of_batch.get(name, ()) for name in named))
+    free = {"seed", *named}
+    if "batch" in named:  # of all ranks: it follows from these two
+        free |= {"micro_batch", "accumulation"}
     ours, theirs = (
         grouped(side, lambda run: (run.key(without=free), json.dumps(run.machine, sort_keys=True)))
         for side in (our_runs, their_runs)

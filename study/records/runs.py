@@ -20,7 +20,6 @@ from study.records.schema import Record
 NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 COLUMNS = {"loss": "train_loss", "eval loss": "eval_loss", "s/step": "step_s", "MFU": "mfu"}
-PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +77,6 @@ class Run:
         return json.dumps({name: self.cell[name] for name in sorted(self.cell.keys() - set(without))}, default=str)
 
     @cached_property
-    def resolved(self) -> dict[str, Any]:
-        """Return DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
-        observed = self.record.observed
-        return dict(_flat(observed.deepspeed or {})) | {"data_checksum": observed.data_checksum}
-
-    @cached_property
     def machine(self) -> dict[str, Any]:
         """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
         record = self.record
@@ -95,22 +88,13 @@ class Run:
             "cores": hardware.cores,
             "driver": hardware.driver,
             # In GiB: the exact bytes differ from boot to boot.
-            "host GiB": hardware.host_memory_bytes and (hardware.host_memory_bytes + 2**29) // 2**30,
+            "host GiB": hardware.host_memory_bytes and round(hardware.host_memory_bytes / 2**30),
             **dict(sorted(record.software.items())),
             "measure_version": record.measure_version,
             # Two changed trees of one commit cannot be distinguished: they count as one, marked as changed.
             "commit": record.commit and record.commit[:12] + (" changed" if record.dirty else ""),
         }
         return {name: value for name, value in fields.items() if value is not None}
-
-
-def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the keys of a nested config joined by dots, without those of file locations."""
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        elif name not in PLACES:
-            yield prefix + name, value
 
 
 @dataclass(frozen=True)

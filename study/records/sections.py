@@ -259,7 +259,6 @@ class RankMemory(Section):
     peak_reserved_bytes: Peak = None
     device_used_bytes: Peak = None
     host_peak_bytes: Peak = None
-    host_pinned_peak_bytes: Bytes = None
     host_resident_bytes: Bytes = None
     nvme_read_bytes: Bytes = None
     nvme_written_bytes: Bytes = None

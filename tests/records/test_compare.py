@@ -12,11 +12,9 @@ from study.records.compare import Comparison, notes
 from study.records.compare import compare as compare_runs
 
 GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
-OFFLOAD = {"stage": 3, "reduce_bucket_size": 6553600, "offload_optimizer": {"device": "nvme", "nvme_path": "/run-1"}}
 CHANGES = {
     "hardware__cpu": "Some CPU",
     "hardware__host_memory_bytes": 24 * 2**30 + 12345,
-    "observed__deepspeed": {"zero_optimization": OFFLOAD},
     "loss__train": [0.7, 0.5],
     "loss__eval": [{"step": 4, "eval_loss": 0.25}],
     "time__step_s": [0.1],
@@ -71,7 +69,6 @@ def test_another_environment_is_another_row(compared_of, field, value, words):
         ("requested__lr", 5e-4, "lr"),
         ("observed__ranks", 4, "ranks"),
         ("observed__data_checksum", "bb", "data_checksum"),
-        ("observed__deepspeed__zero_optimization__reduce_bucket_size", 5e8, "zero_optimization.reduce_bucket_size"),
     ],
 )
 def test_another_setting_is_another_row_and_the_only_column(compared_of, field, value, column):
@@ -88,7 +85,6 @@ def test_paths_and_what_a_boot_changes_do_not_split_a_row(compared_of):
         "requested__run_dir": "/elsewhere",
         "requested__config_file": "/elsewhere/zero3_nvme.yaml",
         "requested__log_every": 1,
-        "observed__deepspeed__zero_optimization__offload_optimizer__nvme_path": "/there/run-2",
         "hardware__host_memory_bytes": 24 * 2**30 - 54321,
         "software__datasets": None,
     }

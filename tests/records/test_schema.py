@@ -19,7 +19,7 @@ IGNORED = re.compile(
     r"requested\.(dies_after|resume|trust_remote_code)|observed\.(network|omp_num_threads|final_weights_checksum)|"
     r"traffic\.(per_link|link_steps|gloo_wire_bytes)|loss\.final_(train|eval)|"
     r"time\.(median_step_s|tokens_per_s|samples_per_s|mfu|peak_flops_per_s|training_s)|"
-    r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|gloo_copy_bytes|before_per_rank|"
+    r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|host_pinned_peak_bytes|gloo_copy_bytes|before_per_rank|"
     r"load_s_per_rank|route|tracked_mean_bytes)\b"
 )
 
