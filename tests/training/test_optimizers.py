@@ -16,7 +16,7 @@ from study.predict.trace.tape import Tensor
 from study.records.schema import Record
 from study.records.sections import Observed
 from study.report.of_record import predicted
-from study.training.setup import build_optimizer
+from study.training.optimizers import build_optimizer
 
 FLAGS = ("--task", "wikitext", "--steps", "6", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
 RUNS = {
