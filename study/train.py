@@ -48,7 +48,6 @@ def train(run: Run) -> Callable[[], object]:
     reset_peaks()
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
-    # Before the last evaluation, for which the first rank imports `evaluate` on real data.
     if run.has_values:
         history.peaks = peaks()
     if not run.is_virtual:
@@ -93,7 +92,7 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(run: Run, step: int) -> Evaluation:
-    """Loss and metric over the evaluation rows, which the ranks share. Only the first rank computes the metric."""
+    """Loss and metric over the evaluation rows, which the ranks share."""
     accelerator = run.accelerator
     rows = run.data.eval
     run.at(f"the evaluation after step {step}")
@@ -113,9 +112,9 @@ def evaluate(run: Run, step: int) -> Evaluation:
     run.model.train()
     if not np.isfinite(row_losses).all():
         raise Stop(f"the evaluation loss is not finite at step {step}", "give a lower --lr", "diverged", "evaluate")
-    result = Evaluation(step=step, eval_loss=float(row_losses.mean()))
+    loss = float(row_losses.mean())
+    result = Evaluation(step=step, eval_loss=loss, **tasks.metric(run.settings, loss, predictions, rows))
     if accelerator.is_main_process:
-        result = result.model_copy(update=tasks.metric(run.settings, row_losses, predictions.astype(int), rows))
         report(run, result)
     return result
 

@@ -111,7 +111,7 @@ def oom_kills() -> int | None:
 
 # --- Versions of the software that can change a number, and the folder for operators compiled for them
 
-PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
+PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "tokenizers", "numpy")
 COMPILED_FOR = ("torch", "deepspeed")
 
 

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import pad
 
 from study.core import cache
+from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.models.step import FOLLOWING, IGNORED, inputs
 from study.core.settings import Settings
@@ -73,10 +74,13 @@ def load_data(settings: Settings) -> Data:
     }
 
     def write(folder: Path) -> None:
-        prepare = {"imdb": tasks.review_rows, "wikitext": tasks.text_blocks}[settings.task]
-        splits = tasks.dataset(settings)
-        parts = {part: prepare(settings, tokenizer, splits[part], part, count) for part, count in counts.items()}
-        # Both first: a number of rows that is too large must not leave a half of them.
+        rows_of = {"imdb": tasks.review_rows, "wikitext": tasks.text_blocks}[settings.task]
+        parts = {}
+        for part, split in tasks.dataset(settings).items():
+            parts[part] = rows_of(settings, tokenizer, split, counts[part])
+            found = len(parts[part]["input_ids"])
+            if found < (counts[part] or 0):
+                raise Stop(f"--{part}-rows {counts[part]} is more than the {found} there are", f"give at most {found}")
         for part, rows in parts.items():
             save_file(rows, folder / f"{part}.safetensors")
 
@@ -87,18 +91,17 @@ def load_data(settings: Settings) -> Data:
 
 def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
-    seed = tasks.SPLIT_SEED
     parts = []
-    for part, rows, reviews_seed in (
-        ("train", settings.train_rows or 1600, seed),
-        ("validation", settings.eval_rows, seed + 1),
+    for seed, part, rows in (
+        (tasks.SPLIT_SEED, "train", settings.train_rows or 1600),
+        (tasks.SPLIT_SEED + 1, "validation", settings.eval_rows),
     ):
         if settings.task == "imdb":
-            arrays = tasks.reviews(rows, settings.sequence, reviews_seed)
+            arrays = tasks.reviews(rows, settings.sequence, seed)
         else:
-            arrays = {"input_ids": tasks.stream(rows * settings.sequence, seed, part).reshape(rows, -1)}
+            arrays = {"input_ids": tasks.stream(rows * settings.sequence, tasks.SPLIT_SEED, part).reshape(rows, -1)}
         parts.append({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return Data(parts[0], parts[1], vocabulary=VOCABULARY, source="embedded")
+    return Data(*parts, vocabulary=VOCABULARY, source="embedded")
 
 
 def _synthetic(settings: Settings) -> Data:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import transformers
 
-from study.core.arms import Arm
-from study.core.settings import Settings
 from study.measure import hardware
 from study.records import metrics, store
 from study.records.sections import Evaluation
@@ -63,14 +61,13 @@ def _remove_handlers() -> None:
         logger.propagate = True
 
 
-def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None:
-    """Print what is about to run."""
-    kind = "virtual ranks" if settings.virtual_ranks else "ranks"
-    ranks = f"{num_ranks} {kind}" if num_ranks > 1 else "1 rank"
-    names = {"embedded": "the embedded corpus", "synthetic": "random rows of its own shape"}
-    data = names.get(settings.data, f"{settings.task} from {settings.data}")
-    device = hardware.device_name() or "CPU"
-    say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {device}")
+def announce(run: "Run") -> None:
+    """On the first rank, print what is about to run."""
+    if run.accelerator.is_main_process:
+        settings = run.settings
+        ranks = f"{run.accelerator.num_processes} {'virtual ' if run.is_virtual else ''}rank(s)"
+        what = f"{settings.model} on {settings.task} ({settings.data}), {settings.precision}"
+        say(run.folder, f"{run.arm.name}: {what}, {ranks} on {hardware.device_name() or 'CPU'}")
 
 
 def print_window(run: "Run", window: range, history: "History", losses: list[float]) -> None:
@@ -79,11 +76,8 @@ def print_window(run: "Run", window: range, history: "History", losses: list[flo
     if not run.has_values:
         speed = "no values"
     elif window.stop > run.timed_from:
-        step_s = history.clock.step_s[-len(window) :]
-        speed = f"{statistics.median(step_s):.3f} s/step"
-    loss = f"virtual, rank 0 of {run.settings.virtual_ranks}"
-    if losses:
-        loss = f"loss {losses[-1]:.4f}"
+        speed = f"{statistics.median(history.clock.step_s[-len(window) :]):.3f} s/step"
+    loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
     say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 
 
@@ -95,28 +89,24 @@ def report(run: "Run", result: Evaluation) -> None:
     say(run.folder, f"  step {result.step:>5}  {'  '.join(texts)}")
 
 
+# Quantities of a record, and how the summary shows each.
+SUMMARY = {
+    "train_loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.4f}",
+    "perplexity": "perplexity {:.4f}",
+    "tokens_per_s": "{:.0f} tokens/s",
+    "peak_bytes": "{:.3e} bytes at the peak of a rank",
+}
+
+
 def print_summary(run: "Run") -> None:
     """On the first rank, print a summary of the run and the path of its record."""
-    record = run.record
     if not run.accelerator.is_main_process:
         return
-    # Of a rank without a GPU the device's peak is unknown, and of one without values any.
-    peaks_gb = [(rank.peak_allocated_bytes or rank.host_peak_bytes or 0) / 1e9 for rank in record.memory.per_rank]
-    moved_mb = [sum(count.bytes for count in rank.values()) / 1e6 for rank in record.traffic.per_rank]
-    where = "device" if record.hardware.devices else "host"
-    values = {
-        "accuracy {:.4f}": metrics.value(record, "accuracy"),
-        "perplexity {:.4f}": metrics.value(record, "perplexity"),
-        "{:.0f} tokens/s": metrics.tokens_per_s(record),
-        f"{{:.2f}} GB {where} peak per rank": max(peaks_gb, default=0) or None,
-        "{:.1f} MB in collectives per step and rank": next(iter(moved_mb), None),
-    }
-    parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
-    if losses := record.loss.train:
-        parts = [f"loss {losses[0]:.4f} -> {losses[-1]:.4f}"]
-    parts += [text.format(value) for text, value in values.items() if value is not None]
-    say(run.folder, f"done: {', '.join(parts)}")
+    values = {name: metrics.value(run.record, name) for name in SUMMARY}
+    known = [SUMMARY[name].format(value) for name, value in values.items() if value is not None]
+    say(run.folder, f"done: {', '.join(known)}")
     for part in ("save", "instruments"):
-        if reason := getattr(record.observed, f"{part}_failed"):
+        if reason := getattr(run.record.observed, f"{part}_failed"):
             say(run.folder, f"but without its {part} ({reason})")
     say(run.folder, str(run.folder / "record.json"))

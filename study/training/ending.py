@@ -21,7 +21,7 @@ from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.training.display import say
-from study.training.launch import NO_LAUNCH, Launch, rank_name, ranks_that_died
+from study.training.launch import NO_LAUNCH, Launch, number_of, rank_name, ranks_that_died
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Refusals of the system that a user can mend. Behind any other there may be a mistake of ours.
@@ -30,6 +30,18 @@ UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 MARGIN_S = 60  # clocks of one cluster differ by less, and the kernel rounds its boot time to seconds
+FULL = (  # whose memory it was, and what to do
+    (
+        device_is_full,
+        "the device ran out of memory",
+        "give a smaller --micro-batch, --checkpointing, or an arm that offloads",
+    ),
+    (
+        host_is_full,
+        "the host refused more memory",
+        "give a smaller --micro-batch or --model, or a higher --memory-cap-gib",
+    ),
+)
 REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
     "already managed by another FSDP group": (
@@ -41,6 +53,7 @@ REFUSALS = {  # by the message of a library that cannot train a combination: the
     "is not divisible by SP size": ("DeepSpeed", "take fewer ranks for a row, or a model with more heads"),
     "Ulysses SP requires position_ids": ("DeepSpeed", "take a model that gives its attention positions, such as Llama"),
     "AutoTP not supported for model": ("DeepSpeed", "take a model that AutoTP divides, such as a Llama"),
+    "only supports NVIDIA CUDA GPUs": ("DeepSpeed", "use one; study estimate predicts the arm"),
     "`fp8` precision requires": ("Accelerate", "give bf16, or install it on a machine with a GPU that has fp8"),
     "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
 }
@@ -87,42 +100,37 @@ def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_F
     message = str(error)
     if isinstance(error, Stop):
         return error
-    if device_is_full(error):
-        detail = message.partition("\n")[0].split(". ")[0]
-        remedy = "give a smaller --micro-batch, --checkpointing, or an arm that offloads"
-        return Stop(f"the device ran out of memory ({detail})", remedy, "oom")
-    if host_is_full(error):
-        detail = message.rpartition("err == 0. ")[2] or "MemoryError"
-        remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
-        return Stop(f"the host refused more memory ({detail})", remedy, "oom")
-    # A rank that dies breaks the connection to the others, or torchrun sees it first and ends them with SIGTERM.
-    lost = lost_connection(error) and int(os.environ.get("WORLD_SIZE", 1)) > 1
-    dead = ranks_that_died(folder) if lost or message == signal.SIGTERM.name else []
-    if lost or dead:
-        victim = f"rank {dead[0]}" if dead else "another rank"
-        if launch.oom_kills is not None and (oom_kills() or 0) > launch.oom_kills:
-            what = f"the kernel killed {victim} because the host ran out of memory"
-            return Stop(what, MORE_MEMORY, "oom", victim)
-        remedy = "look for the signal in the launcher's message"
-        return Stop(f"{victim} ended without an error message", remedy, where=victim)
+    for is_full, what, remedy in FULL:
+        if is_full(error):
+            detail = message.rpartition("err == 0. ")[2].partition("\n")[0].split(". ")[0]
+            return Stop(f"{what} ({detail or 'MemoryError'})", remedy, "oom")
+    if stop := _lost_rank(error, launch, folder):
+        return stop
     if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "killed")
     if isinstance(error, OSError) and error.errno in OF_THE_SYSTEM:
         remedy = "make room, give another folder, or raise the limit of open files (ulimit -n)"
         return Stop(f"{error.filename or 'a file'} cannot be written or opened ({error.strerror})", remedy)
-    unknown = Stop(f"{type(error).__name__}: {message}", "report this, with the run's log.txt")
-    return _by_its_words(message) or unknown
-
-
-def _by_its_words(message: str) -> Stop | None:
-    """Return the Stop for a message of a library that is known here."""
     if "Timed out waiting" in message:  # gloo
         what = f"a collective waited too long for another rank ({message.rpartition('] ')[2]})"
         return Stop(what, "look at what the other ranks do: one is stopped, or takes another way through the code")
     for words, (library, remedy) in REFUSALS.items():
         if words in message:
             return Stop(f"{library} refuses: {message.removesuffix('.')}", remedy)
-    return None
+    return Stop(f"{type(error).__name__}: {message}", "report this, with the run's log.txt")
+
+
+def _lost_rank(error: BaseException, launch: Launch, folder: Path) -> Stop | None:
+    """Return the Stop for a rank that died: it breaks the others' connections, or torchrun ends them with SIGTERM."""
+    lost = lost_connection(error) and number_of("WORLD_SIZE") > 1
+    dead = ranks_that_died(folder) if lost or str(error) == signal.SIGTERM.name else []
+    if not (lost or dead):
+        return None
+    victim = f"rank {dead[0]}" if dead else "another rank"
+    if launch.oom_kills is not None and oom_kills() != launch.oom_kills:
+        return Stop(f"the kernel killed {victim} because the host ran out of memory", MORE_MEMORY, "oom", victim)
+    remedy = "look for the signal in the launcher's message"
+    return Stop(f"{victim} ended without an error message", remedy, where=victim)
 
 
 def fail(folder: Path, rank: int, error: BaseException, launch: Launch = NO_LAUNCH) -> None:

@@ -4,21 +4,23 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+import torch
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils.flop_counter import FlopCounterMode
 
 from study.core import machine
 from study.core.errors import Stop
+from study.core.models.build import GROUPED, WithoutValues
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.memory import io_bytes, memory_by_component
 from study.records import store
 from study.records.metrics import difference
 from study.records.sections import Components, Loss, Saved, Time
-from study.training import ending
+from study.training import ending, models, tasks
 from study.training.run import History, Run
-from study.training.setup import flops_per_row
 
-PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
@@ -57,42 +59,35 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     got to the end. If not, they are out of step, and none of them may wait for another. A rank that has failed leaves,
     which breaks the others' connection with gloo; with NCCL they notice at the process group's timeout.
     """
-    record = run.record
-    parts = [part for part in PARTS if getattr(run.settings, part)]
+    observed = run.record.observed
+    parts = {"save": save, "instruments": inspect}  # in this order, because the instruments change the weights
+    parts = {part: call for part, call in parts.items() if getattr(run.settings, part)}
     run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
-        setattr(record.observed, f"{part}_failed", store.UNFINISHED)
-    record.status = "done"
-    record.finished_utc = store.now_utc()
+        setattr(observed, f"{part}_failed", store.UNFINISHED)
+    run.record.status = "done"
     run.keep()
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
-    for part in parts:
+    for part, call in parts.items():
         try:
             run.at(part)
-            if part == "save":
-                save(run)
-            else:
-                inspect(run, step)
+            call(run, step)
         except BaseException as error:  # Ctrl-C and a full device as well
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             why = ending.reason(error).what
             with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
                 # Not the reason of a rank that failed after another one, only because that one is gone.
                 why = store.explain_what_failed(run.folder, f"{part}_failed", why)
-            setattr(record.observed, f"{part}_failed", why)
-            for later in parts[parts.index(part) + 1 :]:
-                setattr(record.observed, f"{later}_failed", f"not begun, because of: {part}")
-            record.finished_utc = store.now_utc()
+            setattr(observed, f"{part}_failed", why)
             run.keep()
             return False
-        setattr(record.observed, f"{part}_failed", None)
-    record.finished_utc = store.now_utc()
+        setattr(observed, f"{part}_failed", None)
     run.keep()
     run.accelerator.wait_for_everyone()
     return True
 
 
-def save(run: Run) -> None:
+def save(run: Run, _) -> None:
     """Write the trained weights, gathered by all ranks if each has a part. The first rank records what it wrote."""
     # Whole weights are not gathered: Accelerate would clone each tensor and write tied weights twice.
     in_parts = run.arm.stage == 3 or run.arm.tensor_ranks > 1 or run.arm.fsdp
@@ -105,10 +100,11 @@ def save(run: Run) -> None:
     if state and run.arm.fsdp:  # each name of a tied weight was gathered by itself
         state = {name: tensor for name, tensor in state.items() if name not in model.all_tied_weights_keys}
     model.save_pretrained(folder, state_dict=state)
-    written = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
+    files = list(folder.glob("*.safetensors"))
+    written = [tensor for path in files for tensor in load_file(path).values()]
     run.record.observed.saved = Saved(
-        bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
-        parameters=sum(tensor.numel() for tensor in written),
+        bytes=sum(path.stat().st_size for path in files),
+        parameters=sum(map(torch.numel, written)),
         dtypes=sorted({str(tensor.dtype).removeprefix("torch.") for tensor in written}),
     )
 
@@ -152,3 +148,17 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     if components is not None and not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
     run.record.memory.components = Components(per_rank=run.gathered(components))
+
+
+def flops_per_row(run: Run) -> float:
+    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
+
+    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
+    """
+    with unset_fake_temporarily():
+        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
+        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
+        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
+            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
+        return float(counter.get_total_flops())

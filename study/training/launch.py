@@ -32,11 +32,16 @@ class Launch:
     pid: int
     started: float
     config_file: str
-    num_processes: int | None
+    num_processes: str | int | None
     oom_kills: int | None = None  # of this machine at the start; None if the kernel does not count them
 
 
 NO_LAUNCH = Launch(pid=0, started=0.0, config_file="", num_processes=None)  # none is known yet
+
+
+def number_of(name: str, alone: int = 1) -> int:
+    """Return a number that torchrun gives its ranks in the environment; `alone` without torchrun."""
+    return int(os.environ.get(name, alone))
 
 
 def find_launch() -> Launch:
@@ -53,9 +58,7 @@ def find_launch() -> Launch:
         script = Path(sys.argv[0]).name
         raise Stop(what, f"type: accelerate launch --config_file accelerate_configs/single.yaml study/{script}")
     process, options = above
-    count = options.num_processes or ""
-    ranks = int(count) if count.isdigit() else None
-    return Launch(process.pid, process.create_time(), options.config_file, ranks, oom_kills())
+    return Launch(process.pid, process.create_time(), options.config_file, options.num_processes, oom_kills())
 
 
 def shrink_group(arm: Arm, launch: Launch) -> None:
@@ -64,10 +67,10 @@ def shrink_group(arm: Arm, launch: Launch) -> None:
     `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core. Every library reads
     the size of the group from the environment, so it is changed there before any of them reads it.
     """
-    counted_by_torchrun = arm.num_processes == "auto" and launch.num_processes is None
-    if CUDA or not counted_by_torchrun or int(os.environ.get("WORLD_SIZE", 1)) <= RANKS_WITHOUT_GPU:
+    counted_by_torchrun = (launch.num_processes or arm.num_processes) == "auto"
+    if CUDA or not counted_by_torchrun or number_of("WORLD_SIZE") <= RANKS_WITHOUT_GPU:
         return
-    if int(os.environ["RANK"]) >= RANKS_WITHOUT_GPU:
+    if number_of("RANK") >= RANKS_WITHOUT_GPU:
         os._exit(0)  # torchrun goes on with the others as long as none fails
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
 
@@ -91,44 +94,29 @@ def ranks_that_died(folder: Path, within_s: float = 0.5) -> list[int]:
 
 def on_several_machines() -> bool:
     """Return whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
-    return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
+    return number_of("GROUP_WORLD_SIZE") > 1
 
 
 def rank_name(rank: int) -> str:
-    """A rank's name in messages. On several machines it includes the machine's number, as torchrun assigns it."""
-    name = f"rank {rank}"
-    if on_several_machines():
-        name += f" on machine {os.environ['GROUP_RANK']}"
-    return name
+    """Return a rank's name in messages. On several machines it includes the machine's number."""
+    place = f" on machine {os.environ['GROUP_RANK']}" if on_several_machines() else ""
+    return f"rank {rank}{place}"
 
 
 def describe_machines(run: "Run") -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine."""
-    if not on_several_machines():
-        return []
-    mine = Machine(hardware=hardware.describe())
-    return merge_machines(run.gathered((int(os.environ["GROUP_RANK"]), mine, hardware.versions())))
-
-
-def merge_machines(ranks: list[tuple[int, Machine, dict]]) -> list[Machine]:
-    """Return one entry for each machine, from each rank's number of its machine, its description and its software."""
-    first = ranks[0][2]
     machines: dict[int, Machine] = {}
-    for rank, (number, described, software) in enumerate(ranks):
-        for package, version in software.items():
-            if version != first[package]:
-                what = f"the machines have different versions of {package} ({first[package]} and {version})"
-                remedy = "install the same versions on each"
-                raise Stop(what, remedy, where="prepare")
-        machines.setdefault(number, described).ranks.append(rank)
+    if on_several_machines():
+        mine = number_of("GROUP_RANK"), Machine(hardware=hardware.describe())
+        for rank, (number, described) in enumerate(run.gathered(mine)):
+            machines.setdefault(number, described).ranks.append(rank)
     return list(machines.values())
 
 
 def set_threads(threads: int | None) -> None:
     """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     # On a CPU at least two share the cores: the arm `single` must not be faster only for having more threads.
-    sharing = ranks if CUDA else max(2, ranks)
+    sharing = max(number_of("LOCAL_WORLD_SIZE"), 1 if CUDA else 2)
     threads = threads or max(1, usable_cores() // sharing)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
     torch.set_num_threads(threads)
@@ -143,10 +131,9 @@ def cap_memory(gib: float | None) -> MemoryCap | None:
         cap_private_memory(cap_bytes)
         return MemoryCap(bytes=cap_bytes, emulated_by="RLIMIT_DATA")
     # The cap is on PyTorch's allocator: the context and NCCL take their memory beside it.
-    has_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    has_bytes = torch.cuda.get_device_properties().total_memory
     if cap_bytes > has_bytes:
-        has_gib = has_bytes / 2**30
-        what = f"--memory-cap-gib {gib:g} is more than the device's {has_gib:.1f} GiB"
+        what = f"--memory-cap-gib {gib:g} is more than the device's {has_bytes / 2**30:.1f} GiB"
         raise Stop(what, "give a smaller cap, or use a larger device")
     torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
     return MemoryCap(bytes=cap_bytes, emulated_by="PyTorch's allocator")

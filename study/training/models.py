@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from unittest import mock
 
 import torch
 import transformers
@@ -73,14 +74,10 @@ def drawn_weights(settings: Settings, config) -> Path:
         from transformers.integrations import deepspeed as hf_deepspeed
 
         # Hidden from DeepSpeed's stage 3, which would partition the parameters while they are drawn.
-        registered = hf_deepspeed._hf_deepspeed_config_weak_ref
-        hf_deepspeed.unset_hf_deepspeed_config()
-        try:
+        with mock.patch.object(hf_deepspeed, "_hf_deepspeed_config_weak_ref", None):
             transformers.set_seed(settings.seed)
             # A copy, because both calls change the config, which is part of the key.
             configs.class_for(config)(copy.deepcopy(config)).save_pretrained(folder)
-        finally:
-            hf_deepspeed._hf_deepspeed_config_weak_ref = registered
 
     return cache.entry(safe_join(settings.cache_dir, "weights", name), write)
 
@@ -107,20 +104,15 @@ def hub_name(settings: Settings) -> str | None:
 
 def _load(settings: Settings, config, options: dict) -> PreTrainedModel:
     """Return the model with drawn or published weights."""
-    what = f"no weights for --model {settings.model}"
-    remedy = "give --init random to start from drawn weights, or a folder that holds weights"
-    name = hub_name(settings)
-    if settings.init == "random":
-        name = str(drawn_weights(settings, config))
-        what = f"the drawn weights in {name} cannot be loaded"
-        remedy = "delete that folder, so that they are drawn again, or give another --cache-dir"
-    elif name is None:
+    name = str(drawn_weights(settings, config)) if settings.init == "random" else hub_name(settings)
+    if name is None:
         raise Stop(f"--model {settings.model} has no published weights", "give --init random")
-    else:
-        shapes.prepare_to_load(name)
+    shapes.prepare_to_load(name)
     try:
         return configs.class_for(config).from_pretrained(name, config=config, trust_remote_code=False, **options)
     except Exception as error:
         if device_is_full(error) or host_is_full(error):
             raise  # which has its own status
-        raise Stop(f"{what} ({shapes.why_not_loaded(name, error)})", remedy) from error
+        what = f"the weights of {name} cannot be loaded ({shapes.why_not_loaded(name, error)})"
+        remedy = "give --init random, or a folder that holds weights; a folder of drawn weights may be removed"
+        raise Stop(what, remedy) from error

@@ -6,9 +6,9 @@ parts of weights and gradients are uninitialised memory. So a virtual run has no
 """
 
 import contextlib
-import inspect
 import os
 import types
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,16 +28,10 @@ from study.records.sections import MemoryCap
 applied: set[str] = set()  # the names of the patches that were applied
 
 
-@contextlib.contextmanager
-def patched(owner, attribute: str, value, name: str):
+def patched(owner, attribute: str, value, name: str) -> contextlib.AbstractContextManager:
     """Replace `owner.attribute` by `value` for a while."""
     applied.add(name)
-    before = inspect.getattr_static(owner, attribute)  # a property itself, not its value
-    setattr(owner, attribute, value)
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, before)
+    return mock.patch.object(owner, attribute, value)
 
 
 def ddp_on_one_gpu(arm: Arm) -> contextlib.AbstractContextManager:
@@ -182,15 +176,11 @@ def _fsdp_without_values():
         yield
 
 
-def reduce_in_python(model) -> None:
-    """Let DDP call its all-reduce from Python, because its C++ code needs a result that the fake backend lacks."""
+def stand_alone(model) -> None:
+    """Let the model of a virtual rank do without the ranks that do not exist."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model.register_comm_hook(None, _all_reduce)
-
-
-def compare_no_rows(model) -> None:
-    """Keep AutoTP from comparing the rows of its first pass with those of ranks that do not exist."""
-    if (hook := getattr(model, "first_dataloader_check", None)) is not None:
+        model.register_comm_hook(None, _all_reduce)  # its C++ code needs a result that the fake backend lacks
+    if hook := getattr(model, "first_dataloader_check", None):  # AutoTP compares the rows of its first pass
         applied.add("no_comparison_of_rows_between_ranks")
         hook.remove()
 

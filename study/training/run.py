@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,20 +27,19 @@ from study.training.display import print_window
 
 @dataclass
 class Run:
-    """A run from the moment its accelerator is open."""
+    """A run: what is known when its folder is open, and what follows step by step."""
 
     settings: Settings
     arm: Arm
     folder: Path
     record: Record  # only the first rank's is written
-    accelerator: Accelerator
-    data: Data
-    disk: Path | None = None  # the folder for offloading
+    heartbeat: Heartbeat
+    accelerator: Accelerator = field(init=False)
+    data: Data = field(init=False)
+    model: Any = field(init=False)  # both as Accelerate returns them
+    optimizer: AcceleratedOptimizer = field(init=False)
     steps: int = 0
     timed_from: int = 0  # the number of steps before the timed ones
-    heartbeat: Heartbeat | None = None
-    model: torch.nn.Module = field(init=False)  # both as Accelerate returns them
-    optimizer: AcceleratedOptimizer = field(init=False)
 
     @property
     def is_virtual(self) -> bool:
@@ -63,11 +63,11 @@ class Run:
 
     def at(self, position: str) -> None:
         """Write into the heartbeat file where this rank is. Not to be called within a window of steps."""
-        if self.heartbeat is not None:
-            self.heartbeat.beat(position)
+        self.heartbeat.beat(position)
 
     def keep(self) -> None:
         """Write the record now, so that its content survives a failure."""
+        self.record.finished_utc = store.now_utc() if self.record.status == "done" else None
         if self.accelerator.is_main_process:
             store.keep(self.folder, self.record)
 

@@ -5,7 +5,7 @@ import datetime
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,30 +18,26 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     ParallelismConfig,
 )
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from study.core import arms, machine
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import safe_join
-from study.core.models.build import GROUPED, WithoutValues, freeze
+from study.core.models.build import freeze
 from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
 from study.measure import hardware, readback
 from study.measure.hardware import CUDA
 from study.records import collectives, store
 from study.records.schema import Record
 from study.records.sections import Requested
-from study.training import models, patches, tasks
+from study.training import models, patches
 from study.training.display import log_to, quiet, say
-from study.training.launch import Launch
+from study.training.launch import Launch, number_of
 from study.training.optimizers import build_optimizer
 from study.training.run import Run
 
-if TYPE_CHECKING:
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
+BACKEND = "nccl" if CUDA else "gloo"
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 # Accelerate 1.15 leaves out what equals its default, and the default of its class is NCCL's 10 minutes: with gloo
 # PyTorch would then wait for half an hour.
@@ -83,9 +79,9 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     if not arm.uses_nvme:
         return None
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
-    ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
-    ranks_here = 1 if settings.virtual_ranks else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    all_bytes = sum(parameter.numel() for parameter in model.parameters()) * machine.BYTES_PER_PARAMETER
+    ranks = settings.virtual_ranks or number_of("WORLD_SIZE")
+    ranks_here = 1 if settings.virtual_ranks else number_of("LOCAL_WORLD_SIZE")
+    all_bytes = model.num_parameters() * machine.BYTES_PER_PARAMETER
     base = (settings.nvme_dir or folder.parent / "nvme").resolve()
     return machine.give_swap_folder(base, launch.pid, all_bytes * ranks_here // ranks)
 
@@ -95,7 +91,7 @@ def load_operators(names: list[str], folder: Path) -> None:
     from study.training import loading  # only arms with DeepSpeed need it
 
     def tell(text: str) -> None:  # that one is compiled, or waited for
-        if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        if number_of("LOCAL_RANK", 0) == 0:
             with contextlib.redirect_stdout(sys.__stdout__):
                 say(folder, text)
 
@@ -103,17 +99,15 @@ def load_operators(names: list[str], folder: Path) -> None:
         loading.load(names, torch.cuda.device_count(), tell)
 
 
+# --- the Accelerator -------------------------------------------------------------------------------------------------
+
+
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
-    """The Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder filled in."""
-    ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
+    """Return the Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder."""
+    ranks = settings.virtual_ranks or number_of("WORLD_SIZE")
     sharing_ranks = arm.sharing_ranks(ranks)  # a Stop if the ranks do not fill the arm's groups
-    backend = None  # no process group
     if settings.virtual_ranks:
         patches.become_virtual_rank(settings.virtual_ranks)
-        if arm.deepspeed is not None:
-            backend = "fake"  # Accelerate uses the existing group
-    elif "LOCAL_RANK" in os.environ:
-        backend = "nccl" if CUDA else "gloo"
     if not settings.compile:
         # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose
         # torch.compile decorators would import the whole compiler.
@@ -121,13 +115,19 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
     os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
     # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
-    options = {
+    # Without DeepSpeed, Accelerate itself chooses the backend, or takes the group of a virtual rank.
+    backend = None
+    casts = [*AUTOCAST, "fp8"]
+    if arm.deepspeed is not None:
+        backend = "fake" if settings.virtual_ranks else BACKEND
+        casts = ["fp8"]  # the others are in its own config
+    options: dict[str, Any] = {
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": "inductor" if settings.compile else "no",
         "kwargs_handlers": [InitProcessGroupKwargs(backend=backend, timeout=WAIT), ddp],
+        # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
+        "mixed_precision": settings.precision if settings.precision in casts else "no",
     }
-    if settings.precision == "fp8":
-        options["mixed_precision"] = "fp8"  # Accelerate reports what it lacks
     if arm.deepspeed is None:
         return _open_without_deepspeed(settings, arm, sharing_ranks, options)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
@@ -143,8 +143,6 @@ def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, op
     if settings.precision == "fp16" and not CUDA:
         what = f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU"
         raise Stop(what, "give bf16")
-    # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
-    options = {"mixed_precision": settings.precision if settings.precision in AUTOCAST else "no"} | options
     plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher read in the yaml
     groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
     if CUDA:
@@ -172,18 +170,17 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
     if settings.optimizer == "muon" and arm.stage == 3:
         zero["reduce_scatter"] = False  # else it raises: Muon takes whole gradients
     for part in arms.OFFLOADS:
-        if (section := zero.get(part) or {}).get("device") == "nvme":
-            section["nvme_path"] = str(disk)
+        if zero.get(part, {}).get("device") == "nvme":
+            zero[part]["nvme_path"] = str(disk)
 
 
 def _sequence(settings: Settings, arm: Arm, ranks: int) -> ParallelismConfig:
-    """Accelerate's config of sequence parallelism, for rows of equal length."""
+    """Return Accelerate's config of sequence parallelism, for rows of equal length."""
     if settings.sequence % arm.sequence_ranks:
         what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
         raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
-    rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)
-    if settings.attention != "eager":  # the same attention as in the other arms
-        rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
+    attention = models.model_config(settings, vocabulary=None)._attn_implementation  # as in the other arms
+    rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, attention)
     # Accelerate 1.15 counts a step's rows by the number of groups, and takes it for 1 if it is not given.
     groups = ranks // arm.sequence_ranks
     return ParallelismConfig(dp_shard_size=groups, sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
@@ -196,16 +193,7 @@ def prepare(run: Run) -> None:
     """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
     settings = run.settings
     arm = run.arm
-    # --- the model with its starting weights, on the device unless DeepSpeed moves it there
-    config = models.model_config(settings, run.data.vocabulary)
-    if settings.init == "random":
-        with run.accelerator.main_process_first():
-            models.drawn_weights(settings, config)
-    model = models.build_model(settings, config, run.accelerator.device)
-    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
-    freeze(model, settings.lora_rank, settings.train_only)
-    if arm.deepspeed is None:
-        model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
+    model = _starting_model(run)
     # --- what it is before Accelerate has it, and after
     has_weights = settings.init != "in_place" and not run.is_virtual  # that other arms have as well
     checksum = readback.weights_checksum(run.accelerator, model) if has_weights else None
@@ -229,60 +217,49 @@ def prepare(run: Run) -> None:
         seen.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     run.keep()
     # --- whether that is what was asked for
-    if wrong := readback.mismatches(arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
-        what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
-        raise Stop(what, "fix the arm's files", where="prepare")
+    wrong = readback.mismatches(arm, settings, seen, number_of("WORLD_SIZE"))
     # FSDP separates tied weights; PyTorch itself reports that in the first pass.
     if seen.weights_checksum != checksum or (not arm.fsdp and readback.shapes(run.model) != shapes):
-        what = f"{arm.name} does not train the weights that were loaded: preparing the model changed them"
-        remedy = "find the feature in the arm's files that does this, such as ZenFlow of DeepSpeed 0.19.8"
-        raise Stop(what, remedy, where="prepare")
+        wrong.append("weights: preparing the model changed them, as ZenFlow of DeepSpeed 0.19.8 does")
     # DeepSpeed 0.19.8 trains without it and prints nothing.
-    if arm.for_cuda_alone == "DeepCompile" and not cast("DeepSpeedEngine", run.model).is_deepcompile_active():
-        from deepspeed.compile.util import is_deepcompile_supported
+    if arm.for_cuda_alone == "DeepCompile" and not run.model.is_deepcompile_active():
+        wrong.append("DeepCompile: is_deepcompile_active() is False, as without an NVIDIA GPU or --compile")
+    if wrong:
+        what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
+        raise Stop(what, "fix the arm's files", where="prepare")
 
-        supported = is_deepcompile_supported()
-        what = f"{arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
-        raise Stop(what, "give --compile" if supported else "use an NVIDIA GPU", where="prepare")
+
+def _starting_model(run: Run) -> PreTrainedModel:
+    """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
+    settings = run.settings
+    config = models.model_config(settings, run.data.vocabulary)
+    if settings.init == "random":
+        with run.accelerator.main_process_first():
+            models.drawn_weights(settings, config)
+    model = models.build_model(settings, config, run.accelerator.device)
+    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
+    freeze(model, settings.lora_rank, settings.train_only)
+    if run.arm.deepspeed is None:
+        model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
+    return model
 
 
 def _wrap(run: Run, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
     settings = run.settings
     arm = run.arm
-    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None  # DeepSpeed has its own
     if arm.fsdp:
         patches.name_layers(run.accelerator, model)
     if "optimizer" in (arm.deepspeed or {}):
         optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
     else:
-        optimizer = build_optimizer(settings, model, with_master and arm.fsdp is None)
+        optimizer = build_optimizer(settings, model)
     with quiet(), patches.ddp_on_one_gpu(arm):
         run.model, run.optimizer = run.accelerator.prepare(model, optimizer)
-    if with_master and arm.fsdp:
-        # Accelerate looks for the model's own parameters in the optimizer, so it gets an optimizer without copies. The
-        # copies are of the parts that this rank holds, which exist only now.
-        run.optimizer.optimizer = build_optimizer(settings, run.model, with_master)
+    if settings.precision == "bf16_cast" and arm.deepspeed is None:  # DeepSpeed has its own master copy
+        # Only now: under FSDP2 the copies are of the parts that this rank holds.
+        run.optimizer.optimizer = build_optimizer(settings, run.model, with_master=True)
     if run.is_virtual:
-        patches.reduce_in_python(run.model)
-        patches.compare_no_rows(run.model)
-    engine = cast("DeepSpeedEngine", run.model)
-    if settings.save and arm.stage == 3 and not engine.zero_gather_16bit_weights_on_model_save():
-        remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
-        raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
+        patches.stand_alone(run.model)
     if settings.precision == "fp16" and arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
-
-
-def flops_per_row(run: Run) -> float:
-    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
-
-    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
-    """
-    with unset_fake_temporarily():
-        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
-        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
-        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
-        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
-            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
-        return float(counter.get_total_flops())

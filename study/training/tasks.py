@@ -23,7 +23,7 @@ from study.training.models import hub_name, weights_dtype
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 HUB_DATA = {"imdb": ("stanfordnlp/imdb", None), "wikitext": ("Salesforce/wikitext", "wikitext-2-v1")}
-Values = dict[str, float | None]
+COLUMNS = {"imdb": ["label", "text"], "wikitext": ["text"]}
 
 
 def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,43 +35,11 @@ def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, t
     return losses, torch.zeros_like(losses, dtype=torch.long)
 
 
-def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Batch) -> Values:
-    """Accuracy or perplexity over the evaluation rows, with `evaluate` on real data.
-
-    Runs on the embedded corpus do without `evaluate`: importing it takes 0.8 s and 110 MB, and they are short.
-    """
+def metric(settings: Settings, loss: float, predictions: np.ndarray, rows: Batch) -> dict[str, float | None]:
+    """Return accuracy or perplexity over the evaluation rows, of which each has as many tokens."""
     if settings.task == "imdb":
-        formula, dtype, values, references = accuracy, "int64", predictions, rows["labels"].numpy()
-    else:
-        formula, dtype, values = perplexity, "float64", losses
-        references = np.full(len(losses), rows["input_ids"].shape[1] - 1)  # the first token is not predicted
-    if settings.data == "embedded":
-        return formula(values, references)
-    import datasets
-    import evaluate
-
-    class FormulaMetric(evaluate.Metric):  # the library's own `load` would fetch code from the hub
-        def _info(self):
-            dtypes = {"predictions": dtype, "references": "int64"}
-            features = datasets.Features({name: datasets.Value(each) for name, each in dtypes.items()})
-            text = formula.__doc__
-            return evaluate.MetricInfo(description=text, citation="", inputs_description="", features=features)
-
-        def _compute(self, predictions, references):
-            return formula(predictions, references)
-
-    return FormulaMetric(keep_in_memory=True).compute(predictions=values, references=references)
-
-
-def accuracy(predictions, references) -> Values:
-    """Share of right answers."""
-    return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
-
-
-def perplexity(predictions, references) -> Values:
-    """exp of the mean negative log-likelihood per token: `predictions` are means per row, `references` token counts."""
-    mean = np.average(np.asarray(predictions, np.float64), weights=np.asarray(references))
-    return {"perplexity": math.exp(mean) if mean < 700 else None}  # exp(710) is more than a double holds
+        return {"accuracy": float(np.mean(predictions == rows["labels"].numpy()))}
+    return {"perplexity": math.exp(loss) if loss < 700 else None}  # exp(710) is more than a double holds
 
 
 # 1 is an unknown word, of which there is none
@@ -139,15 +107,14 @@ def _zipf(rng: np.random.Generator, shape, count: int) -> np.ndarray:
 
 
 def data_source(settings: Settings) -> str:
-    """A text that identifies the data: its name on the hub, or its folder with a digest of file sizes and times."""
+    """Return what identifies the data: its name on the hub, or its folder with a digest of file sizes and times."""
     if settings.data == "hub":
         return "/".join(filter(None, HUB_DATA[settings.task]))
     folder = Path(settings.data)
     if not (is_local(settings.data) and folder.is_dir()):
         raise Stop(f"--data {settings.data} is not a folder", "give an existing folder, 'hub' or 'embedded'")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    seen = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return f"{folder.name} {cache.fingerprint(seen)}"
+    files = [(path.name, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return f"{folder.name} {cache.fingerprint([(name, seen.st_size, seen.st_mtime_ns) for name, seen in files])}"
 
 
 def dataset(settings: Settings) -> dict:
@@ -155,27 +122,19 @@ def dataset(settings: Settings) -> dict:
     import datasets
 
     name, config = HUB_DATA[settings.task] if settings.data == "hub" else (settings.data, None)
-    if settings.data == "hub":
-        shapes.try_to_connect()
-        datasets.config.HF_HUB_OFFLINE = shapes.is_offline()  # `datasets` has a copy of the constant
+    shapes.prepare_to_load(name)
+    datasets.config.HF_HUB_OFFLINE = shapes.is_offline()  # `datasets` has a copy of the constant
     try:
         splits = datasets.load_dataset(name, config, trust_remote_code=False)
+        train = splits["train"].select_columns(COLUMNS[settings.task])
+        if settings.task == "wikitext":
+            return {"train": train, "eval": splits["validation"]}
+        # The source document holds out a fifth of the train split.
+        parts = train.train_test_split(test_size=0.2, seed=SPLIT_SEED)
+        return {"train": parts["train"], "eval": parts["test"]}
     except Exception as error:  # the libraries raise a dozen types here; each means that the data cannot be read
-        what = f"the data set {name} cannot be read ({shapes.why_not_loaded(name, error)})"
-        raise Stop(what, shapes.WITHOUT_HUB) from error
-    needed = {"imdb": (["train"], ["label", "text"]), "wikitext": (["train", "validation"], ["text"])}
-    parts, columns = needed[settings.task]
-    if not all(part in splits and set(columns) <= set(splits[part].column_names) for part in parts):
-        raise _other_layout(settings, f"lacks {' and '.join(parts)} with the columns {', '.join(columns)}")
-    if settings.task == "wikitext":
-        return {"train": splits["train"], "eval": splits["validation"]}
-    # The source document holds out a fifth of the train split.
-    split = splits["train"].train_test_split(test_size=0.2, seed=SPLIT_SEED)
-    return {"train": split["train"], "eval": split["test"]}
-
-
-def _other_layout(settings: Settings, what: str) -> Stop:
-    return Stop(f"--data {settings.data} {what}", f"give a data set in the layout of {HUB_DATA[settings.task][0]}")
+        what = f"the data set {name} cannot be read as {HUB_DATA[settings.task][0]} can"
+        raise Stop(f"{what} ({shapes.why_not_loaded(name, error)})", shapes.WITHOUT_HUB) from error
 
 
 def load_tokenizer(settings: Settings):
@@ -191,27 +150,21 @@ def load_tokenizer(settings: Settings):
         raise Stop(what, shapes.WITHOUT_HUB) from error
 
 
-def review_rows(settings: Settings, tokenizer, split, part: str, count: int | None) -> Batch:
-    """Return so many random rows of a split, padded, as the source document takes them."""
-    count = _checked_count(part, count, len(split), "rows")
-    chosen = split.shuffle(seed=SPLIT_SEED).select(range(count))
+def review_rows(settings: Settings, tokenizer, split, count: int | None) -> Batch:
+    """Return at most so many random rows of a split, padded, as the source document takes them."""
+    chosen = split.shuffle(seed=SPLIT_SEED)[:count]
     if strange := set(chosen["label"]) - {0, 1}:  # a GPU would only report a failed assertion
-        raise _other_layout(settings, f"has the label {min(strange, key=str)!r}, and task imdb has two, 0 and 1")
+        what = f"--data {settings.data} has the label {min(strange, key=str)!r}, and task imdb has two, 0 and 1"
+        raise Stop(what, "give other data")
     options = {"padding": "max_length", "truncation": True, "max_length": settings.sequence}
-    encoded = tokenizer(list(chosen["text"]), return_tensors="pt", **options)
+    encoded = tokenizer(chosen["text"], return_tensors="pt", **options)
     columns = {name: encoded[name] for name in ("input_ids", "attention_mask")}
     return columns | {"labels": torch.tensor(chosen["label"])}
 
 
-def text_blocks(settings: Settings, tokenizer, split, part: str, count: int | None) -> Batch:
-    """All text of a split as one string of tokens, cut into blocks; an incomplete last block is dropped."""
+def text_blocks(settings: Settings, tokenizer, split, count: int | None) -> Batch:
+    """Return at most so many blocks of a split's text as one string of tokens. An incomplete last block is dropped."""
     ids = tokenizer(list(split["text"]), add_special_tokens=False, verbose=False)["input_ids"]
     stream = torch.tensor(list(itertools.chain.from_iterable(ids)))
     blocks = stream[: len(stream) // settings.sequence * settings.sequence].view(-1, settings.sequence)
-    return {"input_ids": blocks[: _checked_count(part, count, len(blocks), "blocks")].clone()}
-
-
-def _checked_count(part: str, count: int | None, have: int, unit: str) -> int:
-    if count is not None and count > have:
-        raise Stop(f"--{part}-rows {count} is more than the {have} {unit} there are", f"give at most {have}")
-    return count or have
+    return {"input_ids": blocks[:count].clone()}

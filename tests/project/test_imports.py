@@ -8,7 +8,7 @@ from conftest import ROOT
 
 from study.core import machine
 
-HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
+HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets"}
 WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "watch/oom", "ledger", "report", "cli")
 
 
@@ -50,7 +50,7 @@ settings = resolve(Flags(), gpu=False)
 data = load_data(settings)
 models.on_meta(settings, models.model_config(settings, data.vocabulary))
 tasks.metric(settings, None, data.eval["labels"].numpy(), data.eval)
-print(*{"datasets", "evaluate", "deepspeed", "pyarrow"} & sys.modules.keys())
+print(*{"datasets", "deepspeed", "pyarrow"} & sys.modules.keys())
 
 from study.watch import watch
 assert os.environ["PATH"] == before

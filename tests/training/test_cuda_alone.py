@@ -16,8 +16,8 @@ WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is he
 @pytest.mark.parametrize(
     ("arm", "said"),
     [
-        ("zero3_superoffload", "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs"),
-        ("zero3_deepcompile", "is_deepcompile_supported() is False"),
+        ("zero3_superoffload", "SuperOffload only supports NVIDIA CUDA GPUs"),
+        ("zero3_deepcompile", "is_deepcompile_active() is False"),
     ],
 )
 def test_an_arm_without_its_gpu_is_unavailable(arm, said, tmp_path, cache):

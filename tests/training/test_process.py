@@ -86,7 +86,7 @@ def under(monkeypatch, *lines: str) -> None:
 def test_every_spelling_of_the_launcher_is_recognised(line, monkeypatch):
     under(monkeypatch, "timeout 60 something else", line, "accelerate launch --config_file far.yaml study/train.py")
     launch = find_launch()
-    assert (launch.pid, launch.started, launch.config_file, launch.num_processes) == (8, 5.0, "a.yaml", 3)
+    assert (launch.pid, launch.started, launch.config_file, launch.num_processes) == (8, 5.0, "a.yaml", "3")
 
 
 @pytest.mark.parametrize(

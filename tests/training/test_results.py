@@ -28,7 +28,8 @@ from study.records.schema import Record
 from study.training import ending, finish
 from study.training.display import log_to, print_summary
 from study.training.run import Run
-from study.core.settings import Flags, Settings
+from study.core.settings import Flags
+from study.measure.collectives import Heartbeat
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
 accelerator = Accelerator(cpu=True)
@@ -46,7 +47,8 @@ def instruments(run, step):
 finish.inspect = instruments
 log_to(folder if rank == 0 else None)
 record = store.load(folder) if rank == 0 else Record(run_id="run", started_utc=store.now_utc())
-run = Run(Flags(save=False), None, folder, record, accelerator, None)
+run = Run(Flags(save=False), None, folder, record, Heartbeat(folder, rank))
+run.accelerator = accelerator
 in_step = finish.after_training(run, None)
 assert not in_step
 print_summary(run)
@@ -81,6 +83,7 @@ def test_an_instrument_that_fails_leaves_the_run_done(way, folder):
 
 
 ALONE = types.SimpleNamespace(is_main_process=True, num_processes=1, wait_for_everyone=lambda: None)  # an Accelerator
+STILL = types.SimpleNamespace(beat=lambda position: None)  # a heartbeat
 
 
 @pytest.mark.parametrize("part", ["save", "instruments"])
@@ -93,16 +96,17 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
         seen.append(store.load(folder))
         raise error
 
-    monkeypatch.setattr(finish, "save", fail if part == "save" else lambda run: None)
+    monkeypatch.setattr(finish, "save", fail if part == "save" else lambda *_: None)
     monkeypatch.setattr(finish, "inspect", fail)
-    run = Run(Flags(save=True), None, folder, store.load(folder), ALONE, None)
+    run = Run(Flags(save=True), None, folder, store.load(folder), STILL)
+    run.accelerator = ALONE
     assert finish.after_training(run, None) is False
     (before,), kept = seen, store.load(folder)
     assert before.status == kept.status == "done"
     assert getattr(before.observed, f"{part}_failed") == store.UNFINISHED, "what a SIGKILL would leave"
     assert getattr(kept.observed, f"{part}_failed") == ending.reason(error).what
     later = kept.observed.instruments_failed
-    assert later == ("not begun, because of: save" if part == "save" else ending.reason(error).what)
+    assert later == (store.UNFINISHED if part == "save" else ending.reason(error).what)
     print_summary(run)
     assert f"but without its {part}" in capsys.readouterr().out
 

@@ -34,7 +34,8 @@ RANK = """
     if not accelerator.is_main_process:
         store.write = slowly
     record = store.load(folder) if accelerator.is_main_process else Record(run_id="run", started_utc=store.now_utc())
-    run = Run(None, None, folder, record, accelerator, None, 1)
+    run = Run(None, None, folder, record, None)
+    run.accelerator = accelerator
     run.record.loss = Loss(train=[0.5])
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -83,7 +84,8 @@ def test_each_loss_is_gathered_once_and_then_kept_as_a_number(tmp_path):
         return torch.cat([losses, losses + 1])  # a second rank
 
     accelerator = types.SimpleNamespace(is_main_process=True, gather=gather, log=lambda *_, **__: None)
-    run = Run(Flags(warmup_steps=2), None, tmp_path, None, accelerator, None, steps=5, timed_from=2)
+    run = Run(Flags(warmup_steps=2), None, tmp_path, None, None, steps=5, timed_from=2)
+    run.accelerator = accelerator
     history = History()
     for window, losses in ((range(2), [1.0, 2.0]), (range(2, 5), [3.0, 4.0, 5.0])):
         history.rates += [0.1] * len(window)
