@@ -95,7 +95,7 @@ def evaluate(run: Run, step: int) -> Evaluation:
     """Loss and metric over the evaluation rows, which the ranks share."""
     accelerator = run.accelerator
     rows = run.data.eval
-    run.at(f"the evaluation after step {step}")
+    run.heartbeat.beat(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])
     groups = max(1, accelerator.num_processes // run.arm.tensor_ranks)  # ranks that divide layers see the same rows

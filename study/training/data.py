@@ -64,48 +64,37 @@ def load_data(settings: Settings) -> Data:
     tokenizer = tasks.load_tokenizer(settings)
     counts = {"train": settings.train_rows, "eval": settings.eval_rows}
     # Whatever decides the rows. The seed of the run does not: it decides their order.
-    key = {
-        "task": settings.task,
-        "source": source,
-        "sequence": settings.sequence,
-        "split": tasks.SPLIT_SEED,
-        "rows": counts,
-        "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
-    }
+    key = [settings.task, source, settings.sequence, tasks.SPLIT_SEED, counts, tokenizer.backend_tokenizer.to_str()]
 
     def write(folder: Path) -> None:
         rows_of = {"imdb": tasks.review_rows, "wikitext": tasks.text_blocks}[settings.task]
-        parts = {}
         for part, split in tasks.dataset(settings).items():
-            parts[part] = rows_of(settings, tokenizer, split, counts[part])
-            found = len(parts[part]["input_ids"])
+            rows = rows_of(settings, tokenizer, split, counts[part])
+            found = len(rows["input_ids"])
             if found < (counts[part] or 0):
                 raise Stop(f"--{part}-rows {counts[part]} is more than the {found} there are", f"give at most {found}")
-        for part, rows in parts.items():
             save_file(rows, folder / f"{part}.safetensors")
 
     entry = cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write)
-    train, rows = (load_file(entry / f"{part}.safetensors") for part in counts)
-    return Data(train, rows, vocabulary=len(tokenizer), source=source)
+    parts = [load_file(entry / f"{part}.safetensors") for part in counts]
+    return Data(*parts, vocabulary=len(tokenizer), source=source)
 
 
 def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
-    parts = []
-    for seed, part, rows in (
-        (tasks.SPLIT_SEED, "train", settings.train_rows or 1600),
-        (tasks.SPLIT_SEED + 1, "validation", settings.eval_rows),
-    ):
-        if settings.task == "imdb":
-            arrays = tasks.reviews(rows, settings.sequence, seed)
-        else:
-            arrays = {"input_ids": tasks.stream(rows * settings.sequence, tasks.SPLIT_SEED, part).reshape(rows, -1)}
-        parts.append({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return Data(*parts, vocabulary=VOCABULARY, source="embedded")
+    seed = tasks.SPLIT_SEED
+    counts = {"train": settings.train_rows or 1600, "validation": settings.eval_rows}
+    if settings.task == "imdb":
+        parts = [tasks.reviews(rows, settings.sequence, seed + i) for i, rows in enumerate(counts.values())]
+    else:
+        streams = [tasks.stream(rows * settings.sequence, seed, part) for part, rows in counts.items()]
+        parts = [{"input_ids": tokens.reshape(-1, settings.sequence)} for tokens in streams]
+    tensors = [{name: torch.from_numpy(array) for name, array in part.items()} for part in parts]
+    return Data(*tensors, vocabulary=VOCABULARY, source="embedded")
 
 
 def _synthetic(settings: Settings) -> Data:
-    """Random rows of the shape that the model takes, as many as a rank reads in a step. Only virtual ranks use them."""
+    """Return random rows of the shape that the model takes, as many as a virtual rank reads in a step."""
     config = models.model_config(settings, vocabulary=None)
     with torch.random.fork_rng(devices=[]):  # the run's own numbers stay what they would be without these rows
         torch.manual_seed(tasks.SPLIT_SEED)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import transformers
 
-from study.measure import hardware
 from study.records import metrics, store
 from study.records.sections import Evaluation
 
@@ -37,8 +36,8 @@ def log_to(folder: Path | None) -> None:
     """Send the libraries' log messages and warnings to this folder's log.txt, or nowhere, instead of the screen."""
     # Of a rank without a folder nothing is kept: libraries say the same on every rank.
     handler = logging.FileHandler(folder / "log.txt") if folder else logging.NullHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    text = "%(asctime)s %(name)s %(levelname)s %(message)s"
+    logging.basicConfig(handlers=[handler], format=text, level=logging.WARNING, force=True)
     logging.captureWarnings(True)
     # At every step DeepSpeed 0.19 calls functions that torch 2.13 has deprecated: a warning each in the timed window.
     warnings.simplefilter("ignore", FutureWarning)
@@ -55,8 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 def _remove_handlers() -> None:
-    for name in LIBRARIES:
-        logger = logging.getLogger(name)
+    for logger in map(logging.getLogger, LIBRARIES):
         logger.handlers.clear()
         logger.propagate = True
 
@@ -65,20 +63,17 @@ def announce(run: "Run") -> None:
     """On the first rank, print what is about to run."""
     if run.accelerator.is_main_process:
         settings = run.settings
-        ranks = f"{run.accelerator.num_processes} {'virtual ' if run.is_virtual else ''}rank(s)"
         what = f"{settings.model} on {settings.task} ({settings.data}), {settings.precision}"
-        say(run.folder, f"{run.arm.name}: {what}, {ranks} on {hardware.device_name() or 'CPU'}")
+        say(run.folder, f"{run.arm.name}: {what}, {run.accelerator.num_processes} rank(s)")
 
 
 def print_window(run: "Run", window: range, history: "History", losses: list[float]) -> None:
     """Print the last loss of a window, and the median time of its steps."""
-    speed = "warm-up"  # slower: kernels are chosen, and stage 3 learns its order of fetches
-    if not run.has_values:
-        speed = "no values"
-    elif window.stop > run.timed_from:
+    speed = "not timed"  # the warm-up: kernels are chosen, and stage 3 learns its order of fetches
+    if run.has_values and window.stop > run.timed_from:
         speed = f"{statistics.median(history.clock.step_s[-len(window) :]):.3f} s/step"
-    loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
-    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
+    loss = [f"loss {loss:.4f}" for loss in losses[-1:]] or ["virtual: no loss"]
+    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss[0]}  {speed}")
 
 
 def report(run: "Run", result: Evaluation) -> None:
@@ -92,8 +87,6 @@ def report(run: "Run", result: Evaluation) -> None:
 # Quantities of a record, and how the summary shows each.
 SUMMARY = {
     "train_loss": "loss {:.4f}",
-    "accuracy": "accuracy {:.4f}",
-    "perplexity": "perplexity {:.4f}",
     "tokens_per_s": "{:.0f} tokens/s",
     "peak_bytes": "{:.3e} bytes at the peak of a rank",
 }
@@ -106,7 +99,4 @@ def print_summary(run: "Run") -> None:
     values = {name: metrics.value(run.record, name) for name in SUMMARY}
     known = [SUMMARY[name].format(value) for name, value in values.items() if value is not None]
     say(run.folder, f"done: {', '.join(known)}")
-    for part in ("save", "instruments"):
-        if reason := getattr(run.record.observed, f"{part}_failed"):
-            say(run.folder, f"but without its {part} ({reason})")
     say(run.folder, str(run.folder / "record.json"))

@@ -1,11 +1,9 @@
 """Ends this process: on a signal or an error, with the reason in one sentence and an exit code.
 
-A run ends done, failed, out of memory (oom), killed, diverged, or by a sweep's timeout. The first rank that writes a
-reason into the record also prints it, and the others are silent. Where there is no record yet, rank 0 prints.
+The first rank that writes a reason into the record also prints it. Where there is no record yet, rank 0 prints.
 """
 
 import errno
-import functools
 import os
 import signal
 import sys
@@ -21,75 +19,53 @@ from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.training.display import say
-from study.training.launch import NO_LAUNCH, Launch, number_of, rank_name, ranks_that_died
+from study.training.launch import NO_LAUNCH, Launch, number_of, ranks_that_died
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Refusals of the system that a user can mend. Behind any other there may be a mistake of ours.
 OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
-SPARE_BYTES = 16 * 2**20
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 MARGIN_S = 60  # clocks of one cluster differ by less, and the kernel rounds its boot time to seconds
 FULL = (  # whose memory it was, and what to do
-    (
-        device_is_full,
-        "the device ran out of memory",
-        "give a smaller --micro-batch, --checkpointing, or an arm that offloads",
-    ),
-    (
-        host_is_full,
-        "the host refused more memory",
-        "give a smaller --micro-batch or --model, or a higher --memory-cap-gib",
-    ),
+    (device_is_full, "the device ran out of memory", "give a smaller --micro-batch, or an arm that offloads"),
+    (host_is_full, "the host refused more memory", "give a smaller --micro-batch, or a higher --memory-cap-gib"),
 )
-REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
+REFUSALS = {  # by words of a library's message: what they mean, and what to do
+    "Timed out waiting": ("a collective waited too long for another rank", "look at what the other ranks do"),  # gloo
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
-    "already managed by another FSDP group": (
-        "PyTorch",
-        "take zero3: Accelerate divides this model into units that FSDP2 cannot shard",
-    ),
+    "already managed by another FSDP group": ("PyTorch refuses", "take zero3"),
     # Ulysses in DeepSpeed 0.19.8 reads this field of the config, which BERT and GPT-2 lack.
-    "no attribute 'num_key_value_heads'": ("DeepSpeed", "take a decoder that has it, such as --model llama-micro"),
-    "is not divisible by SP size": ("DeepSpeed", "take fewer ranks for a row, or a model with more heads"),
-    "Ulysses SP requires position_ids": ("DeepSpeed", "take a model that gives its attention positions, such as Llama"),
-    "AutoTP not supported for model": ("DeepSpeed", "take a model that AutoTP divides, such as a Llama"),
-    "only supports NVIDIA CUDA GPUs": ("DeepSpeed", "use one; study estimate predicts the arm"),
-    "`fp8` precision requires": ("Accelerate", "give bf16, or install it on a machine with a GPU that has fp8"),
-    "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
+    "no attribute 'num_key_value_heads'": ("DeepSpeed refuses", "take a decoder that has it, such as llama-micro"),
+    "AutoTP not supported for model": ("DeepSpeed refuses", "take a model that AutoTP divides, such as a Llama"),
+    "only supports NVIDIA CUDA GPUs": ("DeepSpeed refuses", "use one; study estimate predicts the arm"),
+    "`fp8` precision requires": ("Accelerate refuses", "give bf16, or install it on a machine with a GPU that has fp8"),
+    "No module named 'bitsandbytes'": ("a package is missing", "pip install bitsandbytes"),
 }
 NO_FOLDER = Path("/proc/no run folder yet")
-_spare: list[bytearray] = []  # freed at the end, for a process that gets no more memory; it is never written to
 _heard = threading.Event()  # set once the main thread has handled a signal
 
 
 def interrupt_on_signals(parent: int) -> None:
-    """Let SIGTERM, a closed terminal or the launcher's death end the run like Ctrl-C: through the clean-up.
-
-    Only the first signal counts: launchers send it twice, and the second must not disturb the clean-up.
-    """
+    """Let SIGTERM, a closed terminal or the launcher's death end the run like Ctrl-C: through the clean-up."""
 
     def stop(number: int, _) -> None:
-        if not _heard.is_set():
+        if not _heard.is_set():  # launchers send a signal twice, and the second must not disturb the clean-up
             _heard.set()
             raise KeyboardInterrupt(signal.Signals(number).name)
 
     print_stacks_when_asked()
-    _spare.append(bytearray(SPARE_BYTES))
     for number in SIGNALS:  # SIGINT too: in the background it starts ignored
         signal.signal(number, stop)
     die_with_parent(parent)
 
 
 def end_if_unresponsive(folder: Path, rank: int, launch: Launch, number: int) -> None:
-    """In a thread: end this process if its main thread does not handle a signal, and record the reason.
-
-    Python's handlers do not run while the main thread waits in C++, for example for a rank that never comes. Torchrun
-    would then wait 30 s.
-    """
+    """In a thread: end this process, with a reason, if its main thread waits in C++, where it handles no signal."""
     if _heard.wait(UNRESPONSIVE_S):
         return
     stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder)
-    stop.where = stop.where or rank_name(rank)
+    stop.where = stop.where or f"rank {rank}"
     if store.end_badly(folder, stop, "KeyboardInterrupt", launch.started - MARGIN_S):
         say(folder, f"{stop.status}: {stop.sentence}")
     leave(1)
@@ -104,33 +80,32 @@ def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_F
         if is_full(error):
             detail = message.rpartition("err == 0. ")[2].partition("\n")[0].split(". ")[0]
             return Stop(f"{what} ({detail or 'MemoryError'})", remedy, "oom")
-    if stop := _lost_rank(error, launch, folder):
+    if stop := _from_outside(error, launch, folder):
         return stop
-    if isinstance(error, KeyboardInterrupt):
-        return Stop("interrupted", "start it again", "killed")
     if isinstance(error, OSError) and error.errno in OF_THE_SYSTEM:
         remedy = "make room, give another folder, or raise the limit of open files (ulimit -n)"
         return Stop(f"{error.filename or 'a file'} cannot be written or opened ({error.strerror})", remedy)
-    if "Timed out waiting" in message:  # gloo
-        what = f"a collective waited too long for another rank ({message.rpartition('] ')[2]})"
-        return Stop(what, "look at what the other ranks do: one is stopped, or takes another way through the code")
-    for words, (library, remedy) in REFUSALS.items():
+    for words, (who, remedy) in REFUSALS.items():
         if words in message:
-            return Stop(f"{library} refuses: {message.removesuffix('.')}", remedy)
+            return Stop(f"{who}: {message.removesuffix('.')}", remedy)
     return Stop(f"{type(error).__name__}: {message}", "report this, with the run's log.txt")
 
 
-def _lost_rank(error: BaseException, launch: Launch, folder: Path) -> Stop | None:
-    """Return the Stop for a rank that died: it breaks the others' connections, or torchrun ends them with SIGTERM."""
+def _from_outside(error: BaseException, launch: Launch, folder: Path) -> Stop | None:
+    """Return the Stop for a signal, or for another rank that died: its connections break, or torchrun sends SIGTERM."""
     lost = lost_connection(error) and number_of("WORLD_SIZE") > 1
-    dead = ranks_that_died(folder) if lost or str(error) == signal.SIGTERM.name else []
-    if not (lost or dead):
-        return None
-    victim = f"rank {dead[0]}" if dead else "another rank"
-    if launch.oom_kills is not None and oom_kills() != launch.oom_kills:
-        return Stop(f"the kernel killed {victim} because the host ran out of memory", MORE_MEMORY, "oom", victim)
-    remedy = "look for the signal in the launcher's message"
-    return Stop(f"{victim} ended without an error message", remedy, where=victim)
+    dead = []
+    if lost or str(error) == signal.SIGTERM.name:
+        dead = [f"rank {rank}" for rank in ranks_that_died(folder)]
+    if lost or dead:
+        victim, *_ = [*dead, "another rank"]
+        if oom_kills() != launch.oom_kills:
+            return Stop(f"the kernel killed {victim} because the host ran out of memory", MORE_MEMORY, "oom", victim)
+        what = f"{victim} ended without an error message"
+        return Stop(what, "look for the signal in the launcher's message", where=victim)
+    if isinstance(error, KeyboardInterrupt):
+        return Stop("interrupted", "start it again", "killed")
+    return None
 
 
 def fail(folder: Path, rank: int, error: BaseException, launch: Launch = NO_LAUNCH) -> None:
@@ -140,33 +115,27 @@ def fail(folder: Path, rank: int, error: BaseException, launch: Launch = NO_LAUN
     for number in SIGNALS:
         signal.signal(number, lambda *_: ended_by_others.set())  # this process is ending already
     lift_memory_cap()
-    _spare.clear()
     stop = reason(error, launch, folder)
-    stop.where = stop.where or rank_name(rank)
+    stop.where = stop.where or f"rank {rank}"
     if stop.status == "killed" and rank != 0:
         return  # rank 0 was interrupted as well, or torchrun ends this rank because another one gave its reason
-    # A record in the folder that is older than the launch belongs to an earlier one.
-    ending = functools.partial(store.end_badly, folder, stop, type(error).__name__, launch.started - MARGIN_S)
-    is_ours = ending()  # None: there is no record
+    kind = type(error).__name__
+    begun_s = launch.started - MARGIN_S  # an older record in the folder belongs to an earlier launch
     give_up_s = time.monotonic() + LINGER_S
-    while is_ours is None and rank != 0 and time.monotonic() < give_up_s:
+    # None: there is no record
+    while (is_ours := store.end_badly(folder, stop, kind, begun_s)) is None and rank and time.monotonic() < give_up_s:
         if ended_by_others.wait(0.1):  # rank 0 has failed as well, and gave the reason
             return
-        is_ours = ending()
     if is_ours is False:
         return  # another rank gave its reason
-    text = f"{stop.status}: {stop.what}. What to do: {stop.remedy}."
+    text = f"{stop.status}: {stop.sentence}"
     if stop.remedy.startswith("report this"):
         text = "\n".join([text, *traceback.format_exception(error)])
     say(folder if is_ours else None, text)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with this exit code.
-
-    Gloo's threads sometimes abort a process that exits normally (torch 2.13, about 3 in 20), hence os._exit. After a
-    failure the launcher prints its own traceback below our sentence, and also ends with exit code 1.
-    """
+    """End this process. Gloo's threads sometimes abort one that exits normally (torch 2.13, about 3 in 20)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -19,15 +19,16 @@ from study.records import store
 from study.records.metrics import difference
 from study.records.sections import Components, Loss, Saved, Time
 from study.training import ending, models, tasks
+from study.training.display import say
 from study.training.run import History, Run
 
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
 def finish(run: Run, history: History) -> None:
-    """Complete and write the record of a finished training. A Stop if the run is not what the arm promises."""
+    """Complete and write the record of a finished training. Raise Stop if it is not what the arm promises."""
     record = run.record
-    run.at("writing the record")
+    run.heartbeat.beat("writing the record")
     # --- what is there now, after the last step
     record.observed.dtypes = roles.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
@@ -44,8 +45,8 @@ def finish(run: Run, history: History) -> None:
     run.keep()
     # --- whether it is what it says
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
-    written = [rank.nvme_written_bytes for rank in record.memory.per_rank if rank.nvme_written_bytes is not None]
-    if run.arm.uses_nvme and min(written, default=machine.LEAST_SWAPPED_BYTES) < machine.LEAST_SWAPPED_BYTES:
+    swapped = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: unknown, or another arm
+    if any(size is not None and size < machine.LEAST_SWAPPED_BYTES for size in swapped):
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
         what = f"the trained run does not match its settings: {'; '.join(wrong)}"
@@ -55,9 +56,8 @@ def finish(run: Run, history: History) -> None:
 def after_training(run: Run, step: Callable[[], object]) -> bool:
     """Save the weights and run the instruments. The run is already done, and stays done if this fails.
 
-    `step` takes one more optimizer step, because instruments must not disturb timed steps. Returns whether all ranks
-    got to the end. If not, they are out of step, and none of them may wait for another. A rank that has failed leaves,
-    which breaks the others' connection with gloo; with NCCL they notice at the process group's timeout.
+    `step` takes one more, untimed optimizer step. Returns whether all ranks got to the end. If not, they are out of
+    step, and none may wait for another. A rank that has failed leaves: the others lose its connection, or time out.
     """
     observed = run.record.observed
     parts = {"save": save, "instruments": inspect}  # in this order, because the instruments change the weights
@@ -70,7 +70,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     for part, call in parts.items():
         try:
-            run.at(part)
+            run.heartbeat.beat(part)
             call(run, step)
         except BaseException as error:  # Ctrl-C and a full device as well
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
@@ -80,6 +80,8 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
                 why = store.explain_what_failed(run.folder, f"{part}_failed", why)
             setattr(observed, f"{part}_failed", why)
             run.keep()
+            if run.accelerator.is_main_process:
+                say(run.folder, f"the run is done, but without its {part} ({why})")
             return False
         setattr(observed, f"{part}_failed", None)
     run.keep()
@@ -151,10 +153,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
 
 
 def flops_per_row(run: Run) -> float:
-    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
-
-    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
-    """
+    """Return the operations of both passes over one row, counted without memory, and without recomputation, as MFU."""
     with unset_fake_temporarily():
         model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
         model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own

@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,13 +12,9 @@ from study.core import machine
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.machine import cap_private_memory, is_alive, oom_kills, usable_cores
-from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
-from study.records.sections import Machine, MemoryCap
-
-if TYPE_CHECKING:
-    from study.training.run import Run
+from study.records.sections import MemoryCap
 
 RANKS_WITHOUT_GPU = 2  # the fewest that show what sharding does
 
@@ -36,7 +30,7 @@ class Launch:
     oom_kills: int | None = None  # of this machine at the start; None if the kernel does not count them
 
 
-NO_LAUNCH = Launch(pid=0, started=0.0, config_file="", num_processes=None)  # none is known yet
+NO_LAUNCH = Launch(0, 0.0, config_file="", num_processes=None, oom_kills=oom_kills())  # none is known yet
 
 
 def number_of(name: str, alone: int = 1) -> int:
@@ -45,72 +39,38 @@ def number_of(name: str, alone: int = 1) -> int:
 
 
 def find_launch() -> Launch:
-    """Return the `accelerate launch` above this process, from its command line.
-
-    Accelerate passes neither the config file nor the process count on to the script, and a mistake in either would
-    record one arm and run another.
-    """
+    """Return the `accelerate launch` above this process, from its command line, which Accelerate passes to no rank."""
     above = machine.find_launcher()
     if above is None:
-        what = (
-            "this script must be started by `accelerate launch` with a --config_file, which says how to distribute it"
-        )
-        script = Path(sys.argv[0]).name
-        raise Stop(what, f"type: accelerate launch --config_file accelerate_configs/single.yaml study/{script}")
+        what = "this script must be started by `accelerate launch` with a --config_file"
+        raise Stop(what, "type: accelerate launch --config_file accelerate_configs/single.yaml study/train.py")
     process, options = above
     return Launch(process.pid, process.create_time(), options.config_file, options.num_processes, oom_kills())
 
 
 def shrink_group(arm: Arm, launch: Launch) -> None:
-    """Reduce a group that torchrun made as large as the machine to its first two ranks. The others exit with code 0.
-
-    `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core. Every library reads
-    the size of the group from the environment, so it is changed there before any of them reads it.
-    """
+    """Reduce a group that torchrun made as large as the machine, a rank for each core, to its first two ranks."""
     counted_by_torchrun = (launch.num_processes or arm.num_processes) == "auto"
     if CUDA or not counted_by_torchrun or number_of("WORLD_SIZE") <= RANKS_WITHOUT_GPU:
         return
     if number_of("RANK") >= RANKS_WITHOUT_GPU:
         os._exit(0)  # torchrun goes on with the others as long as none fails
+    # Before any library reads it.
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
 
 
 def ranks_that_died(folder: Path, within_s: float = 0.5) -> list[int]:
-    """Return the other ranks that were killed: their heartbeat file exists, their process does not.
-
-    This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
-    """
+    """Return the other ranks that were killed: their heartbeat file exists, their process does not."""
     dead: list[int] = []
     # On several machines it is unknown: a process id may be another machine's. And without a folder nothing is asked.
-    if on_several_machines() or not folder.is_dir():
+    if number_of("GROUP_WORLD_SIZE") > 1 or not folder.is_dir():
         return dead
-    until_s = time.monotonic() + within_s
+    until_s = time.monotonic() + within_s  # the kernel closes connections before the process counts as dead
     while not dead and time.monotonic() < until_s:
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
         time.sleep(0.05)
     return dead
-
-
-def on_several_machines() -> bool:
-    """Return whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
-    return number_of("GROUP_WORLD_SIZE") > 1
-
-
-def rank_name(rank: int) -> str:
-    """Return a rank's name in messages. On several machines it includes the machine's number."""
-    place = f" on machine {os.environ['GROUP_RANK']}" if on_several_machines() else ""
-    return f"rank {rank}{place}"
-
-
-def describe_machines(run: "Run") -> list[Machine]:
-    """Return the machines of a run with their ranks, in order. Empty for a single machine."""
-    machines: dict[int, Machine] = {}
-    if on_several_machines():
-        mine = number_of("GROUP_RANK"), Machine(hardware=hardware.describe())
-        for rank, (number, described) in enumerate(run.gathered(mine)):
-            machines.setdefault(number, described).ranks.append(rank)
-    return list(machines.values())
 
 
 def set_threads(threads: int | None) -> None:
@@ -131,9 +91,5 @@ def cap_memory(gib: float | None) -> MemoryCap | None:
         cap_private_memory(cap_bytes)
         return MemoryCap(bytes=cap_bytes, emulated_by="RLIMIT_DATA")
     # The cap is on PyTorch's allocator: the context and NCCL take their memory beside it.
-    has_bytes = torch.cuda.get_device_properties().total_memory
-    if cap_bytes > has_bytes:
-        what = f"--memory-cap-gib {gib:g} is more than the device's {has_bytes / 2**30:.1f} GiB"
-        raise Stop(what, "give a smaller cap, or use a larger device")
-    torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
+    torch.cuda.set_per_process_memory_fraction(cap_bytes / torch.cuda.get_device_properties().total_memory)
     return MemoryCap(bytes=cap_bytes, emulated_by="PyTorch's allocator")

@@ -5,10 +5,10 @@ python -m study.training.loading cpu_adam       # compile one; `study doctor --f
 
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,8 +48,7 @@ def _compile(name: str, builder) -> None:
     except (RuntimeError, ImportError) as error:
         log = operator_folder(name) / "compiler.log"
         log.write_text(str(error))
-        lines = str(error).splitlines() or [""]
-        reason = next((line for line in lines if "error:" in line), lines[0]).strip()
+        reason = next((line.strip() for line in str(error).splitlines() if "error:" in line), error)
         what = f"DeepSpeed's {name} operator cannot be compiled ({reason})"
         raise Stop(what, f"read {log}; if that does not help, remove its folder and run study doctor --fix") from error
 
@@ -58,8 +57,7 @@ def _compile(name: str, builder) -> None:
 def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
     """Let one process of this study at a time compile the operator. The kernel releases this lock when its owner dies.
 
-    PyTorch's own lock is a file that stays when its owner is killed, and everybody would wait for it. Only this study
-    compiles in this folder, so whoever holds the guard may remove it.
+    PyTorch's own lock is a file, which stays; only this study compiles here, so whoever holds the guard may remove it.
     """
     build = operator_folder(name)
     try:
@@ -69,47 +67,37 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
         what = f"the folder for compiled operators {build} cannot be written ({error.strerror})"
         raise Stop(what, "name another folder in the environment variable TORCH_EXTENSIONS_DIR") from None
     with guard:
-        # First without waiting, to say why nothing seems to happen.
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not compiled(name):
+            if not compiled(name):  # why nothing seems to happen
                 tell(f"waiting for another process that compiles DeepSpeed's {name} operator: some minutes, once")
             fcntl.flock(guard, fcntl.LOCK_EX)
         (build / "lock").unlink(missing_ok=True)
         yield
 
 
-def main(names: list[str]) -> int:
-    """Load operators as the trainer does, in a separate process. The exit code says whether it worked."""
-    started = time.monotonic()
-    _end_compilers_with_this_process()
-    machine.put_programs_on_path()
-    try:
-        with contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
-            load(names, num_gpus(), lambda text: say(f"  {text}"))
-    except Stop as stop:
-        say(f"  {stop.what}. What to do: {stop.remedy}.")
-        return 1
-    say(f"  {' and '.join(names)}: ready after {time.monotonic() - started:.0f} s")
-    return 0
+def main(name: str) -> int:
+    """Load an operator as the trainer does, in a separate process. The exit code says whether it worked."""
+    os.setpgid(0, 0)  # a process group of its own, which the compilers join
+    machine.die_with_parent()
 
-
-def _end_compilers_with_this_process() -> None:
-    """End ninja and the compilers when this process gets SIGTERM or its parent dies."""
-    os.setpgid(0, 0)  # a process group of its own, which its children join
-
-    def end(*_) -> None:
+    def end_all(*_) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.killpg(0, signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, end)
-    machine.die_with_parent()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.__stdout__, flush=True)
+    signal.signal(signal.SIGTERM, end_all)
+    machine.put_programs_on_path()
+    say = functools.partial(print, " ", file=sys.__stdout__, flush=True)
+    try:
+        with contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
+            load([name], num_gpus(), say)
+    except Stop as stop:
+        say(stop.sentence)
+        return 1
+    say(f"{name}: ready")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -26,7 +26,6 @@ from study.training.launch import (
     NO_LAUNCH,
     Launch,
     cap_memory,
-    describe_machines,
     find_launch,
     number_of,
     set_threads,
@@ -87,6 +86,7 @@ def run_to_the_end(train: Train, run: Run, launch: Launch, stack: contextlib.Exi
     combinations.check(settings, arm)
     if settings.virtual_ranks:
         arms.check_virtual(arm, settings.init)
+        patches.become_virtual_rank(settings.virtual_ranks)
     set_threads(settings.threads)
     disk = setup.claim_disk(settings, arm, launch, run.folder)
     stack.callback(machine.remove_swap_folder, disk)
@@ -123,8 +123,8 @@ def open_run(run: Run, disk: Path | None) -> None:
     announce(run)
     with run.accelerator.main_process_first():  # the first rank prepares the rows, the others find them in the cache
         run.data = load_data(settings)
-    run.at("preparing the model")
-    run.record.machines = describe_machines(run)
+    run.heartbeat.beat("preparing the model")
+    run.record.machines = setup.describe_machines(run)
     needed = run.rows_taken_per_step
     if needed > run.data.train_rows:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"

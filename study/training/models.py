@@ -1,6 +1,8 @@
 """Builds the model of a run, and the starting weights that all arms share."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -30,9 +32,8 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
     )
     kind = configs.kind_of(config)
     if kind != KINDS.get(settings.task, kind):
-        what = f"--model {settings.model} ({config.model_type}) does not fit task {settings.task}"
-        fitting = next((task for task, fits in KINDS.items() if fits == kind), None)
-        raise Stop(what, f"give --task {fitting or 'synthetic with --virtual-ranks'}, or another model")
+        what = f"--model {settings.model} ({config.model_type}, {kind}) does not fit task {settings.task}"
+        raise Stop(what, "give another --task or --model, or --task synthetic with --virtual-ranks")
     if vocabulary and vocabulary > config.vocab_size:
         what = f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}"
         raise Stop(what, "give the tokenizer that belongs to the model")
@@ -55,19 +56,11 @@ def weights_dtype(settings: Settings) -> torch.dtype:
 
 
 def drawn_weights(settings: Settings, config) -> Path:
-    """Return a cached checkpoint with random weights for this model and seed, which every arm loads.
-
-    Drawing in each arm would give stage 3 other weights than the rest, because DeepSpeed partitions each parameter as
-    it is drawn.
-    """
+    """Return a cached checkpoint with random weights for this model and seed, which every arm loads."""
+    # Drawn in each arm, they would be others under stage 3, where DeepSpeed partitions each parameter as it is drawn.
     # Everything that decides what is drawn. Dropout and attention do not, so runs that differ in them share weights.
-    key = {
-        "config": {k: v for k, v in config.to_dict().items() if "drop" not in k and k != "transformers_version"},
-        "class": configs.class_for(config).__name__,
-        "seed": settings.seed,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    drawn = {name: value for name, value in config.to_dict().items() if "drop" not in name}
+    key = [drawn, configs.class_for(config).__name__, settings.seed, torch.__version__, transformers.__version__]
     name = f"{Path(settings.model).name}-seed{settings.seed}-{cache.fingerprint(key)}"
 
     def write(folder: Path) -> None:
@@ -107,12 +100,17 @@ def _load(settings: Settings, config, options: dict) -> PreTrainedModel:
     name = str(drawn_weights(settings, config)) if settings.init == "random" else hub_name(settings)
     if name is None:
         raise Stop(f"--model {settings.model} has no published weights", "give --init random")
+    with reading("weights of", name, "give --init random, or a folder with weights; remove one of drawn weights"):
+        return configs.class_for(config).from_pretrained(name, config=config, trust_remote_code=False, **options)
+
+
+@contextlib.contextmanager
+def reading(what: str, name: str, remedy: str = shapes.WITHOUT_HUB) -> Iterator[None]:
+    """Let a library read a folder, or a name on the hub. It raises a dozen types; each means that it cannot."""
     shapes.prepare_to_load(name)
     try:
-        return configs.class_for(config).from_pretrained(name, config=config, trust_remote_code=False, **options)
+        yield
     except Exception as error:
         if device_is_full(error) or host_is_full(error):
             raise  # which has its own status
-        what = f"the weights of {name} cannot be loaded ({shapes.why_not_loaded(name, error)})"
-        remedy = "give --init random, or a folder that holds weights; a folder of drawn weights may be removed"
-        raise Stop(what, remedy) from error
+        raise Stop(f"the {what} {name} cannot be read ({shapes.why_not_loaded(name, error)})", remedy) from error

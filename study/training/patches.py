@@ -1,12 +1,12 @@
 """The trainer's patches to libraries, with their reasons. The record lists the patches that were applied.
 
 Most of them serve virtual ranks: rank 0 of N in one process, with a real engine and real buffers, and collectives that
-move no data. Its memory and its collective calls are those of a real rank, but its values are not: the other ranks'
-parts of weights and gradients are uninitialised memory. So a virtual run has no loss.
+move no data. The other ranks' parts of weights and gradients are uninitialised memory, so a virtual run has no loss.
 """
 
 import contextlib
 import os
+import sys
 import types
 from unittest import mock
 
@@ -46,12 +46,10 @@ def fsdp_without_a_gpu(
 ) -> None:
     """Let Accelerate shard on a CPU too, and divide the ranks into groups. Call it before `prepare`.
 
-    Accelerate 1.15 engages FSDP only on GPUs (`state.py`, the branch of MULTI_GPU and similar types). On a CPU it
-    trains two unrelated models, or DDP with `cpu=True`, without a message (`reproductions/fsdp_on_a_cpu_is_none.py`,
-    `fsdp_on_a_cpu_is_ddp.py`). This function does what that branch does.
+    Accelerate 1.15 engages FSDP only on GPUs, as is done here (`AcceleratorState.__init__`, branch of MULTI_GPU). On a
+    CPU it trains two unrelated models, or DDP with `cpu=True` (`reproductions/fsdp_on_a_cpu_is_{none,ddp}.py`).
     """
     applied.add("fsdp_without_a_gpu")
-    # --- as `AcceleratorState.__init__` does for a GPU
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
@@ -67,27 +65,24 @@ def fsdp_without_a_gpu(
 
 
 def deepspeed_sees_free_memory(cap: MemoryCap | None) -> None:
-    """Let DeepSpeed see the free memory under our cap. Stages 1 and 2 use it to decide where to flatten the weights.
+    """Let stages 1 and 2 see the free memory under our cap, by which they decide where to flatten the weights.
 
-    DeepSpeed 0.19.8 asks NVML, which ignores our cap, by a GPU number that CUDA_VISIBLE_DEVICES may shift.
+    DeepSpeed 0.19.8 asks NVML, which ignores the cap, and fails if CUDA_VISIBLE_DEVICES names a GPU by its UUID.
     """
-
-    def free_bytes(_=None) -> int:
-        free = torch.cuda.mem_get_info()[0]
-        return free if cap is None else min(free, cap.bytes - torch.cuda.memory_allocated())
-
     from deepspeed.accelerator import get_accelerator
 
+    limit = getattr(cap, "bytes", sys.maxsize)
     applied.add("deepspeed_sees_free_memory")
-    get_accelerator().available_memory = free_bytes
+    get_accelerator().available_memory = lambda *_: min(
+        torch.cuda.mem_get_info()[0], limit - torch.cuda.memory_allocated()
+    )
 
 
 def lower_loss_scale_on_overflow(zero) -> None:
     """Let DeepSpeed's autocast lower the loss scale when gradients overflow, as PyTorch's GradScaler does under DDP.
 
-    DeepSpeed 0.19.8 detects the overflow from the norm of the gradients, and skips the step before it calls its
-    GradScaler. So a scale that is too high is never lowered, and no step is ever taken
-    (`reproductions/autocast_fp16_never_lowers_its_scale.py`).
+    DeepSpeed 0.19.8 skips the step before it calls its GradScaler, so a scale that is too high is never lowered, and no
+    step is ever taken (`reproductions/autocast_fp16_never_lowers_its_scale.py`).
     """
     scaler = zero.torch_autocast_gradscaler
     update = zero._update_scale
@@ -106,9 +101,8 @@ def lower_loss_scale_on_overflow(zero) -> None:
 def name_layers(accelerator: Accelerator, model: PreTrainedModel) -> None:
     """Make the layers of a model Accelerate's units, except modules that contain the input embeddings.
 
-    Accelerate 1.15 makes a unit of each class in `_no_split_modules`, and another of the input embeddings. In BERT, ViT
-    and ModernBERT those classes include the embeddings. Their parameters are then sharded twice, and PyTorch raises a
-    TypeError (`reproductions/fsdp2_cannot_shard_bert.py`).
+    Accelerate 1.15 makes a unit of each class in `_no_split_modules`, and another of the input embeddings. BERT's,
+    ViT's and ModernBERT's would be sharded twice, a TypeError (`reproductions/fsdp2_cannot_shard_bert.py`).
     """
     embeddings = model.get_input_embeddings()
     holders = {type(module).__name__ for module in model.modules() if embeddings in module.modules()}
@@ -119,8 +113,7 @@ def become_virtual_rank(ranks: int) -> None:
     """Make this process rank 0 of a group whose other ranks do not exist."""
     # LOCAL_WORLD_SIZE is 1: DeepSpeed must not wait for neighbours on this machine in shared memory.
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
-    os.environ.setdefault("MASTER_ADDR", "localhost")
-    os.environ.setdefault("MASTER_PORT", "0")
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # nobody connects
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
@@ -131,19 +124,15 @@ def without_values(sharded_by_fsdp: bool):
     The patches replace functions that compare values between ranks, or that access memory which does not exist.
     """
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.ops.adam import cpu_adam
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
     from torch.nn.parallel import distributed
-
-    begin = DeepSpeedCPUAdam.__init__
 
     def nothing(*_, **__) -> None:
         pass
 
-    def without_its_operator(optimizer, *args, **kwargs):
-        begin(optimizer, *args, **kwargs)
-        optimizer.ds_opt_adam = types.SimpleNamespace(adam_update=lambda *_: None, destroy_adam=lambda *_: None)
-
+    operator = types.SimpleNamespace(create_adam=nothing, adam_update=nothing, destroy_adam=nothing)
+    builder = types.SimpleNamespace(load=lambda: operator)
     with (
         patched(coordinator, "assert_ints_same_as_other_ranks", nothing, "no_comparison_of_ints_between_ranks"),
         patched(distributed, "_verify_param_shape_across_processes", nothing, "no_comparison_of_shapes_between_ranks"),
@@ -152,7 +141,7 @@ def without_values(sharded_by_fsdp: bool):
         patched(dist.Reducer, "_rebuild_buckets", lambda *_, **__: False, "ddp_keeps_its_first_buckets"),
         # Everything is created on the right device.
         patched(torch.nn.Module, "to", lambda model, *_, **__: model, "models_are_not_moved"),
-        patched(DeepSpeedCPUAdam, "__init__", without_its_operator, "cpu_adam_without_its_operator"),
+        patched(cpu_adam, "CPUAdamBuilder", lambda: builder, "cpu_adam_without_its_operator"),
         patched(get_accelerator(), "pin_memory", lambda tensor, *_, **__: tensor, "memory_is_not_pinned"),
         # PyTorch would create a real tensor for it.
         patched(torch.Tensor, "record_stream", nothing, "streams_are_not_recorded"),

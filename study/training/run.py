@@ -47,27 +47,22 @@ class Run:
 
     @property
     def has_values(self) -> bool:
-        """Return whether its tensors have values. Without values, times mean nothing."""
-        return self.settings.init != "none"
+        return self.settings.init != "none"  # without, times mean nothing
 
     @property
     def row_groups(self) -> int:
-        """The number of groups of existing processes that read different rows. Ranks that share rows are one group."""
-        processes = 1 if self.is_virtual else self.accelerator.num_processes
-        return max(1, processes // self.arm.row_ranks)
+        """Return the number of groups of existing processes that read different rows."""
+        return 1 if self.is_virtual else self.accelerator.num_processes // self.arm.row_ranks
 
     @property
     def rows_taken_per_step(self) -> int:
-        """Rows that the existing processes take from the data in a step."""
+        """Return the rows that the existing processes take from the data in a step."""
         return self.settings.micro_batch * self.settings.accumulation * self.row_groups
-
-    def at(self, position: str) -> None:
-        """Write into the heartbeat file where this rank is. Not to be called within a window of steps."""
-        self.heartbeat.beat(position)
 
     def keep(self) -> None:
         """Write the record now, so that its content survives a failure."""
-        self.record.finished_utc = store.now_utc() if self.record.status == "done" else None
+        if self.record.status == "done":
+            self.record.finished_utc = store.now_utc()
         if self.accelerator.is_main_process:
             store.keep(self.folder, self.record)
 
@@ -80,8 +75,8 @@ class Run:
         return out
 
     def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
-        """The loss of each step, averaged over the ranks, with one collective for all steps. Empty in a virtual run."""
-        if self.is_virtual or not losses:
+        """Return the loss of each step, averaged over the ranks, with one collective. Empty in a virtual run."""
+        if self.is_virtual:
             return []
         losses_of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
         # Rank by rank: in gloo's all-reduce of three or more, the order depends on a step's position in the list.
@@ -89,17 +84,17 @@ class Run:
         return (total / len(losses_of_ranks)).tolist()
 
 
-@dataclass
 class History:
     """Collects losses and rates of all steps, and times and disk traffic of the timed steps."""
 
-    losses: list[float] = field(default_factory=list)  # averaged over the ranks
-    rates: list[float] = field(default_factory=list)
-    evals: list[Evaluation] = field(default_factory=list)
-    last_batch: Rows = field(default_factory=dict)
-    clock: Clock = field(default_factory=Clock)
-    io_before: dict[str, int | None] = field(default_factory=dict)
-    peaks: RankMemory = field(default_factory=RankMemory)  # of the timed steps
+    def __init__(self):
+        self.losses: list[float] = []  # averaged over the ranks
+        self.rates: list[float] = []
+        self.evals: list[Evaluation] = []
+        self.last_batch: Rows = {}
+        self.clock = Clock()
+        self.io_before: dict[str, int | None] = {}
+        self.peaks = RankMemory()  # of the timed steps
 
 
 def windows(run: Run, start: int, stop: int) -> Iterator[range]:
@@ -113,16 +108,13 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
         if settings.eval_every:
             ends.append(start + settings.eval_every - start % settings.eval_every)
         end = min(ends)
-        run.at(f"steps {start + 1} to {end} of {run.steps}")
+        run.heartbeat.beat(f"steps {start + 1} to {end} of {run.steps}")
         yield range(start, end)
         start = end
 
 
 def arrange(run: Run, window: range) -> list[Rows]:
-    """This rank's rows for each step of a window, ready to be copied to the device. Seed and epoch decide the order.
-
-    The order is over all rows, so that it does not depend on the number of ranks.
-    """
+    """Return this rank's rows for each step of a window. Seed and epoch decide the order of all rows, for all ranks."""
     # A window never spans two epochs (see `windows`). Rows at the end of an epoch that fill no step are left out.
     count = run.data.train_rows
     epoch, first = divmod(window[0], count // run.rows_taken_per_step)
@@ -131,8 +123,8 @@ def arrange(run: Run, window: range) -> list[Rows]:
     # Accumulation before groups: the same rows are one pass, however many ranks share it.
     shape = (len(window), run.settings.accumulation, run.row_groups, run.settings.micro_batch)
     group, part = divmod(run.accelerator.process_index, run.arm.row_ranks)
-    rows_of_group = steps.view(shape)[:, :, group]
-    chosen = {name: values[rows_of_group] for name, values in run.data.train.items()}
+    mine = steps.view(shape)[:, :, group]
+    chosen = {name: values[mine] for name, values in run.data.train.items()}
     if run.arm.sequence_ranks > 1:
         chosen = part_of_rows(chosen, part, run.arm.sequence_ranks)
     if CUDA and run.has_values:  # pinned memory can be copied while the GPU computes

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from study.measure import hardware, readback
 from study.measure.hardware import CUDA
 from study.records import collectives, store
 from study.records.schema import Record
-from study.records.sections import Requested
+from study.records.sections import Machine, Requested
 from study.training import models, patches
 from study.training.display import log_to, quiet, say
 from study.training.launch import Launch, number_of
@@ -45,11 +46,8 @@ WAIT = datetime.timedelta(minutes=10, seconds=1)
 
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tuple[Path, Record]:
-    """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it.
-
-    On several machines, only a --run-dir that all of them reach has the heartbeats of all ranks.
-    """
-    when = datetime.datetime.fromtimestamp(launch.started, datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it."""
+    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(launch.started))
     name = f"{when}-{arm.name}-{settings.task}-{Path(settings.model).name}-s{settings.seed}-{launch.pid}"
     folder = (settings.run_dir or safe_join(Path("runs"), name)).resolve()
     if rank != 0:
@@ -79,11 +77,20 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     if not arm.uses_nvme:
         return None
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
-    ranks = settings.virtual_ranks or number_of("WORLD_SIZE")
-    ranks_here = 1 if settings.virtual_ranks else number_of("LOCAL_WORLD_SIZE")
     all_bytes = model.num_parameters() * machine.BYTES_PER_PARAMETER
     base = (settings.nvme_dir or folder.parent / "nvme").resolve()
-    return machine.give_swap_folder(base, launch.pid, all_bytes * ranks_here // ranks)
+    needed_bytes = all_bytes * number_of("LOCAL_WORLD_SIZE") // number_of("WORLD_SIZE")
+    return machine.give_swap_folder(base, launch.pid, needed_bytes)
+
+
+def describe_machines(run: Run) -> list[Machine]:
+    """Return the machines of a run with their ranks, in order. Empty for a single machine."""
+    machines: dict[int, Machine] = {}
+    if number_of("GROUP_WORLD_SIZE") > 1:
+        mine = number_of("GROUP_RANK"), Machine(hardware=hardware.describe())
+        for rank, (number, described) in enumerate(run.gathered(mine)):
+            machines.setdefault(number, described).ranks.append(rank)
+    return list(machines.values())
 
 
 def load_operators(names: list[str], folder: Path) -> None:
@@ -104,13 +111,12 @@ def load_operators(names: list[str], folder: Path) -> None:
 
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
     """Return the Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder."""
-    ranks = settings.virtual_ranks or number_of("WORLD_SIZE")
-    sharing_ranks = arm.sharing_ranks(ranks)  # a Stop if the ranks do not fill the arm's groups
-    if settings.virtual_ranks:
-        patches.become_virtual_rank(settings.virtual_ranks)
+    sharing_ranks = arm.sharing_ranks(number_of("WORLD_SIZE"))  # a Stop if the ranks do not fill the arm's groups
+    compiler = "inductor"
     if not settings.compile:
-        # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose
-        # torch.compile decorators would import the whole compiler.
+        compiler = "no"
+        # This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose torch.compile decorators would
+        # import the whole compiler.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
     # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
@@ -123,7 +129,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
         casts = ["fp8"]  # the others are in its own config
     options: dict[str, Any] = {
         "gradient_accumulation_steps": settings.accumulation,
-        "dynamo_backend": "inductor" if settings.compile else "no",
+        "dynamo_backend": compiler,
         "kwargs_handlers": [InitProcessGroupKwargs(backend=backend, timeout=WAIT), ddp],
         # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
         "mixed_precision": settings.precision if settings.precision in casts else "no",
@@ -135,7 +141,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
     plugin = DeepSpeedPlugin()
     _fill_in(plugin.deepspeed_config, settings, arm, disk)
     if arm.sequence_ranks > 1:
-        options["parallelism_config"] = _sequence(settings, arm, ranks)
+        options["parallelism_config"] = _sequence(settings, arm)
     return Accelerator(deepspeed_plugin=plugin, **options)
 
 
@@ -143,13 +149,16 @@ def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, op
     if settings.precision == "fp16" and not CUDA:
         what = f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU"
         raise Stop(what, "give bf16")
-    plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher read in the yaml
-    groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
+    groups = None
+    if arm.replicas > 1:
+        groups = ParallelismConfig(arm.replicas, sharing_ranks)
+    if arm.fsdp:
+        options["fsdp_plugin"] = FullyShardedDataParallelPlugin()  # from what the launcher read in the yaml
     if CUDA:
-        return Accelerator(fsdp_plugin=plugin, parallelism_config=groups, **options)
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **options)  # cpu=False would give independent trainings
-    if plugin is not None:
-        patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision, groups)
+        return Accelerator(parallelism_config=groups, **options)
+    accelerator = Accelerator(cpu=True, **options)  # cpu=False would give independent trainings
+    if arm.fsdp:
+        patches.fsdp_without_a_gpu(options["fsdp_plugin"], accelerator.mixed_precision, groups)
     return accelerator
 
 
@@ -162,8 +171,8 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
         config["torch_autocast"] = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
     elif settings.precision in HALF_WEIGHTS:
         pure = settings.precision == "bf16_pure"
-        config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
-        config["bf16"] |= {"bf16_master_weights_and_grads": pure, "bf16_optimizer_states": pure}
+        config["bf16"] = dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), pure)
+        config["bf16"] |= {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
     if settings.optimizer != "adamw":
         config["zero_allow_untested_optimizer"] = True
     zero = config["zero_optimization"]
@@ -174,15 +183,16 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
             zero[part]["nvme_path"] = str(disk)
 
 
-def _sequence(settings: Settings, arm: Arm, ranks: int) -> ParallelismConfig:
+def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig:
     """Return Accelerate's config of sequence parallelism, for rows of equal length."""
     if settings.sequence % arm.sequence_ranks:
         what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
         raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
-    attention = models.model_config(settings, vocabulary=None)._attn_implementation  # as in the other arms
-    rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, attention)
+    rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)  # which refuses eager
+    # The same attention as in the other arms, which it would not take.
+    rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
     # Accelerate 1.15 counts a step's rows by the number of groups, and takes it for 1 if it is not given.
-    groups = ranks // arm.sequence_ranks
+    groups = number_of("WORLD_SIZE") // arm.sequence_ranks
     return ParallelismConfig(dp_shard_size=groups, sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
 
 
@@ -248,17 +258,18 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
     settings = run.settings
     arm = run.arm
+    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None  # DeepSpeed has its own
     if arm.fsdp:
         patches.name_layers(run.accelerator, model)
     if "optimizer" in (arm.deepspeed or {}):
         optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
     else:
-        optimizer = build_optimizer(settings, model)
+        optimizer = build_optimizer(settings, model, with_master and not arm.fsdp)
     with quiet(), patches.ddp_on_one_gpu(arm):
         run.model, run.optimizer = run.accelerator.prepare(model, optimizer)
-    if settings.precision == "bf16_cast" and arm.deepspeed is None:  # DeepSpeed has its own master copy
-        # Only now: under FSDP2 the copies are of the parts that this rank holds.
-        run.optimizer.optimizer = build_optimizer(settings, run.model, with_master=True)
+    if with_master and arm.fsdp:
+        # Only now: the copies are of the parts that this rank holds, and Accelerate looks for the model's parameters.
+        run.optimizer.optimizer = build_optimizer(settings, run.model, with_master)
     if run.is_virtual:
         patches.stand_alone(run.model)
     if settings.precision == "fp16" and arm.deepspeed:

@@ -1,10 +1,7 @@
 """The two tasks: the loss of each row, the metric over the evaluation rows, and the rows, generated or of real text.
 
-The generated corpus is not language, but a model can learn it: reviews whose opinion words decide the label, and a
-stream in which the class of each word decides the class of the next. A model that learns nothing here is not training.
-
-`datasets` and the tokenizers are imported where they are used: the generated corpus needs neither, and importing them
-takes half a second in every rank.
+The generated corpus is not language, but a model can learn it: one that learns nothing here is not training.
+`datasets` and the tokenizers are imported where they are used, because they take half a second in every rank.
 """
 
 import itertools
@@ -18,8 +15,8 @@ from study.core import cache, shapes
 from study.core.errors import Stop
 from study.core.models.step import Batch, logits_and_losses
 from study.core.settings import Settings
-from study.core.shapes import SHAPES, VOCABULARY, is_local
-from study.training.models import hub_name, weights_dtype
+from study.core.shapes import SHAPES, VOCABULARY
+from study.training.models import hub_name, reading, weights_dtype
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 HUB_DATA = {"imdb": ("stanfordnlp/imdb", None), "wikitext": ("Salesforce/wikitext", "wikitext-2-v1")}
@@ -32,7 +29,7 @@ def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, t
     logits, losses = logits_and_losses(config, model, batch, weights_dtype(settings), row_tokens=settings.sequence)
     if settings.task == "imdb":
         return losses, logits.argmax(-1)
-    return losses, torch.zeros_like(losses, dtype=torch.long)
+    return losses, torch.zeros_like(losses)
 
 
 def metric(settings: Settings, loss: float, predictions: np.ndarray, rows: Batch) -> dict[str, float | None]:
@@ -52,11 +49,8 @@ OPINIONS = 32  # words of praise; the same number of blame
 
 
 def reviews(rows: int, sequence: int, seed: int) -> dict[str, np.ndarray]:
-    """Batch like tokenised reviews: [CLS] words [SEP] padding, with a label that their opinion words decide.
-
-    Three words in ten are opinions, and nine of ten opinions agree with the label. The rest is filler with a Zipf
-    distribution, as in text. One label in twenty is wrong, so that the loss has a floor.
-    """
+    """Return rows like tokenised reviews: [CLS] words [SEP] padding, with a label that their opinion words decide."""
+    # Three words in ten are opinions, and nine of ten opinions agree with the label. The rest is filler.
     rng = np.random.default_rng([seed, 1])
     labels = rng.integers(0, 2, rows)
     praise = FIRST_WORD + np.arange(OPINIONS)
@@ -66,7 +60,7 @@ def reviews(rows: int, sequence: int, seed: int) -> dict[str, np.ndarray]:
     agrees = rng.random((rows, sequence)) < 0.9
     opinion = rng.choice(praise, (rows, sequence)) + OPINIONS * (labels[:, None] ^ agrees)
     ids = np.where(rng.random((rows, sequence)) < 0.3, opinion, filler)
-    labels = np.where(rng.random(rows) < 0.05, 1 - labels, labels)
+    labels = np.where(rng.random(rows) < 0.05, 1 - labels, labels)  # some are wrong, so that the loss has a floor
     length = rng.integers(sequence // 2, sequence + 1, rows)
     position = np.arange(sequence)[None, :]
     ids[:, 0] = CLS
@@ -80,12 +74,10 @@ def reviews(rows: int, sequence: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def stream(tokens: int, seed: int, part: str) -> np.ndarray:
-    """Tokens in which the class of each word decides the class of the next, nine times in ten.
-
-    The rule is the same for each part ("train", "validation"); the words are not.
-    """
+    """Return tokens in which the class of each word decides the class of the next, nine times in ten."""
     rng = np.random.default_rng([seed, 2, ("train", "validation").index(part)])
-    following = np.random.default_rng(seed).permutation(NUM_CLASSES)  # the rule: each class has one follower
+    # The rule is the same for each part: each class has one follower.
+    following = np.random.default_rng(seed).permutation(NUM_CLASSES)
     jumps = rng.random(tokens) < 0.1
     anywhere = rng.integers(0, NUM_CLASSES, tokens)
     classes = np.empty(tokens, np.int64)
@@ -111,7 +103,7 @@ def data_source(settings: Settings) -> str:
     if settings.data == "hub":
         return "/".join(filter(None, HUB_DATA[settings.task]))
     folder = Path(settings.data)
-    if not (is_local(settings.data) and folder.is_dir()):
+    if not folder.is_dir():
         raise Stop(f"--data {settings.data} is not a folder", "give an existing folder, 'hub' or 'embedded'")
     files = [(path.name, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
     return f"{folder.name} {cache.fingerprint([(name, seen.st_size, seen.st_mtime_ns) for name, seen in files])}"
@@ -122,9 +114,8 @@ def dataset(settings: Settings) -> dict:
     import datasets
 
     name, config = HUB_DATA[settings.task] if settings.data == "hub" else (settings.data, None)
-    shapes.prepare_to_load(name)
-    datasets.config.HF_HUB_OFFLINE = shapes.is_offline()  # `datasets` has a copy of the constant
-    try:
+    with reading("data set", name):
+        datasets.config.HF_HUB_OFFLINE = shapes.is_offline()  # `datasets` has a copy of the constant
         splits = datasets.load_dataset(name, config, trust_remote_code=False)
         train = splits["train"].select_columns(COLUMNS[settings.task])
         if settings.task == "wikitext":
@@ -132,9 +123,6 @@ def dataset(settings: Settings) -> dict:
         # The source document holds out a fifth of the train split.
         parts = train.train_test_split(test_size=0.2, seed=SPLIT_SEED)
         return {"train": parts["train"], "eval": parts["test"]}
-    except Exception as error:  # the libraries raise a dozen types here; each means that the data cannot be read
-        what = f"the data set {name} cannot be read as {HUB_DATA[settings.task][0]} can"
-        raise Stop(f"{what} ({shapes.why_not_loaded(name, error)})", shapes.WITHOUT_HUB) from error
 
 
 def load_tokenizer(settings: Settings):
@@ -142,24 +130,17 @@ def load_tokenizer(settings: Settings):
     from transformers import AutoTokenizer
 
     name = settings.tokenizer or hub_name(settings) or SHAPES["gpt2"]["hub"]
-    shapes.prepare_to_load(name)
-    try:
+    with reading("tokenizer", name):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        what = f"the tokenizer {name} cannot be read ({shapes.why_not_loaded(name, error)})"
-        raise Stop(what, shapes.WITHOUT_HUB) from error
 
 
 def review_rows(settings: Settings, tokenizer, split, count: int | None) -> Batch:
     """Return at most so many random rows of a split, padded, as the source document takes them."""
     chosen = split.shuffle(seed=SPLIT_SEED)[:count]
-    if strange := set(chosen["label"]) - {0, 1}:  # a GPU would only report a failed assertion
-        what = f"--data {settings.data} has the label {min(strange, key=str)!r}, and task imdb has two, 0 and 1"
-        raise Stop(what, "give other data")
     options = {"padding": "max_length", "truncation": True, "max_length": settings.sequence}
     encoded = tokenizer(chosen["text"], return_tensors="pt", **options)
-    columns = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-    return columns | {"labels": torch.tensor(chosen["label"])}
+    labels = torch.tensor(chosen["label"])
+    return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"], "labels": labels}
 
 
 def text_blocks(settings: Settings, tokenizer, split, count: int | None) -> Batch:

@@ -12,7 +12,6 @@ from study.measure.clock import Clock
 from study.records import metrics, store
 from study.records.schema import Record
 from study.training import ending, finish
-from study.training.display import print_summary
 from study.training.run import Run
 
 RANK = '''
@@ -107,7 +106,6 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
     assert getattr(kept.observed, f"{part}_failed") == ending.reason(error).what
     later = kept.observed.instruments_failed
     assert later == (store.UNFINISHED if part == "save" else ending.reason(error).what)
-    print_summary(run)
     assert f"but without its {part}" in capsys.readouterr().out
 
 

@@ -28,7 +28,7 @@ RANK = """
     write = store.write
 
     def slowly(*args):
-        time.sleep(2)
+        time.sleep(0.6)
         write(*args)
 
     if not accelerator.is_main_process:
@@ -39,7 +39,7 @@ RANK = """
     run.record.loss = Loss(train=[0.5])
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        time.sleep(1)  # the other one has read the record by now, and not yet written it
+        time.sleep(0.3)  # the other one has read the record by now, and not yet written it
     run.keep()
     store.end_badly(folder, Stop("it went wrong", "fix it"), "Stop")
     accelerator.wait_for_everyone()
@@ -60,8 +60,9 @@ def test_what_was_kept_stays_when_another_rank_ends_badly(tmp_path):
 
 def a_run(steps: int, **settings):
     data = types.SimpleNamespace(train={"input_ids": range(70)}, train_rows=70)  # ten steps in an epoch
-    at = lambda place: None  # noqa: E731  a heartbeat
-    return types.SimpleNamespace(settings=Flags(**settings), data=data, rows_taken_per_step=7, steps=steps, at=at)
+    heartbeat = types.SimpleNamespace(beat=lambda position: None)
+    settings = Flags(**settings)
+    return types.SimpleNamespace(settings=settings, data=data, rows_taken_per_step=7, steps=steps, heartbeat=heartbeat)
 
 
 @pytest.mark.parametrize("warmup_steps", [1, 10, 13])

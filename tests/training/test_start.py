@@ -38,17 +38,15 @@ def test_a_file_of_somebody_else_is_not_added_to(name, tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
-@pytest.mark.parametrize(
-    ("world", "local", "virtual", "share"), [(1, 1, None, 1), (2, 2, None, 1), (4, 2, None, 2), (1, 1, 8, 8)]
-)
-def test_a_machine_needs_room_for_its_own_ranks_alone(world, local, virtual, share, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("world", "local", "share"), [(1, 1, 1), (2, 2, 1), (4, 2, 2), (8, 1, 8)])
+def test_a_machine_needs_room_for_its_own_ranks_alone(world, local, share, tmp_path, monkeypatch):
     """Two machines hold a half each. A virtual rank is one of N, and holds an Nth."""
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     monkeypatch.setattr(
         setup.machine, "give_swap_folder", lambda base, launcher, needed_bytes: (base, launcher, needed_bytes)
     )
-    settings = resolve(Flags(task="wikitext", model="gpt2", virtual_ranks=virtual), gpu=False)
+    settings = resolve(Flags(task="wikitext", model="gpt2"), gpu=False)
     base, launcher, needed_bytes = setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
     assert (base, launcher) == (tmp_path / "nvme", 7)
     assert needed_bytes == 124_439_808 * setup.machine.BYTES_PER_PARAMETER // share

@@ -31,21 +31,17 @@ def settings_for(task: str, **more) -> Settings:
     return resolve(Flags(task=task, **more), gpu=False)
 
 
-# --- metrics -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("formula", "predictions", "references", "by_hand"),
+    ("task", "loss", "metrics"),
     [
-        (tasks.accuracy, [1, 0, 1, 1], [1, 0, 0, 1], 0.75),
-        (tasks.perplexity, np.log([2, 8]), [4, 4], pytest.approx(4)),  # the geometric mean
-        (tasks.perplexity, np.log([2, 32]), [3, 1], pytest.approx(4)),  # (3 ln 2 + 1 ln 32) / 4
-        (tasks.perplexity, [1000.0], [1], None),
-        (tasks.perplexity, [math.nan], [1], None),
+        ("imdb", 0.5, {"accuracy": 0.75}),
+        ("wikitext", math.log(4), {"perplexity": pytest.approx(4)}),
+        ("wikitext", 1000.0, {"perplexity": None}),
     ],
 )
-def test_metrics_by_hand(formula, predictions, references, by_hand):
-    assert formula(predictions, references) == {formula.__name__: by_hand}
+def test_metrics_by_hand(task, loss, metrics):
+    rows = {"labels": torch.tensor([1, 0, 0, 1])}
+    assert tasks.metric(settings_for(task), loss, np.array([1.0, 0.0, 1.0, 1.0]), rows) == metrics
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -111,18 +107,6 @@ def test_the_loss_of_a_review_is_of_its_label(attention):
     assert tasks.row_losses(settings, model, filled)[0].tolist() == pytest.approx(losses.tolist(), rel=1e-5)
 
 
-def test_real_data_is_judged_by_evaluate():
-    """Not a digit differs from the formula alone, which the embedded corpus is judged by."""
-    rng = np.random.default_rng(0)
-    losses, predictions = rng.random(50) * 9, rng.integers(0, 2, 50)
-    rows = {"labels": torch.from_numpy(rng.integers(0, 2, 50)), "input_ids": torch.zeros(50, 7, dtype=torch.long)}
-    for task in ("imdb", "wikitext"):
-        formula, metric = (
-            tasks.metric(settings_for(task, data=data), losses, predictions, rows) for data in ("embedded", "hub")
-        )
-        assert formula == metric
-
-
 # --- rows: embedded ------------------------------------------------------------------------------------------------
 
 
@@ -132,9 +116,6 @@ def test_embedded_rows():
     assert {name: tuple(rows.shape) for name, rows in data.train.items()} == shapes
     train = {tuple(row) for row in data.train["input_ids"].tolist()}
     assert not train & {tuple(row) for row in data.eval["input_ids"].tolist()}, "nothing is evaluated on what was seen"
-    text = load_data(settings_for("wikitext", sequence=32, train_rows=50, eval_rows=10))
-    assert tuple(text.train["input_ids"].shape) == (50, 32)
-    assert tuple(text.eval["input_ids"].shape) == (10, 32)
 
 
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
@@ -228,30 +209,17 @@ def test_rows_are_prepared_once_and_other_rows_anew(small, tmp_path, task, monke
     assert load_data(of_small(small, task, tmp_path)).source != first.source
 
 
-def test_code_in_a_data_folder_is_not_run(small, tmp_path):
-    (tmp_path / "imdb").mkdir()
-    (tmp_path / "imdb" / "imdb.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(Stop, match="cannot be read"):
-        load_data(of_small(small | {"imdb": str(tmp_path / "imdb")}, "imdb", tmp_path / "cache"))
-    assert not (tmp_path / "ran").exists()
-
-
-STRANGE = [{"text": "good", "label": 2}] * 50
-
-
 @pytest.mark.parametrize(
     ("task", "more", "what"),
     [
-        ("imdb", {"train_rows": 41}, "--train-rows 41 is more than the 40 rows there are"),
-        ("wikitext", {"train_rows": 1000}, r"--train-rows 1000 is more than the \d+ blocks there are"),
+        ("imdb", {"train_rows": 41}, "--train-rows 41 is more than the 40 there are"),
+        ("wikitext", {"train_rows": 1000}, r"--train-rows 1000 is more than the \d+ there are"),
         ("imdb", {"data": "no/such/folder"}, "--data no/such/folder is not a folder"),
-        ("imdb", {"data": "wikitext"}, "lacks train with the columns label, text"),
-        ("imdb", {"data": "strange"}, "has the label 2, and task imdb has two"),
+        ("imdb", {"data": "wikitext"}, r"cannot be read \(.*label"),
         ("imdb", {"tokenizer": "./no-such-folder"}, r"the tokenizer \./no-such-folder cannot be read"),
     ],
 )
 def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
-    small = small | {"strange": write_lines(tmp_path / "strange" / "train.jsonl", STRANGE)}
     more = {name: small.get(value, value) for name, value in more.items()}
     with pytest.raises(Stop, match=what):
         load_data(of_small(small, task, tmp_path, **more))
@@ -282,5 +250,5 @@ def test_weights_are_drawn_once(tmp_path):
 
 def test_a_model_without_weights_says_so(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2}')
-    with pytest.raises(Stop, match=f"no weights for --model {tmp_path}"):
+    with pytest.raises(Stop, match=f"the weights of {tmp_path} cannot be read"):
         model_of(settings_for("imdb", model=str(tmp_path), init="pretrained", sequence=8))

@@ -246,5 +246,5 @@ except RuntimeError as error:
 
 def test_a_rank_that_waits_too_long_says_so_and_not_after_half_an_hour(tmp_path):
     output = ranks_of(WAITS, tmp_path).output
-    assert "a collective waited too long for another rank (Timed out waiting 2000ms" in output, output
+    assert "a collective waited too long for another rank: [" in output, output
     assert "report this" not in output
