@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -31,7 +30,7 @@ INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep a
 
 
 def lacking() -> Stop | None:
-    """Why nothing can be launched from this Python environment. None if it has the launcher."""
+    """Return why nothing can be launched from this Python environment. None if it has the launcher."""
     if machine.version("accelerate"):
         return None
     what = "this needs accelerate, which the light install does not have"
@@ -39,18 +38,18 @@ def lacking() -> Stop | None:
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
-    """The command that launches a cell."""
-    words = arms.launcher(arms.all_paths()[cell.arm])
+    """Return the command that launches a cell."""
+    words = arms.launcher(arms.load_arm(cell.arm).path)
     if cell.ranks:
         words += ["--num_processes", str(cell.ranks)]
-    where: dict[str, Any] = {"run_dir": folder}
+    words += [str(SCRIPTS[cell.script]), *options(cell.settings), "--run-dir", str(folder)]
     if nvme_dir:
-        where["nvme_dir"] = nvme_dir
-    return [*words, str(SCRIPTS[cell.script]), *options(cell.settings | where)]
+        words += ["--nvme-dir", str(nvme_dir)]
+    return words
 
 
 def options(values: dict) -> list[str]:
-    """The words of a command line for some settings."""
+    """Return the words of a command line for some settings."""
     words = []
     for name, value in values.items():
         if value is True:
@@ -70,10 +69,7 @@ def run(
     nvme_dir: Path | None,
     watch: Callable[[Path, float], None],
 ) -> Record:
-    """Run one cell in a fresh launch, and return its record, however it ended.
-
-    `over` is when the sweep's time ends.
-    """
+    """Run one cell in a fresh launch, and return its record, however it ended. `over` is when the sweep's time ends."""
     folder.mkdir()
     # Before the launch, so that a run on a disk that fills up meanwhile still ends with a record of why.
     store.reserve(folder)
@@ -113,29 +109,29 @@ def _watched(
 ) -> Stop | None:
     """Wait for a launch, or end it. Return why it was ended, or None if its run had ended before."""
     started = time.monotonic()
-    stop = record = None
+    stop = None
     try:
         while stop is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(POLL_S)
-                break
+                return None
             seconds = time.monotonic() - started
             stop = out_of_time(seconds, timeout_s, over)
             watch(folder, seconds)
         # Read before the ranks are ended, because a rank that is ended may write that it was.
-        if stop:
-            record = outcomes.read(folder)
+        record = outcomes.read(folder)
+        hang = ask_where(launcher, folder)
     finally:
-        hang = end(launcher, folder, stacks=stop is not None)
+        end(launcher, folder)
     if record and record.status != "running":
         return None  # the launch was only slow to exit
-    if stop and stop.status == "timeout" and hang:
-        return Stop(f"{stop.what}: {hang}", stop.remedy, stop.status)
+    if stop.status == "timeout" and hang:
+        stop.what += f": {hang}"
     return stop
 
 
 def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
-    """Why to end a launch that has run for so many seconds; None to let it run."""
+    """Return why to end a launch that has run for so many seconds; None to let it run."""
     if seconds > timeout_s:
         remedy = "look in its output.txt for the stacks of the ranks, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
@@ -144,23 +140,22 @@ def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
     return None
 
 
-def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
-    """End a launch and all its processes with SIGTERM, and finally with SIGKILL.
+def ask_where(launcher: subprocess.Popen, folder: Path) -> str:
+    """Have the ranks print their stacks. Return a sentence on where they wait for each other."""
+    for process in family(launcher, folder):
+        # One rank after the other: they print into one file, and lines would be mixed. A stopped process would
+        # print only when it continues, and then the ranks that wait for it continue too.
+        if not is_stopped(process.pid):
+            _signal(process, signal.SIGUSR2)
+            time.sleep(0.5)
+    time.sleep(ANSWERS_WITHIN_S)
+    return outcomes.hang(folder)
 
-    With `stacks`, the ranks first print their stacks. Returns a sentence on where they wait for each other.
-    """
+
+def end(launcher: subprocess.Popen, folder: Path) -> None:
+    """End a launch and all its processes with SIGTERM, and finally with SIGKILL."""
     ranks = family(launcher, folder)
-    hang = ""
     try:
-        if stacks:
-            # One rank after the other: they print into one file, and lines would be mixed. A stopped process would
-            # print only when it continues, and then the ranks that wait for it continue too.
-            for process in ranks:
-                if not is_stopped(process.pid):
-                    _signal(process, signal.SIGUSR2)
-                    time.sleep(0.5)
-            time.sleep(ANSWERS_WITHIN_S)
-            hang = outcomes.hang(folder)
         for process in ranks:
             _signal(process, signal.SIGTERM, signal.SIGCONT)  # a stopped process handles SIGTERM only after SIGCONT
         launcher.send_signal(signal.SIGCONT)
@@ -174,18 +169,17 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
             _signal(process, signal.SIGKILL)
         launcher.kill()
         launcher.wait()
-    return hang
 
 
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
-    """The processes of a launch that still run, without the launcher."""
+    """Return the processes of a launch that still run, without the launcher."""
     ranks = set()
     with contextlib.suppress(psutil.Error):
         ranks.update(psutil.Process(launcher.pid).children(recursive=True))
     # A rank whose launcher is gone is no longer its child, but its command line names the run folder.
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "--run-dir" in words and str(folder.resolve()) in words and process.pid != launcher.pid:
+        if {"--run-dir", str(folder.resolve())} <= {*words} and process.pid != launcher.pid:
             ranks.add(process)
     return list(ranks)
 
@@ -197,6 +191,5 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
 
 
 def last_step(folder: Path) -> dict:
-    """The newest training step of a run in progress. {} before the first."""
-    steps = [line for line in store.read_steps(folder) if "loss" in line]  # others are evaluations
-    return next(reversed(steps), {})
+    """Return the newest training step of a run in progress. {} before the first."""
+    return next((line for line in reversed(store.read_steps(folder)) if "loss" in line), {})  # others are evaluations

@@ -5,8 +5,8 @@ combination of its axes. A scale is a table inside the part whose values replace
 come after those of the part, and the last axis varies fastest.
 
 A part with a `frontier` searches for the largest value of that setting that survives: from a list of models, or between
-a lowest and a highest number. A part with a `script` runs that script of the study instead of the trainer. `reserve_s`
-is how many seconds a sweep must have left before it starts a cell for the first time: a number, or a table by model.
+a lowest and a highest number. A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is
+how many seconds a sweep must have left before it starts a cell for the first time: a number, or a table by model.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import re
 import reprlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -52,7 +52,6 @@ class Grid(Table, extra="allow"):
 
     arm: str | list[str] | None = None
     ranks: PositiveInt | list[PositiveInt] | None = None
-    script: Literal["train", "as_printed"] = "train"
     repair: Repair | list[Repair] | None = None
     frontier: str | None = None
     reserve_s: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)] | None = None
@@ -77,7 +76,7 @@ class Protocol(Table):
     part: Annotated[list[Part], Field(min_length=1)]
 
 
-NOT_AXES = {"name", "about", "script", "frontier", "reserve_s", *SCALES}
+NOT_AXES = {"name", "about", "frontier", "reserve_s", *SCALES}
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,21 @@ class Cell:
     arm: str
     ranks: int | None  # None: the arm's own default
     settings: dict  # by name, as the protocol gives them
-    script: str = "train"
     frontier: str | None = None
     rungs: tuple = ()
     reserve_s: float | dict[str, float] | None = None  # a dict: by model
     repeat: int = 1
 
     @property
+    def script(self) -> str:
+        """Return what is launched: the trainer, or the published script if it says which repairs that gets."""
+        if "repair" in self.settings:
+            return "as_printed"
+        return "train"
+
+    @property
     def name(self) -> str:
-        """The part, the arm, and a digest of everything else but the repeat."""
+        """Return the part, the arm, and a digest of everything else but the repeat."""
         # The arm's file is part of it: a changed arm is another cell, and is run again.
         key = [self.script, self.arm, self.ranks, self.settings, self.rungs, arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
@@ -109,25 +114,25 @@ class Cell:
 
     @property
     def run_name(self) -> str:
-        """How the folders of its runs begin; the number of the try follows."""
+        """Return how the folders of its runs begin; the number of the try follows."""
         return f"{self.name}-r{self.repeat}"
 
     @property
     def declared(self) -> sections.Cell:
-        """Its place in the experiment, for the record."""
+        """Return its place in the experiment, for the record."""
         return sections.Cell(protocol=self.protocol, part=self.part, scale=self.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
-        """A record, in case the trainer leaves none."""
+        """Return a record, in case the trainer leaves none."""
         requested = sections.Requested(**self.settings, arm=self.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
     def at(self, rung: int) -> "Cell":
-        """The cell to run at a rung of the search."""
+        """Return the cell to run at a rung of the search."""
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
     def from_pack(self, pack: Path) -> "Cell":
-        """The same cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
+        """Return the cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
         model = str(self.value("model"))
@@ -137,7 +142,7 @@ class Cell:
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     def value(self, key: str):
-        """The arm, ranks, part or any setting by name; the default if the protocol does not give it."""
+        """Return the arm, ranks, part or any setting by name; the default if the protocol does not give it."""
         return getattr(self, key) if hasattr(self, key) else self.settings.get(key, getattr(Settings, key, None))
 
 
@@ -146,7 +151,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> dict:
-    """A protocol by its name or the path of a file, with its form checked."""
+    """Read a protocol by its name or the path of a file, and check its form."""
     path = FOLDER / f"{name}.toml"
     if name.endswith(".toml"):
         path = Path(name)
@@ -162,12 +167,11 @@ def read(name: str) -> dict:
 
 
 def cells(protocol: dict, scale: str) -> list[Cell]:
-    """Every cell of a protocol at a scale, in the order of the file."""
+    """Return every cell of a protocol at a scale, in the order of the file."""
     cells = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]
     if not cells:
         scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
-        remedy = f"give --scale {' or '.join(scales)}" if scales else EXAMPLE
-        raise Stop(f"{protocol['file']} has no scale {scale!r}", remedy)
+        raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(scales)}, or {EXAMPLE}")
     return cells
 
 
@@ -175,12 +179,7 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     where = f"{protocol['file']}, part {part['name']!r}"
     # A scale's values come last, so that its axes vary fastest.
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
-    script = merged.get("script", "train")
     frontier = merged.get("frontier")
-    if not merged.get("arm"):
-        raise Stop(f"{where}: arm is missing", "name one or several")
-    if (script == "as_printed") != ("repair" in merged):
-        raise Stop(f"{where}: repair belongs to script = 'as_printed', and to no other", "give both or neither")
     rungs = []
     if frontier:
         rungs = _rungs(merged.pop(frontier, None), frontier, where)
@@ -189,25 +188,23 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     count = math.prod(map(len, axes.values()))
     if not 0 < count <= MAX_CELLS:
         raise Stop(f"{where} has {count} cells", f"give each list a value, and all together at most {MAX_CELLS} cells")
-    how = {"script": script, "frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
+    how = {"frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
     cells = []
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
-        arm = settings.pop("arm")
+        arm = arms.load_arm(settings.pop("arm", "no arm"))
         ranks = settings.pop("ranks", None)
-        arms.load_arm(arm)
         trainers = {key: value for key, value in settings.items() if key != "repair"}
         # Checked here, so that a mistake in the last cell is found before the first one runs. Of a frontier the ends
         # are enough: what is between them is of the same kind.
-        build(trainers, where)
-        for rung in (*rungs[:1], *rungs[-1:]):
-            build(trainers | {frontier: rung}, where)
-        cells.append(Cell(protocol["name"], part["name"], scale, arm, ranks, settings, **how))
+        for rung in [{frontier: rung} for rung in (*rungs[:1], *rungs[-1:])] or [{}]:
+            build(trainers | rung, where)
+        cells.append(Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, **how))
     return cells
 
 
 def _rungs(values: Any, frontier: str, where: str) -> list:
-    """The values that a frontier tries, smallest first."""
+    """Return the values that a frontier tries, smallest first."""
     match values:
         case [int(lowest), int(highest)] if 0 < highest - lowest < MAX_CELLS:
             return [*range(lowest, highest + 1)]

@@ -11,30 +11,24 @@ import fnmatch
 import glob
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from study.core import arms, doctor, machine
 from study.core.errors import Stop, nearest
 from study.core.files import safe_join
 from study.core.gpus import num_gpus
 from study.core.optimizers import refusal
-from study.core.text import size
 from study.records import schema, store
 from study.records.schema import Record
 from study.sweeps import launches, outcomes, protocol
 from study.sweeps.protocol import Cell
 
-FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
-SETTLED = ("done", "oom")  # a second try would end in the same way
-RANK_HOST_BYTES = 4e8  # the least memory of a rank without a GPU that we saw: bert-tiny under DDP, 0.41 GB (PSS)
-SURVIVES = {"done": True, "oom": False}  # any other status says nothing about memory
+FILTERS = ("arm", "ranks", "part", "repair", *protocol.SETTINGS)
+SURVIVES = {"done": True, "oom": False}  # a second try would end in the same way; another status says nothing
 FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
 BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
 GROWTH = 1.25  # a try that was cut off needs more time than it had, and another may take a little longer
@@ -47,9 +41,16 @@ class Outcome(NamedTuple):
     reason: str | None = None
     ran: bool = False  # now, and not in an earlier sweep
 
+    @classmethod
+    def of(cls, record: Record, ran: bool = False) -> "Outcome":
+        reason = None
+        if record.error:
+            reason = f"{record.error.message}. What to do: {record.error.what_to_do}"
+        return cls(record.status, reason, ran)
+
 
 def plan(cells: list[Cell], repeats: int) -> list[Cell]:
-    """All cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
+    """Return all cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
     if repeats < 1:
         raise Stop(f"--repeat must be at least 1 (got {repeats})", "give such a number")
     planned: list[Cell] = []
@@ -60,7 +61,7 @@ def plan(cells: list[Cell], repeats: int) -> list[Cell]:
 
 
 def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
-    """The cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
+    """Return the cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
     for rule in only:
         key, _, pattern = rule.partition("=")
         if not pattern or key not in FILTERS:
@@ -73,20 +74,13 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
 
 
 def why_not(cell: Cell, gpus: int) -> Stop | None:
-    """Why this machine cannot run a cell, or None if nothing is known against it."""
-    ranks = cell.ranks or 1
-    host_bytes = psutil.virtual_memory().total
-    what = None
+    """Return why this machine cannot run a cell, or None if nothing is known against it."""
     if not gpus and cell.scale != "tiny":
-        what = f"scale {cell.scale} needs a GPU"
-    elif gpus and ranks > gpus:
-        what = f"{ranks} ranks need as many GPUs, and there are {gpus}"
-    elif not gpus and ranks * RANK_HOST_BYTES > host_bytes:
-        needed = size(ranks * RANK_HOST_BYTES)
-        what = f"{ranks} ranks need at least {needed} of host memory, and there are {size(host_bytes)}"
-    if what:
-        return Stop(what, "use such a machine, give fewer ranks, or --scale tiny", "unavailable")
-    arm = arms.read(arms.all_paths()[cell.arm])
+        return Stop(f"scale {cell.scale} needs a GPU", "use such a machine, or --scale tiny", "unavailable")
+    if gpus and (cell.ranks or 1) > gpus:
+        what = f"{cell.ranks} ranks need as many GPUs, and there are {gpus}"
+        return Stop(what, "use such a machine, or give fewer ranks", "unavailable")
+    arm = arms.load_arm(cell.arm)
     refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
     return launches.lacking() or doctor.why_not(arm, gpus) or refused
 
@@ -132,31 +126,25 @@ def sweep(
 
 def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Record]) -> Outcome:
     """Launch a cell unless it is done, cannot run here, or has no time left."""
-    ran = False
     try:
-        record = done_before(runs, cell)
-        left_s = over - time.monotonic()
-        needed_s = expected_s(cell, runs)
-        if record is None and (stop := why_not(cell, num_gpus())):
+        if record := done_before(runs, cell):
+            return Outcome.of(record)
+        if stop := why_not(cell, num_gpus()):
             # A record, so that it is a row in every table.
             folder = safe_join(runs, f"{cell.run_name}.0")
             folder.mkdir(exist_ok=True)
-            record = outcomes.write_end(folder, cell.new_record(folder), stop)
-        elif record is None and left_s <= needed_s:
+            return Outcome.of(outcomes.write_end(folder, cell.new_record(folder), stop))
+        left_s = over - time.monotonic()
+        needed_s = expected_s(cell, runs)
+        if left_s <= needed_s:
             return Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
-        elif record is None:
-            record = launch(cell)
-            ran = True
+        return Outcome.of(launch(cell), ran=True)
     except OSError as error:
         # --- its folder is gone or full: this cell is lost, or no other could be kept either
         if error.errno in FULL or not runs.is_dir():
             what = f"the sweep cannot write to {runs} ({error.strerror})"
             raise Stop(what, "make room, and start the sweep again") from error
-        what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
-        return Outcome("failed", f"{what}. What to do: start the sweep again")
-    if record.error is None:
-        return Outcome(record.status, None, ran)
-    return Outcome(record.status, f"{record.error.message}. What to do: {record.error.what_to_do}", ran)
+        return Outcome("failed", f"its folder could not be used ({error}). What to do: start the sweep again")
 
 
 @contextlib.contextmanager
@@ -185,7 +173,7 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
 
 
 def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, int]:
-    """The last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
+    """Return the last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
 
     It assumes that a higher rung needs more memory than a lower one. If `survives` returns None (unknown), it ends.
     """
@@ -208,7 +196,7 @@ def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, in
 
 
 def search(cell: Cell, run: Callable[[Cell], str]) -> str:
-    """Search for a cell's frontier. Returns a sentence with the result. `run` runs a cell and returns its status."""
+    """Search for a cell's frontier. Return a sentence with the result. `run` runs a cell and returns its status."""
     statuses: list[str] = []
 
     def survives(rung: int) -> bool | None:
@@ -231,23 +219,23 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 
 
 def attempts(runs: Path, cell: Cell) -> dict[int, Path]:
-    """The folders of a cell's tries by number, oldest first."""
-    pattern = re.compile(rf"{re.escape(cell.run_name)}\.([0-9]+)")
-    return dict(sorted((int(match[1]), path) for path in runs.glob("*") if (match := pattern.fullmatch(path.name))))
+    """Return the folders of a cell's tries by number."""
+    numbered = [(path.suffix[1:], path) for path in runs.glob(f"{glob.escape(cell.run_name)}.*")]
+    return {int(number): path for number, path in numbered if number.isdecimal()}
 
 
 def done_before(runs: Path, cell: Cell) -> Record | None:
-    """The record of a settled run of this cell with the present software and measure version, or None."""
+    """Return the record of a settled run of this cell with the present software and measure version, or None."""
     versions = machine.versions().items()
     for record in filter(None, map(outcomes.read, attempts(runs, cell).values())):
         is_of_today = record.measure_version == schema.MEASURE_VERSION and versions <= record.software.items()
-        if record.status in SETTLED and is_of_today:
+        if record.status in SURVIVES and is_of_today:
             return record
     return None
 
 
 def expected_s(cell: Cell, runs: Path) -> float:
-    """Seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
+    """Return the seconds that a cell may take: by its longest try so far, or else its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     # A run that failed may have ended at once, and would have taken longer.
     tries = [record.wall_s or 0 for record in records if record.status not in ("running", "failed")]

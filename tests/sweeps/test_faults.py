@@ -103,14 +103,14 @@ Root Cause (first observed failure):
   traceback : Signal 11 (SIGSEGV) received by PID 71
 {RULE}
 """
-ONE = outcomes.Ended("rank 0", "exit code 1", "rank 0")
-SEGV = outcomes.Ended("rank 3", "SIGSEGV", "rank 3")
+ONE = outcomes.Ended("exit code 1", "rank 0")
+SEGV = outcomes.Ended("SIGSEGV", "rank 3")
 FORCED = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
 REPORTS = [
     (TORCHRUN, [SEGV, ONE]),
     (TORCHRUN.replace("\n", "\n1: "), [SEGV, ONE]),  # as srun prints it
-    ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.Ended("a rank", "SIGABRT")]),
-    (FORCED, [SEGV, outcomes.Ended("rank 0", "SIGKILL", "rank 0")]),
+    ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.Ended("SIGABRT")]),
+    (FORCED, [SEGV, outcomes.Ended("SIGKILL", "rank 0")]),
     # torchrun killed rank 0 at last: it waited for the other one in C++, where it heeds no SIGTERM
     (f"Unable to shutdown process 70 via 15, forcefully exiting via 9\n{FORCED}", [SEGV]),
 ]
@@ -154,9 +154,9 @@ ENDS = [  # record, output, exit code, killed by the kernel; status, words, rank
     (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, 0, "failed", NO_ROW, "rank 3"),
     # On a full disk there is no room for the record, but some in the last block of the output.
     (NO_RECORD, PRINTED + FAILED, 1, 0, "failed", NO_SPACE, "rank 3"),
-    (NO_RECORD, TERMINATED_3, 1, 0, "killed", "interrupted: SIGTERM ended rank 3", "rank 3"),
-    (NO_RECORD, SIGNALLED, 1, 0, "killed", "interrupted: SIGINT ended the launcher", None),
-    (NO_RECORD, "", -15, 0, "killed", "interrupted: SIGTERM ended the launcher", None),
+    (NO_RECORD, TERMINATED_3, 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
+    (NO_RECORD, SIGNALLED, 1, 0, "killed", "a process of the launch ended with SIGINT", None),
+    (NO_RECORD, "", -15, 0, "killed", "a process of the launch ended with SIGTERM", None),
 ]
 # fmt: on
 

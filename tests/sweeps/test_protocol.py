@@ -35,7 +35,6 @@ def test_a_name_tells_what_a_cell_asks_for(tmp_path):
     assert len({*names, *other}) == 2 * len(names)
 
 
-SCRIPT = PART.replace("arm =", 'script = "as_printed"\narm =')
 ENDLESS = PART.replace("micro_batch = 2", "").replace("seed", 'frontier = "seed"\nseed')
 
 
@@ -47,11 +46,8 @@ MISTAKES = [
     (PART + "ranks = 0\n", "part.0.tiny.ranks", "must be greater than 0 (got 0)"),
     (PART.replace("part.tiny", "part.paper"), "'tiny'", "--scale paper"),
     (PART.replace("[part.tiny]", ""), "has no scale 'tiny'", "smoke.toml is an example"),
-    (PART + 'script = "train2"\n', "train2", "as_printed"),
-    (PART + 'repair = "none"\n', "repair belongs to script"),
-    (SCRIPT + 'repair = "all"\n', "repair must be", "fresh_model", "'all'"),
-    (SCRIPT, "repair belongs to script"),
-    (PART.replace('arm = ["ddp", "zero2"]\n', ""), "arm is missing"),
+    (PART + 'repair = "all"\n', "repair must be", "fresh_model", "'all'"),
+    (PART.replace('arm = ["ddp", "zero2"]\n', ""), "'no arm' is not an arm"),
     (PART.replace('"p"', '"../esc"'), "part.0.name"),
     (b"\xff\x00[[", "mine.toml' cannot be read"),
     (HEAD + "part = 5\n", "part must be a list (got 5)"),

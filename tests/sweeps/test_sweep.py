@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,15 +164,7 @@ def test_what_a_machine_cannot_run_is_a_row_and_not_launched(tmp_path, monkeypat
     assert record.cell.model_dump() == {"protocol": "smoke", "part": "arms", "scale": "one_gpu", "repeat": 2}
     assert "needs a GPU" in record.error.message
     assert sweep.why_not(cell, gpus=1) is None
-
-
-def test_more_ranks_than_the_host_can_hold_are_not_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(total=25e9))
-    monkeypatch.setattr(sweep.doctor, "why_not", lambda *_: None)
-    text = MINI.replace('"single"', '"ddp"') + "ranks = [4, 1000]\n"
-    few, many = (sweep.why_not(turn, gpus=0) for turn in turns(tmp_path, text)[:2])
-    assert few is None
-    assert many.what == "1000 ranks need at least 400 GB of host memory, and there are 25 GB"
+    assert "2 ranks need as many GPUs" in sweep.why_not(replace(cell, ranks=2), gpus=1).what
 
 
 # --- what a launch leaves ------------------------------------------------------------------------------------------
@@ -272,7 +263,7 @@ def test_a_run_folder_that_is_removed_costs_one_cell(tmp_path, monkeypatch):
     listener = Listener()
     outcomes = sweep.sweep(turns(tmp_path), tmp_path / "runs", 60, None, listener)
     assert [outcome.status for outcome in outcomes] == ["failed"] * 3
-    assert "its folder could not be used (No such file" in outcomes[1].reason
+    assert "its folder could not be used ([Errno 2] No such file" in outcomes[1].reason
     assert listener.ends == outcomes
     assert len(statuses(tmp_path / "runs")) == 2
 
@@ -296,7 +287,7 @@ def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
     for end in ("1", "10", "9", "bak", "1.bak", "x2", "", "\N{SUPERSCRIPT TWO}"):
         (runs / f"{turn.run_name}.{end}").mkdir(parents=True)
     (runs / f"{turn.run_name}.11").write_text("somebody's notes")
-    assert list(sweep.attempts(runs, turn)) == [1, 9, 10, 11]
+    assert sorted(sweep.attempts(runs, turn)) == [1, 9, 10, 11]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"status": "well"}'])
@@ -347,7 +338,7 @@ def test_a_rank_that_is_stopped_or_has_lost_its_launcher_is_ended_at_once(tmp_pa
     while not any(process.status() == psutil.STATUS_STOPPED for process in launches.family(launcher, folder)):
         time.sleep(0.05)
     started = time.monotonic()
-    launches.end(launcher, folder, stacks=False)
+    launches.end(launcher, folder)
     assert time.monotonic() - started < 5
     assert working_on(folder) == []
     assert (launcher.returncode == 1) == (then == "exit 1")
@@ -389,7 +380,8 @@ def test_the_stacks_of_many_ranks_are_told_one_after_the_other(tmp_path, monkeyp
     while printed.read_text().count("ready") < len(ranks):
         time.sleep(0.05)
     monkeypatch.setattr(launches, "family", lambda *_: [psutil.Process(rank.pid) for rank in ranks])
-    launches.end(ranks[0], tmp_path, stacks=True)
+    launches.ask_where(ranks[0], tmp_path)
+    launches.end(ranks[0], tmp_path)
     for rank in ranks:
         rank.wait(timeout=1)  # gone already
     lines = re.findall(r'^  File "<string>", line \d in deep$', printed.read_text(), re.MULTILINE)
