@@ -51,7 +51,7 @@ class Ended(NamedTuple):
 
 def outcome(cell: Cell, folder: Path, code: int, stop: Stop | None, kills: int | None) -> Record:
     """Complete and return the record of a launch that ended by itself or by `stop`."""
-    left = [*folder.glob("record.json.part*"), *folder.glob(".*.part")]  # of a killed writer
+    left = [*folder.glob(".*.part")]  # of a killed writer
     if stop is None or stop.status != "timeout":  # where each rank was explains a hang, and nothing else
         left += collectives.paths(folder)
     for path in left:

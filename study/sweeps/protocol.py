@@ -4,9 +4,9 @@ A protocol has parts. A part names arms and gives settings. A list of values is 
 combination of its axes. A scale is a table inside the part whose values replace the part's own. The axes of the scale
 come after those of the part, and the last axis varies fastest.
 
-A part with a `frontier` searches for the largest value of that setting that survives: from a list of models, or between
-a lowest and a highest number. A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is
-how many seconds a sweep must have left before it starts a cell for the first time: a number, or a table by model.
+A part with a `frontier` searches for the largest value of that setting that survives, in a list that begins with the
+smallest. A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is how many seconds a
+sweep must have left before it starts a cell for the first time.
 """
 
 import hashlib
@@ -14,10 +14,9 @@ import itertools
 import json
 import math
 import re
-import reprlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -35,7 +34,7 @@ SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reprod
 SETTINGS = tuple(field.name for field in fields(Settings))
 PART_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # the names of run folders begin with it
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
-MAX_CELLS = 10_000  # of a sweep with repeats, or rungs of a frontier; each is a launch of at least 10 s
+MAX_CELLS = 10_000  # of a part; each is a launch of at least 10 s
 PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
 EXAMPLE = "correct the file: smoke.toml is an example"
 
@@ -54,7 +53,7 @@ class Grid(Table, extra="allow"):
     ranks: PositiveInt | list[PositiveInt] | None = None
     repair: Repair | list[Repair] | None = None
     frontier: str | None = None
-    reserve_s: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)] | None = None
+    reserve_s: PositiveFloat = 0
 
 
 class Part(Grid):
@@ -91,7 +90,7 @@ class Cell:
     settings: dict  # by name, as the protocol gives them
     frontier: str | None = None
     rungs: tuple = ()
-    reserve_s: float | dict[str, float] | None = None  # a dict: by model
+    reserve_s: float = 0
     repeat: int = 1
 
     @property
@@ -170,7 +169,7 @@ def cells(protocol: dict, scale: str) -> list[Cell]:
     """Return every cell of a protocol at a scale, in the order of the file."""
     cells = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]
     if not cells:
-        scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
+        scales = {*SCALES} & {*itertools.chain(*protocol["part"])}
         raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(scales)}, or {EXAMPLE}")
     return cells
 
@@ -179,38 +178,25 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     where = f"{protocol['file']}, part {part['name']!r}"
     # A scale's values come last, so that its axes vary fastest.
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
-    frontier = merged.get("frontier")
-    rungs = []
-    if frontier:
-        rungs = _rungs(merged.pop(frontier, None), frontier, where)
     axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
+    frontier = merged.get("frontier")
+    rungs = axes.pop(frontier, [])
+    if frontier and len(rungs) < 2:
+        raise Stop(f"{where}: frontier {frontier!r} has nothing to search", f"give {frontier} a list, smallest first")
     # Before the product is expanded: three lists of a few thousand values would fill the memory.
     count = math.prod(map(len, axes.values()))
     if not 0 < count <= MAX_CELLS:
         raise Stop(f"{where} has {count} cells", f"give each list a value, and all together at most {MAX_CELLS} cells")
-    how = {"frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
+    how = {"frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s", 0)}
     cells = []
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
         arm = arms.load_arm(settings.pop("arm", "no arm"))
         ranks = settings.pop("ranks", None)
-        trainers = {key: value for key, value in settings.items() if key != "repair"}
-        # Checked here, so that a mistake in the last cell is found before the first one runs. Of a frontier the ends
-        # are enough: what is between them is of the same kind.
-        for rung in [{frontier: rung} for rung in (*rungs[:1], *rungs[-1:])] or [{}]:
-            build(trainers | rung, where)
+        # Checked here, so that a mistake in the last cell is found before the first one runs.
+        for rung in [{frontier: rung} for rung in rungs] or [{}]:
+            trainers = settings | rung
+            trainers.pop("repair", None)
+            build(trainers, where)
         cells.append(Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, **how))
     return cells
-
-
-def _rungs(values: Any, frontier: str, where: str) -> list:
-    """Return the values that a frontier tries, smallest first."""
-    match values:
-        case [int(lowest), int(highest)] if 0 < highest - lowest < MAX_CELLS:
-            return [*range(lowest, highest + 1)]
-        case [str(), str(), *_] if frontier in SETTINGS:
-            return values
-    raise Stop(
-        f"{where}: frontier {frontier!r} has {frontier} = {reprlib.repr(values)}",
-        f"name a setting with [lowest, highest], at most {MAX_CELLS} values, or a list of names, smallest first",
-    )

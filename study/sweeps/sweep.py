@@ -10,7 +10,6 @@ import fcntl
 import fnmatch
 import glob
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +27,7 @@ from study.sweeps import launches, outcomes, protocol
 from study.sweeps.protocol import Cell
 
 FILTERS = ("arm", "ranks", "part", "repair", *protocol.SETTINGS)
-SURVIVES = {"done": True, "oom": False}  # a second try would end in the same way; another status says nothing
+SETTLED = ("done", "oom")  # a second try would end in the same way
 FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
 BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
 GROWTH = 1.25  # a try that was cut off needs more time than it had, and another may take a little longer
@@ -51,8 +50,6 @@ class Outcome(NamedTuple):
 
 def plan(cells: list[Cell], repeats: int) -> list[Cell]:
     """Return all cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
-    if repeats < 1:
-        raise Stop(f"--repeat must be at least 1 (got {repeats})", "give such a number")
     planned: list[Cell] = []
     for repeat in range(1, repeats + 1):
         planned += [replace(cell, repeat=repeat) for cell in cells]
@@ -77,7 +74,7 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
     """Return why this machine cannot run a cell, or None if nothing is known against it."""
     if not gpus and cell.scale != "tiny":
         return Stop(f"scale {cell.scale} needs a GPU", "use such a machine, or --scale tiny", "unavailable")
-    if gpus and (cell.ranks or 1) > gpus:
+    if 0 < gpus < (cell.ranks or 1):
         what = f"{cell.ranks} ranks need as many GPUs, and there are {gpus}"
         return Stop(what, "use such a machine, or give fewer ranks", "unavailable")
     arm = arms.load_arm(cell.arm)
@@ -152,7 +149,7 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
     """Lock a folder for one sweep. The kernel releases the lock when its holder dies."""
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        file = (runs / ".sweep").open("a+")
+        file = (runs / ".sweep").open("a")
     except OSError as error:
         what = f"--runs {runs} cannot be used ({error.strerror})"
         raise Stop(what, "give a folder that you may write to, with room on its disk") from None
@@ -160,59 +157,38 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            raise Stop(f"another sweep holds {runs} ({file.read()})", "wait for it, or give other --runs") from None
-        # Only the holder writes. The file stays after a sweep, because another may be waiting to open it.
-        file.truncate(0)
-        file.write(f"process {os.getpid()} since {store.now_utc()}")
-        file.flush()
-        yield
+            raise Stop(f"another sweep holds {runs}", "wait for it, or give other --runs") from None
+        yield  # the file stays after a sweep, because another may be waiting to open it
 
 
 # --- how far an arm goes -------------------------------------------------------------------------------------------
 
 
-def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, int]:
-    """Return the last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
-
-    It assumes that a higher rung needs more memory than a lower one. If `survives` returns None (unknown), it ends.
-    """
-    good = -1
-    bad = count
-    # A launch takes from seconds to minutes, so it ends when the two are an eighth apart.
-    while bad - good > max(1, (good + 1) // 8):
-        rung = (good + bad) // 2  # bisect
-        if bad == count:  # nothing has failed so far: double
-            rung = min(2 * good + 1, count - 1)
-        rung = max(rung, good + 1)
-        answer = survives(rung)
-        if answer is None:
-            break
-        if answer:
-            good = rung
-        else:
-            bad = rung
-    return good, bad
-
-
 def search(cell: Cell, run: Callable[[Cell], str]) -> str:
-    """Search for a cell's frontier. Return a sentence with the result. `run` runs a cell and returns its status."""
-    statuses: list[str] = []
+    """Search for a cell's frontier. Return a sentence with the result. `run` runs a cell and returns its status.
 
-    def survives(rung: int) -> bool | None:
-        statuses.append(run(cell.at(rung)))
-        if statuses[-1] == "failed" and "done" in statuses:
-            return False  # the machine can run a smaller rung, so it lacks memory or disk space for this one
-        return SURVIVES.get(statuses[-1])
-
-    good, bad = bracket(survives, len(cell.rungs))
-    survivors = ("none", *cell.rungs)
-    upper = "which is the last to try"
-    if bad < len(cell.rungs):
-        upper = f"{cell.rungs[bad]} does not"
-    elif statuses[-1] not in SURVIVES:
-        upper = f"the search ended at a run that is {statuses[-1]}"
-    return f"{cell.part} {cell.arm}, {cell.frontier}: {survivors[good + 1]} survives, {upper}"
+    It assumes that a higher rung needs more memory than a lower one.
+    """
+    rungs = cell.rungs
+    status = ""
+    good = -1
+    bad = len(rungs)
+    while bad - good > 1:
+        rung = (good + bad) // 2  # bisect
+        if bad == len(rungs):  # nothing has failed so far: double, from the first on
+            rung = min(2 * good + 2, bad - 1)
+        status = run(cell.at(rung))
+        if status == "done":
+            good = rung
+        # A machine that can run a smaller rung lacks memory or disk space for one that failed.
+        elif status == "oom" or (status == "failed" and good >= 0):
+            bad = rung
+        else:
+            break  # it says nothing about memory
+    upper = f"the last run is {status}"
+    if bad < len(rungs):
+        upper = f"{rungs[bad]} does not"
+    return f"{cell.part} {cell.arm}, {cell.frontier}: {('none', *rungs)[good + 1]} survives, {upper}"
 
 
 # --- earlier tries -------------------------------------------------------------------------------------------------
@@ -229,7 +205,7 @@ def done_before(runs: Path, cell: Cell) -> Record | None:
     versions = machine.versions().items()
     for record in filter(None, map(outcomes.read, attempts(runs, cell).values())):
         is_of_today = record.measure_version == schema.MEASURE_VERSION and versions <= record.software.items()
-        if record.status in SURVIVES and is_of_today:
+        if record.status in SETTLED and is_of_today:
             return record
     return None
 
@@ -242,6 +218,4 @@ def expected_s(cell: Cell, runs: Path) -> float:
     # A cell that was tried here is known better than what its protocol expects of any machine.
     if tries:
         return GROWTH * max(tries) + BEFORE_THE_RECORD_S
-    if isinstance(cell.reserve_s, dict):
-        return cell.reserve_s.get(str(cell.settings.get("model")), max(cell.reserve_s.values()))
-    return cell.reserve_s or 0
+    return cell.reserve_s

