@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from study.core import arms, machine
+from study.core import arms
 from study.core.errors import Stop
-from study.core.machine import die_with_parent, is_stopped, oom_kills
+from study.core.machine import die_with_parent, is_stopped, oom_kills, version
 from study.core.settings import flag
 from study.records import store
 from study.records.schema import Record
@@ -22,19 +22,18 @@ from study.sweeps.protocol import SCRIPTS, Cell
 
 POLL_S = 2.0  # rarely, because work of the sweep disturbs timed steps
 GRACE_S = 20  # how long a launch may take to end after SIGTERM
-OF_A_LAUNCHER = re.compile(
-    r"((LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$|TORCHELASTIC_|ACCELERATE_"
-)
+OF_A_LAUNCHER = re.compile(r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT))$|TORCHELASTIC_|ACCELERATE_")
 ANSWERS_WITHIN_S = 2.0  # how long ranks may take to write where they are
+Watch = Callable[[Path, float], None]  # gets the folder of a run, and the seconds since its launch
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "killed")
 
 
 def lacking() -> Stop | None:
     """Return why nothing can be launched from this Python environment. None if it has the launcher."""
-    if machine.version("accelerate"):
+    if version("accelerate"):
         return None
-    what = "this needs accelerate, which the light install does not have"
-    return Stop(what, "pip install './zero-study[train,report]', or make setup in the checkout", "unavailable")
+    remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
+    return Stop("this needs accelerate, which the light install does not have", remedy, "unavailable")
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
@@ -61,14 +60,7 @@ def options(values: dict) -> list[str]:
     return words
 
 
-def run(
-    cell: Cell,
-    folder: Path,
-    timeout_s: float,
-    over: float,
-    nvme_dir: Path | None,
-    watch: Callable[[Path, float], None],
-) -> Record:
+def run(cell: Cell, folder: Path, timeout_s: float, over: float, nvme_dir: Path | None, watch: Watch) -> Record:
     """Run one cell in a fresh launch, and return its record, however it ended. `over` is when the sweep's time ends."""
     folder.mkdir()
     # Before the launch, so that a run on a disk that fills up meanwhile still ends with a record of why.
@@ -104,9 +96,7 @@ def run(
         store.release_reserved_space(folder)
 
 
-def _watched(
-    launcher: subprocess.Popen, folder: Path, timeout_s: float, over: float, watch: Callable[[Path, float], None]
-) -> Stop | None:
+def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: float, watch: Watch) -> Stop | None:
     """Wait for a launch, or end it. Return why it was ended, or None if its run had ended before."""
     started = time.monotonic()
     stop = None

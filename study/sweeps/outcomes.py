@@ -1,8 +1,7 @@
 """Decides how a launch ended, from everything that it left behind. No other module decides this.
 
-If the trainer knows the reason, it is in its record. A killed rank records nothing, and the surviving ranks record
-something else: that they lost the connection, or that torchrun ended them. So the record is completed from torchrun's
-report on each rank, the kernel's log and count of processes killed for memory, and the ranks' heartbeats.
+A killed rank records nothing, and the others record that they lost the connection, or that torchrun ended them. So the
+record is completed from torchrun's report, the kernel's count of processes killed for memory, and the ranks' logs.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""Reads protocols: TOML files in `study/sweeps/protocols/` that expand into cells. `smoke.toml` is an example.
+"""Reads protocols: TOML files in `protocols/` that expand into cells. `smoke.toml` is an example.
 
-A protocol has parts. A part names arms and gives settings. A list of values is an axis, and the part expands into every
-combination of its axes. A scale is a table inside the part whose values replace the part's own. The axes of the scale
-come after those of the part, and the last axis varies fastest.
+A part names arms and gives settings. A list of values is an axis, and the part expands into every combination of its
+axes, the last varying fastest. A scale is a table in the part: its values replace the part's, and its axes come last.
 
 A part with a `frontier` searches for the largest value of that setting that survives, in a list that begins with the
 smallest. A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is how many seconds a
@@ -44,10 +43,7 @@ class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
 
 
 class Grid(Table, extra="allow"):
-    """What a part, or one of its scales, gives: how its cells are run, and settings, each a value or a list.
-
-    `build` checks the settings of each combination.
-    """
+    """What a part or one of its scales gives: these, and settings, which `build` checks in each combination."""
 
     arm: str | list[str] | None = None
     ranks: PositiveInt | list[PositiveInt] | None = None
@@ -95,10 +91,7 @@ class Cell:
 
     @property
     def script(self) -> str:
-        """Return what is launched: the trainer, or the published script if it says which repairs that gets."""
-        if "repair" in self.settings:
-            return "as_printed"
-        return "train"
+        return "as_printed" if "repair" in self.settings else "train"
 
     @property
     def name(self) -> str:
@@ -113,12 +106,10 @@ class Cell:
 
     @property
     def run_name(self) -> str:
-        """Return how the folders of its runs begin; the number of the try follows."""
-        return f"{self.name}-r{self.repeat}"
+        return f"{self.name}-r{self.repeat}"  # the folders of its runs: the number of the try follows
 
     @property
     def declared(self) -> sections.Cell:
-        """Return its place in the experiment, for the record."""
         return sections.Cell(protocol=self.protocol, part=self.part, scale=self.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
@@ -127,7 +118,6 @@ class Cell:
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
     def at(self, rung: int) -> "Cell":
-        """Return the cell to run at a rung of the search."""
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
     def from_pack(self, pack: Path) -> "Cell":
@@ -151,9 +141,7 @@ def names() -> list[str]:
 
 def read(name: str) -> dict:
     """Read a protocol by its name or the path of a file, and check its form."""
-    path = FOLDER / f"{name}.toml"
-    if name.endswith(".toml"):
-        path = Path(name)
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.exists():
         otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
         raise Stop(f"there is no protocol {name}", nearest(path.stem, names(), otherwise=otherwise))
@@ -180,14 +168,14 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
     axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
     frontier = merged.get("frontier")
-    rungs = axes.pop(frontier, [])
+    rungs = tuple(axes.pop(frontier, ()))
     if frontier and len(rungs) < 2:
         raise Stop(f"{where}: frontier {frontier!r} has nothing to search", f"give {frontier} a list, smallest first")
     # Before the product is expanded: three lists of a few thousand values would fill the memory.
     count = math.prod(map(len, axes.values()))
     if not 0 < count <= MAX_CELLS:
         raise Stop(f"{where} has {count} cells", f"give each list a value, and all together at most {MAX_CELLS} cells")
-    how = {"frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s", 0)}
+    reserve_s = merged.get("reserve_s", 0)
     cells = []
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
@@ -198,5 +186,5 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
             trainers = settings | rung
             trainers.pop("repair", None)
             build(trainers, where)
-        cells.append(Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, **how))
+        cells.append(Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, frontier, rungs, reserve_s))
     return cells

@@ -1,7 +1,6 @@
 """Runs the cells of a protocol unattended, each as one `accelerate launch`. A failed cell never ends a sweep.
 
-The sweep starts the trainer by its command line and reads its record, so every run is a process of its own. The same
-command continues an interrupted sweep. A sweep with a time limit starts no run that would not end in time.
+The same command continues an interrupted sweep. A sweep with a time limit starts no run that would not end in time.
 """
 
 import contextlib
@@ -83,17 +82,9 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
 
 
 def sweep(
-    cells: list[Cell],
-    runs: Path,
-    timeout_s: float,
-    nvme_dir: Path | None,
-    progress: Any,  # study.cli.experiments.Progress
-    minutes: float | None = None,
+    cells: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, progress: Any, minutes: float | None = None
 ) -> list[Outcome]:
-    """Run the cells that are not done, one after the other. `progress` is called at each start, step and end.
-
-    With `minutes`, cells that were never tried come first, so that a failing cell does not use up each sweep's time.
-    """
+    """Run the cells that are not done, one after the other. `progress` is that of study.cli.experiments."""
     over = math.inf  # when the sweep's time ends
     ended: list[Outcome] = []
 
@@ -111,6 +102,7 @@ def sweep(
     with lock_runs_folder(runs):
         if minutes is not None:
             over = time.monotonic() + 60 * minutes
+            # Those that were never tried come first: a failing cell does not use up each sweep's time.
             cells = sorted(cells, key=lambda cell: bool(attempts(runs, cell)))
         for cell in cells:
             if cell.rungs:
@@ -151,17 +143,13 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
         runs.mkdir(parents=True, exist_ok=True)
         file = (runs / ".sweep").open("a")
     except OSError as error:
-        what = f"--runs {runs} cannot be used ({error.strerror})"
-        raise Stop(what, "give a folder that you may write to, with room on its disk") from None
+        raise Stop(f"--runs {runs} cannot be used ({error.strerror})", "give a folder that you may write to") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Stop(f"another sweep holds {runs}", "wait for it, or give other --runs") from None
         yield  # the file stays after a sweep, because another may be waiting to open it
-
-
-# --- how far an arm goes -------------------------------------------------------------------------------------------
 
 
 def search(cell: Cell, run: Callable[[Cell], str]) -> str:
@@ -185,13 +173,8 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
             bad = rung
         else:
             break  # it says nothing about memory
-    upper = f"the last run is {status}"
-    if bad < len(rungs):
-        upper = f"{rungs[bad]} does not"
+    upper = f"{rungs[bad]} does not" if bad < len(rungs) else f"the last run is {status}"
     return f"{cell.part} {cell.arm}, {cell.frontier}: {('none', *rungs)[good + 1]} survives, {upper}"
-
-
-# --- earlier tries -------------------------------------------------------------------------------------------------
 
 
 def attempts(runs: Path, cell: Cell) -> dict[int, Path]:
@@ -215,7 +198,6 @@ def expected_s(cell: Cell, runs: Path) -> float:
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     # A run that failed may have ended at once, and would have taken longer.
     tries = [record.wall_s or 0 for record in records if record.status not in ("running", "failed")]
-    # A cell that was tried here is known better than what its protocol expects of any machine.
     if tries:
         return GROWTH * max(tries) + BEFORE_THE_RECORD_S
     return cell.reserve_s
