@@ -1,72 +1,55 @@
 """Faults strike a rank of a real sweep, and what launchers and the kernel say of how a launch ended."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_sweep import Listener, mini, working_on
+from shaped import record as shaped
+from test_sweep import LATE, swept, turns, working_on
 
 from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Record
-from study.sweeps import outcomes, protocol, sweep
-
-ONE_CELL = """about = "a cell for a fault"
-document = "none"
-replicates = "nothing"
-[[part]]
-name = "p"
-arm = "ddp"
-ranks = 2
-data = "embedded"
-init = "random"
-sequence = 16
-train_rows = 64
-eval_rows = 16
-micro_batch = 4
-steps = 4
-warmup_steps = 1
-threads = 1
-instruments = false
-[part.tiny]
-"""
+from study.records.sections import Requested
+from study.sweeps import launches, outcomes, protocol
 
 
 @pytest.fixture
 def struck(tmp_path, monkeypatch, cache):
     """A function that sweeps one cell whose trainer is struck by a fault, and returns its record."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "sweeps" / "dying.py")
+    small = {"sequence": 16, "train_rows": 64, "micro_batch": 4, "steps": 4, "warmup_steps": 1, "threads": 1}
+    (cell,) = turns(arm="ddp", ranks=2, seed=1, **small)
 
-    def sweep_one(fault: str, timeout_s: float = 300) -> Record:
-        monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "sweeps" / "dying.py")
+    def sweep_one(fault: str) -> Record:
         monkeypatch.setenv("FAULT", fault)
-        (turn,) = sweep.plan(protocol.cells(protocol.read(str(mini(tmp_path, ONE_CELL))), "tiny"), 1)
         runs = tmp_path / "runs"
-        sweep.sweep([turn], runs, timeout_s, None, Listener())
+        swept([cell], runs)
         assert working_on(runs) == []
-        record = store.load(runs / f"{turn.run_name}.1")
-        assert record.error is None or "Traceback" not in record.error.message
+        record = store.load(runs / f"{cell.run_name}.1")
+        assert "Traceback" not in str(record.error)
         return record
 
     return sweep_one
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "where", "words"),
-    [
-        ("exception", "failed", "rank 1", "no such row"),
-        ("SIGKILL", "failed", "rank 1", "was killed (SIGKILL; not for lack of memory)"),
-        ("out of memory", "oom", "rank 1", "refused more memory"),  # not a failure of the trainer
-    ],
+    ("fault", "words"),
+    [("exception", "no such row"), ("SIGKILL", "was killed (SIGKILL; not for lack of memory)")],
 )
-def test_the_rank_that_a_fault_strikes_is_the_reason(fault, status, where, words, struck):
+def test_the_rank_that_a_fault_strikes_is_the_reason(fault, words, struck):
     record = struck(fault)
-    assert (record.status, record.error.where) == (status, where)
+    assert (record.status, record.error.where) == ("failed", "rank 1")
     assert words in record.error.message
 
 
-def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck):
-    record = struck("hang", timeout_s=40)
+def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck, tmp_path, monkeypatch):
+    """The limit begins when a rank is hanging: how long a launch takes to start is not its matter."""
+    hangs = tmp_path / "runs" / "hangs"
+    monkeypatch.setattr(launches, "out_of_time", lambda *_: LATE if hangs.exists() else None)
+    record = struck("hang")
     assert record.status == "timeout"
     assert "rank 1 at dying.py:" in record.error.message
 
@@ -121,13 +104,6 @@ def test_a_launchers_report_names_the_rank_and_the_signal(output, deaths):
     assert outcomes.reported(output) == deaths
 
 
-def record_of(what: str, status: str = "failed", where: str | None = None, error: str = "RuntimeError") -> Record:
-    return store.ended(store.new("run", []), Stop(what, "see", status, where=where), error)
-
-
-NO_RECORD = store.new("run", [])
-BUG = record_of("ValueError: no such row", error="ValueError")
-GONE = record_of("another rank ended without an error message", where="another rank")
 IN_IMPORTS = """Traceback (most recent call last):
   File "study/train.py", line 1, in <module>
     import study
@@ -140,36 +116,77 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 PRINTED = "record.json cannot be written (No space left on device). What to do: make room, and start it again.\n"
 TERMINATED = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
 FAILED = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-SIGKILLED = TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL")
-TERMINATED_3 = TORCHRUN.replace("-11", "-15")
 SIGNALLED = "torch.distributed.elastic.SignalException: Process 9 got signal: 2"
 NO_REASON = "rank 3 ended with exit code 1 and no record of why: "
-NO_ROW = f"{NO_REASON}ValueError: no such row"
-NO_SPACE = f"{NO_REASON}record.json cannot be written (No space left on device)"
+SIGKILLED = (
+    TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"),
+    "traceback : Signal 9 (SIGKILL) received by PID 7",
+    "died with <Signals.SIGKILL: 9>",
+)
+GLOO = {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [127.0.0.1]"}
+BUG = {"kind": "ValueError", "message": "no such row"}
+GONE = {"message": "another rank ended without an error message", "where": "another rank"}
+HUB = {"message": "the connection to the hub is lost"}
+OPEN = ("running", "killed", "failed")
+# What the trainer left, what the launcher printed, its exit code, and how many processes the kernel killed for memory.
 # fmt: off
-ENDS = [  # record, output, exit code, killed by the kernel; status, words, rank
-    (BUG, SIGKILLED, 1, 1, "oom", None, "rank 3"),
-    (GONE, TORCHRUN.replace("-11", "3"), 1, 0, "failed", "exit code 3 and no record of why: ", "rank 3"),
+ENDS = [
+    # a rank that the kernel killed: whoever survives, the launcher alone, or a rank that torchrun ended, or another
+    *[(status, BUG, SIGKILLED[0], 1, 1, "oom", "the kernel killed rank 3", "rank 3") for status in OPEN],
+    *[("failed", {}, killed, 1, 1, "oom", "the kernel killed ", None) for killed in SIGKILLED[1:]],
+    ("running", {}, "", 1, 1, "oom", "the kernel killed ", None),
+    ("failed", GLOO, "", 1, 1, "oom", "the kernel killed ", None),
+    # a rank that somebody killed is no lack of memory
+    ("killed", {}, SIGKILLED[1], 1, 0, "failed", "not for lack of memory", None),
+    ("killed", {}, SIGKILLED[1], 1, None, "failed", "does not say", None),
+    ("failed", GONE, TORCHRUN.replace("-11", "3"), 1, 0, "failed", "exit code 3 and no record of why: ", "rank 3"),
     # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
-    (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, 0, "failed", NO_ROW, "rank 3"),
+    ("running", {}, IN_IMPORTS + TERMINATED + FAILED, 1, 0, "failed", f"{NO_REASON}ValueError: no such row", "rank 3"),
     # On a full disk there is no room for the record, but some in the last block of the output.
-    (NO_RECORD, PRINTED + FAILED, 1, 0, "failed", NO_SPACE, "rank 3"),
-    (NO_RECORD, TERMINATED_3, 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
-    (NO_RECORD, SIGNALLED, 1, 0, "killed", "a process of the launch ended with SIGINT", None),
-    (NO_RECORD, "", -15, 0, "killed", "a process of the launch ended with SIGTERM", None),
+    ("running", {}, PRINTED + FAILED, 1, 0, "failed", f"{NO_REASON}record.json cannot be written", "rank 3"),
+    ("running", {}, TORCHRUN.replace("-11", "-15"), 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
+    ("running", {}, SIGNALLED, 1, 0, "killed", "a process of the launch ended with SIGINT", None),
+    ("running", {}, "", -15, 0, "killed", "a process of the launch ended with SIGTERM", None),
 ]
 # fmt: on
 
 
-@pytest.mark.parametrize(("record", "output", "code", "kills", "status", "what", "where"), ENDS)
-def test_how_a_launch_ended(record, output, code, kills, status, what, where):
-    stop = outcomes.why_it_ended(record, output, code, kills)
-    assert (stop and stop.status, stop and stop.where) == (status, where)
-    assert what is None or what in stop.what
+def left(folder: Path, status: str, output: str = "", kind="Stop", message="its own", where="rank 0") -> bytes:
+    """A run folder as a launch leaves it. Returns its record.json."""
+    folder.mkdir()
+    (folder / "output.txt").write_text(output)
+    record = store.new(folder.name, []).model_copy(update={"requested": Requested(arm="ddp")})
+    if status == "done":
+        record = shaped(run_id=folder.name)
+    elif status != "running":
+        record = store.ended(record, Stop(message, "what to do", status, where), kind)
+    store.write(folder, record)
+    (folder / ".7f.part").touch()  # of a writer that was killed
+    return (folder / "record.json").read_bytes()
 
 
-def test_room_is_reserved_for_a_record_and_freed(tmp_path):
-    store.reserve(tmp_path)
-    assert list(tmp_path.iterdir()) == [], "the kernel frees what has no name"
-    assert store.release_reserved_space(tmp_path)
-    assert not store.release_reserved_space(tmp_path)
+@pytest.mark.parametrize(("before", "error", "output", "code", "kills", "status", "words", "where"), ENDS)
+def test_how_a_launch_ended(before, error, output, code, kills, status, words, where, tmp_path):
+    left(tmp_path / "run", before, output, **error)
+    record = outcomes.outcome(turns()[0], tmp_path / "run", code, None, kills)
+    assert (record.status, record.error.where) == (status, where)
+    assert words in record.error.message
+    assert store.load(tmp_path / "run") == record
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["output.txt", "record.json"]
+
+
+@pytest.mark.parametrize("status", OPEN)
+def test_what_is_ended_says_why(status, tmp_path):
+    left(tmp_path / "run", status)
+    assert outcomes.outcome(turns()[0], tmp_path / "run", 1, LATE, 0).error.message == LATE.what
+
+
+# The kernel's count is the machine's: a run that tells a reason of its own keeps it.
+STAYS = [*[(each, {}, LATE, 0) for each in outcomes.ANSWERS], ("failed", BUG, None, 1), ("failed", HUB, None, 1)]
+
+
+@pytest.mark.parametrize(("status", "error", "stop", "kills"), [*STAYS, ("killed", {}, None, 0)])
+def test_what_a_run_has_found_out_stays(status, error, stop, kills, tmp_path):
+    written = left(tmp_path / "run", status, **error)
+    assert outcomes.outcome(turns()[0], tmp_path / "run", 1, stop, kills).status == status
+    assert (tmp_path / "run" / "record.json").read_bytes() == written

@@ -41,6 +41,8 @@ MISTAKES = [
     (PART.replace("zero2", "zero9"), "zero9", "did you mean 'zero3'"),
     (PART + "accumulation = 0\n", "mine.toml", "accumulation must be greater than 0 (got 0)"),
     (PART + "ranks = 0\n", "part.0.tiny.ranks", "must be greater than 0 (got 0)"),
+    (PART + "reserve_s = -1\n", "part.0.tiny.reserve_s", "(got -1)"),
+    (PART + "reserve_s = inf\n", "part.0.tiny.reserve_s"),
     (PART.replace("part.tiny", "part.paper"), "'tiny'", "--scale paper"),
     (PART.replace("[part.tiny]", ""), "has no scale 'tiny'", "smoke.toml is an example"),
     (PART + 'repair = "all"\n', "repair must be", "fresh_model", "'all'"),
