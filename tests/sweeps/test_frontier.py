@@ -61,10 +61,8 @@ def test_a_search_with_real_runs_keeps_both_ends(tmp_path, cache, monkeypatch):
     """Models of a ladder under a cap that the smallest keeps to and the next does not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     few = {"micro_batch": 4, "train_rows": 4000, "eval_rows": 2, "steps": 2, "warmup_steps": 1}
-    cells = [
-        replace(cell, settings=cell.settings | few) for cell in searched("model", ["gpt-tiny", "gpt2", "gpt2-medium"])
-    ]
-    swept(cells, tmp_path, listener := Listener())
+    (cell,) = searched("model", ["gpt-tiny", "gpt2", "gpt2-medium"])
+    swept([replace(cell, settings=cell.settings | few)], tmp_path, listener := Listener())
     assert listener.said == ["far single, model: gpt-tiny survives, gpt2 does not"]
     ended = {name.split("-r1")[0].rpartition("-")[0]: status for name, status in statuses(tmp_path).items()}
     assert ended == {"far-single-gpt-tiny": "done", "far-single-gpt2": "oom"}
