@@ -1,6 +1,7 @@
 """The values that describe a training. Every prediction depends on them alone."""
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -8,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.settings import AUTOCAST, HALF_WEIGHTS
+from study.core.settings import AUTOCAST
 from study.predict.trace.tape import Tensor
 from study.predict.trace.transformer import TraceOptions, Transformer, tensors_of_a_rank
 
@@ -42,7 +43,12 @@ SCALES_BYTES = {None: 0.0, "nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "
 QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
 
 # What DeepSpeed leaves to AdamW, by name, so Muon gets GPT-2's `wte` (deepspeed/__init__.py, set_optimizer_flags).
-NOT_FOR_MUON = ("embed", "lm_head")
+NOT_FOR_MUON = re.compile("embed|lm_head", re.IGNORECASE)
+MOMENTS = {"sgd": 1, "adafactor": 1}  # of a vector; 2 of others
+# What an update makes of a tensor, by whether it is a matrix: the root of a second moment; or Adafactor's estimate of
+# the second moments, for a vector its squares as well.
+MADE = {(name, is_matrix): 1 for name in ("foreach", "single_tensor") for is_matrix in (True, False)}
+MADE |= {("adafactor", True): 1, ("adafactor", False): 2}
 LEAST_8BIT_ELEMENTS = 4096  # bitsandbytes 0.50: smaller tensors keep fp32 (optim/optimizer.py, min_8bit_size)
 BLOCK_ELEMENTS = 256  # with one fp32 scale for each block of a moment
 QUANTILES_BYTES = 2 * 256 * 4  # the values that 8 bits stand for: a table for each moment, shared by all tensors
@@ -63,6 +69,8 @@ WIDTHS = {
     "bf16_cast": Widths(2, 2, 4),
     "bf16_pure": Widths(2, 2, 2),
 }
+# As traces call a precision: fp16 is as wide as bf16.
+TRACED = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "bf16_cast": "bf16_cast", "bf16_pure": "bf16_cast"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,42 +110,32 @@ class Setup:
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
-        if self.precision == "fp8":
-            what = (
-                "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and "
-                "states stay in 16 or 32 bits, and copies in 8 bits come on top "
-                "(https://github.com/NVIDIA/TransformerEngine/issues/1429)"
-            )
-            raise Stop(what, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
         if self.optimizer == "muon" and self.stage:
-            what = (
-                "what DeepSpeed's Muon holds under a ZeRO stage (whole matrices, and buffers for them) is not predicted"
-            )
+            what = "the whole matrices and buffers that DeepSpeed's Muon holds under a ZeRO stage are not predicted"
             raise Stop(what, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
         if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
-        # What is divided evenly, and among how many. None: it is not divided.
-        groups = {"divide layers": self.tensor_ranks, "share rows": self.sequence_ranks, "shard states": self.group}
-        for what, size in groups.items():
-            if self.ranks % (size or 1):
-                raise Stop(f"{self.ranks} ranks do not {what} in groups of {size}", f"give a multiple of {size}")
-        if self.sequence % self.sequence_ranks:
-            what = f"{self.sequence_ranks} ranks do not divide a row of {self.sequence} tokens"
-            raise Stop(what, f"give tokens that are a multiple of {self.sequence_ranks}")
+        for what, number, size in (
+            ("ranks do not divide layers", self.ranks, self.tensor_ranks),
+            ("ranks do not share rows", self.ranks, self.sequence_ranks),
+            ("ranks do not shard states", self.ranks, self.sharing_ranks),
+            ("tokens of a row are not shared", self.sequence, self.sequence_ranks),
+        ):
+            if number % size:
+                raise Stop(f"{number} {what} in groups of {size}", f"give a multiple of {size}")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
-        """The setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
+        """Return the setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
         arm = arms.load_arm(arm_name)
-        if arm.distributed_type == "NO":
-            ranks = 1
+        ranks = {"NO": 1}.get(arm.distributed_type, ranks)
         return cls(model=model, ranks=ranks, **distribution(arm, ranks) | values)
 
     @classmethod
     def of_settings(cls, model: Transformer, settings, **values) -> "Setup":
-        """The setup of a run, from its settings or from the requested values of its record."""
+        """Return the setup of a run, from its settings or from the requested values of its record."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
         values |= {name: getattr(settings, name) for name in names}
         if settings.optimizer not in ("adamw", None):  # None: of older records
@@ -161,7 +159,7 @@ class Setup:
 
     @property
     def second_partition(self) -> int | None:
-        """The number of ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
+        """The ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
         among = self._zero["zero_hpz_partition_size"]
         return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
@@ -172,7 +170,7 @@ class Setup:
 
     @property
     def state_ranks(self) -> int:
-        """The number of ranks that shard the same states: those that have the same part of each layer."""
+        """The ranks that shard the same states: those that have the same part of each layer."""
         return self.sharing_ranks // self.tensor_ranks
 
     @property
@@ -209,22 +207,18 @@ class Setup:
     @property
     def trace_options(self) -> TraceOptions:
         """All that a trace of the model depends on. A trace knows fewer kinds of training than a setup."""
-        attention = self.attention if self.model.has_fused_attention else "eager"
-        precision = self.precision
-        if precision in HALF_WEIGHTS:
-            precision = "bf16_cast"
-        if precision in AUTOCAST:  # fp16 is as wide as bf16
-            precision = "bf16_gathered" if self.fsdp else "bf16"
-        # Frozen weights differ from trained ones where these are in fp32.
+        precision = TRACED[self.precision]
         frozen = "as_weights"
-        if self.model.is_partly_frozen and self.autocast:
+        if self.precision in AUTOCAST and self.fsdp:
+            precision = "bf16_gathered"
+        elif self.model.is_partly_frozen and self.autocast:  # frozen weights differ where the trained ones are in fp32
             frozen = self.frozen.removesuffix("_without_autocast")
             if frozen != self.frozen:
                 precision = "fp32"
         return TraceOptions(
             sequence=self.row_tokens,
             precision=precision,
-            attention=attention,
+            attention=self.attention if self.model.has_fused_attention else "eager",
             checkpointing=self.checkpointing,
             loss=self.loss,
             zero3_linear=self.has_own_linear,
@@ -308,66 +302,50 @@ class Setup:
         return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
 
     def moments_bytes(self, tensors: Sequence[Tensor]) -> int:
-        """Bytes of the optimizer's moments, for tensors as it has them."""
+        """Return the bytes of the optimizer's moments, for tensors as it has them."""
         return held_bytes(self.optimizer, tensors, self.state_bytes)
 
     def made_bytes(self, tensors: Sequence[Tensor]) -> int:
-        """The most bytes that an update makes beside weights, gradients and moments.
+        """Return the most bytes that an update makes beside weights, gradients and moments.
 
-        Memory inside bitsandbytes' operator for CPUs is not counted: records do not see it, and the kernel for GPUs
-        needs none.
+        Memory inside bitsandbytes' operator for CPUs is not counted: records do not see it, and GPUs need none.
         """
-        if self.optimizer == "foreach":
-            return self.state_bytes * sum(each.elements for each in tensors)
-        # Others work at one tensor at a time. They make the root of a second moment; or Adafactor's estimate of the
-        # second moments, for a vector its squares as well.
-        of_matrix, of_vector = {"single_tensor": (1, 1), "adafactor": (1, 2)}.get(self.optimizer, (0, 0))
-        elements = [of_matrix * each.elements for each in tensors if len(each.shape) > 1]
-        elements += [of_vector * each.elements for each in tensors if len(each.shape) <= 1]
-        return self.state_bytes * max(elements, default=0)
+        elements = [each.elements * MADE.get((self.optimizer, each.is_matrix), 0) for each in tensors]
+        at_once = {"foreach": sum(elements)}  # others work at one tensor at a time
+        return self.state_bytes * at_once.get(self.optimizer, max(elements, default=0))
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:
-    """The fields of a setup that say how an arm distributes the training over `ranks` ranks."""
-    sharing = arm.sharing_ranks(ranks)
+    """Return the fields of a setup that say how an arm distributes the training over `ranks` ranks."""
     if arm.fsdp is None:
-        return {
-            "deepspeed": arm.deepspeed,
-            "sequence_ranks": arm.sequence_ranks,
-            "tensor_ranks": arm.tensor_ranks,
-        }
+        names = ("deepspeed", "sequence_ranks", "tensor_ranks")
+        return {name: getattr(arm, name) for name in names}
     return {
         "fsdp": {True: "full_shard", False: "shard_grad_op"}[arm.fsdp["fsdp_reshard_after_forward"]],
         "fsdp_by": "accelerate",
         "fsdp_offload": arm.fsdp["fsdp_offload_params"],
-        "group": {1: None}.get(arm.replicas, sharing),  # a single replica: all ranks shard together
+        "group": {1: None}.get(arm.replicas, arm.sharing_ranks(ranks)),  # a single replica: all ranks shard together
     }
 
 
 def held_bytes(optimizer: str, tensors: Sequence[Tensor], state_bytes: int) -> int:
-    """Bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits.
+    """Return the bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits.
 
     DDP and one process give an optimizer each tensor as it is, FSDP2 a rank's rows of each tensor, and DeepSpeed's ZeRO
     one flat vector of all. Optimizers that work by matrices or by blocks keep another number of bytes for a vector.
     """
-    if optimizer == "adamw_8bit":
-        held = tables = 0
-        for each in tensors:
-            if each.elements < LEAST_8BIT_ELEMENTS:
-                held += 2 * 4 * each.elements
-            else:
-                held += 2 * (each.elements + 4 * ceil(each.elements / BLOCK_ELEMENTS))
-                tables = QUANTILES_BYTES
-        return held + tables
-    elements = 0
-    for each in tensors:
-        is_matrix = len(each.shape) > 1
-        if optimizer == "muon" and any(word in each.name.lower() for word in NOT_FOR_MUON):
-            is_matrix = False
-        if optimizer == "adafactor" and is_matrix:  # torch 2.13: a row and a column of each matrix, and all of a vector
-            elements += each.elements // each.shape[-1] + each.elements // each.shape[-2]
-        elif optimizer in ("sgd", "adafactor") or (optimizer == "muon" and is_matrix):
-            elements += each.elements
-        else:
-            elements += 2 * each.elements
-    return state_bytes * elements
+    if optimizer != "adamw_8bit":
+        return state_bytes * sum(_moment_elements(optimizer, each) for each in tensors)
+    sizes = [each.elements for each in tensors]
+    large = [size for size in sizes if size >= LEAST_8BIT_ELEMENTS]
+    held = 2 * 4 * (sum(sizes) - sum(large)) + 2 * sum(size + 4 * ceil(size / BLOCK_ELEMENTS) for size in large)
+    return held + QUANTILES_BYTES if large else held
+
+
+def _moment_elements(optimizer: str, tensor: Tensor) -> int:
+    if tensor.is_matrix:
+        if optimizer == "adafactor":  # torch 2.13: a row and a column of each matrix, and all of a vector
+            return tensor.elements // tensor.shape[-1] + tensor.elements // tensor.shape[-2]
+        if optimizer == "muon" and not NOT_FOR_MUON.search(tensor.name):
+            return tensor.elements
+    return MOMENTS.get(optimizer, 2) * tensor.elements

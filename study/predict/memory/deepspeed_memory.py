@@ -32,39 +32,28 @@ def moments(engine: Engine, profile: Profile) -> Iterator[tuple[str, dict]]:
 # --- one process and DDP ---
 
 
-def _complete(engine: Engine) -> int:
-    """Bytes of the gradients when they are complete. PyTorch's DDP keeps both gradients and buckets by default."""
-    gradients_bytes = engine.elements * engine.weight_bytes
-    if engine.ranks > 1 and not engine.setup.library.bucket_view:
-        gradients_bytes *= 2
-    return gradients_bytes
-
-
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Without DeepSpeed: gradients pile up, or move into DDP's buckets, or are added to those that are there."""
-    library = engine.setup.library
-    in_buckets = engine.ranks > 1 and library.bucket_view
-    most = _complete(engine)
-    ready = 0
-    if engine.ranks > 1:  # DDP's buckets
-        ready += engine.elements * engine.weight_bytes
+    setup = engine.setup
+    whole = engine.elements * engine.weight_bytes
+    ready = whole if engine.ranks > 1 else 0  # DDP's buckets
     # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
-    if engine.accumulation > 1 or (library.torch_major == 1 and not in_buckets):
-        ready += engine.elements * engine.weight_bytes
+    if setup.accumulation > 1 or (setup.library.torch_major == 1 and engine.complete_bytes != ready):
+        ready += whole
     yield {"activations": profile.most.kept, "temporaries": profile.most.in_use, "gradients": ready}
-    piles_up = ready < most
+    piles_up = ready < engine.complete_bytes
     for tensor, (kept, in_use), _ in profile.gradients:
         size = tensor.elements * engine.weight_bytes
         if piles_up:
             ready += size
         else:  # the new gradient is there besides, until it is moved or added
-            ready = max(most, ready - size)
+            ready = max(engine.complete_bytes, ready - size)
             in_use += size
         yield {"activations": kept, "gradients": ready, "temporaries": in_use}
 
 
 def _update_whole(engine: Engine) -> Iterator[dict]:
-    gradients_bytes, made_bytes = _complete(engine), engine.made_bytes
+    gradients_bytes, made_bytes = engine.complete_bytes, engine.made_bytes
     if engine.setup.keeps_master:  # there are also the gradients in fp32
         gradients_bytes += 4 * engine.elements
         if engine.setup.deepspeed:  # which flattens them (fused_optimizer.py)
@@ -72,14 +61,37 @@ def _update_whole(engine: Engine) -> Iterator[dict]:
     yield {"gradients": gradients_bytes, "temporaries": made_bytes}
 
 
-# --- stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads) ---
-
-
-class Buckets:
-    """The gradients of stages 1 and 2: in the bucket that fills, or kept because this rank owns some of them."""
+class Bucket:
+    """The gradients in the bucket that fills, until the next one has no room in it."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
+        self.w = engine.weight_bytes
+        self.bucket: list[Tensor] = []
+        self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
+
+    def is_full(self, tensor: Tensor) -> bool:
+        return bool(self.bucket) and self.filled + tensor.elements > self.engine.bucket_elements
+
+    def take(self, tensor: Tensor) -> None:
+        self.bucket.append(tensor)
+        self.filled += tensor.elements
+        if tensor.elements > self.engine.bucket_elements:
+            self.large += tensor.elements
+
+    def empty(self) -> None:
+        self.bucket = []
+        self.filled = 0
+
+
+# --- stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads) ---
+
+
+class Buckets(Bucket):
+    """The gradients of stages 1 and 2: in the bucket that fills, or kept because this rank owns some of them."""
+
+    def __init__(self, engine: Engine):
+        super().__init__(engine)
         ends = accumulate(tensor.elements for tensor in engine.tensors)
         # The ranks that own a tensor's first and last element. DeepSpeed flattens a bucket of several a second time.
         self.ranks = {
@@ -91,61 +103,48 @@ class Buckets:
         if engine.accumulation > 1 and engine.stage == 1:
             # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends
             # (setup_buckets, reduce_gradients).
-            self.waiting = engine.elements * engine.weight_bytes
+            self.waiting = engine.elements * self.w
         elif engine.accumulation > 1 and not engine.offloads:
-            self.kept = engine.owned_whole_bytes
-            self.most_kept += self.kept
-        self.buckets = engine.bucket_elements * engine.reduced_bytes
-        if engine.zero["overlap_comm"]:  # one fills while the other is reduced
-            self.buckets *= 2
-        self.bucket: list[Tensor] = []
-        self.filled = 0  # elements in the bucket
-        self.large = 0  # bytes of gradients that are larger than a bucket
+            self.kept = self.most_kept
+            self.most_kept *= 2
+        together = 2 if engine.zero["overlap_comm"] else 1  # one fills while the other is reduced
+        self.buckets = together * engine.bucket_elements * engine.reduced_bytes
 
     def moments(self, profile: Profile) -> Iterator[dict]:
-        kept, in_use = profile.most
         buckets = self.buckets if self.waiting else 0  # of earlier passes; else they come with the first gradient
-        yield {"activations": kept, "temporaries": in_use, "gradients": self.waiting + self.kept, "buckets": buckets}
+        yield self.moment(profile.most, 0) | {"buckets": buckets}
         for tensor, most, complete in profile.gradients:
-            size = tensor.elements * self.engine.weight_bytes
+            size = tensor.elements * self.w
             if self.bucket:
                 yield self.moment(most, size)
-                if self.filled + tensor.elements > self.engine.bucket_elements:
-                    yield from self.reduce(complete, size)
+            if self.is_full(tensor):
+                yield from self.reduce(complete, size)
             yield self.moment(complete, size)
+            self.waiting -= size
             self.take(tensor)
         for now in self.reduce(Held(0, 0), 0):  # autograd is done: records count what is allocated then as activations
             yield now | {"activations": now["temporaries"], "temporaries": 0}
 
     def moment(self, activations: Held, extra: float) -> dict:
-        gradients = max(0, self.waiting) + self.kept + self.large
+        gradients = max(0, self.waiting) + self.kept + self.large * self.w
         now = {"buckets": self.buckets, "gradients": gradients}
         return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
 
-    def take(self, tensor: Tensor) -> None:
-        """Put a complete gradient into the bucket."""
-        size = tensor.elements * self.engine.weight_bytes
-        self.waiting -= size
-        if tensor.elements > self.engine.bucket_elements:
-            self.large += size
-        self.bucket.append(tensor)
-        self.filled += tensor.elements
-
     def reduce(self, complete: Held, next_bytes: int) -> Iterator[dict]:
         """Empty the bucket. `next_bytes` is the size of the gradient that comes next."""
+        engine = self.engine
         owners = set().union(*(self.ranks[tensor.name] for tensor in self.bucket))
-        flattened = self.filled * self.engine.weight_bytes if len(owners) > 1 else 0
+        flattened = self.filled * self.w if len(owners) > 1 else 0
         yield self.moment(complete, flattened + next_bytes)
-        owned = max(self.engine.owned.get(tensor.name, 0) for tensor in self.bucket)
-        if owned and self.engine.offloads:
+        owned = max(engine.owned.get(tensor.name, 0) for tensor in self.bucket)
+        if owned and engine.offloads:
             yield self.moment(complete, next_bytes + NORM_BYTES * owned)
         elif owned and self.kept < self.most_kept:
-            self.kept += self.engine.owned_whole_bytes
+            self.kept += engine.owned_whole_bytes
             yield self.moment(complete, next_bytes)
-        if self.engine.stage == 2 or owned:
+        if engine.stage == 2 or owned:
             self.large = 0
-        self.bucket = []
-        self.filled = 0
+        self.empty()
 
 
 def _update_part(engine: Engine) -> Iterator[dict]:
@@ -161,12 +160,11 @@ def _update_part(engine: Engine) -> Iterator[dict]:
 # --- stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py) ---
 
 
-class Scattering:
+class Scattering(Bucket):
     """The gathered weights of stage 3, and its gradients in the bucket that fills."""
 
     def __init__(self, engine: Engine):
-        self.engine = engine
-        self.w = engine.weight_bytes
+        super().__init__(engine)
         self.stay = {tensor.name for tensor in engine.persistent}
         self.in_graph: Counter[str] = Counter()  # bytes of weights, by the tensor whose gradient comes when they go
         if engine.gathers and not engine.setup.has_own_linear:
@@ -176,8 +174,6 @@ class Scattering:
         self.all_stay = self.turn.running.weights == engine.all_elements and engine.refetched == 0
         self.gathers_again = engine.gathers and not self.all_stay
         self.alive = self.flat = 0  # bytes of gathered weights, and of the buffers from which they were made
-        self.bucket: list[Tensor] = []
-        self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
 
     def keep_views(self) -> None:
         """Count the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
@@ -185,19 +181,18 @@ class Scattering:
         Frozen ones are there, too. They are gone when the gradient of the trained tensor before them is complete.
         """
         setup = self.engine.setup
-        released = self.engine.fetches.released
-        has_views = setup.model.family != "gpt2"  # whose Conv1D keeps none
+        released = [tensor for tensor in setup.tensors if tensor.name in self.engine.fetches.released]
         trained = ""
         for tensor in setup.tensors:
             if tensor.trains:
                 trained = tensor.name
             is_linear = len(tensor.shape) == 2 and tensor.block != "embeddings" and not tensor.packed
-            is_released = tensor.name in released and not setup.computes_again(tensor.block)
-            if has_views and is_linear and is_released:
+            if is_linear and tensor in released and not setup.computes_again(tensor.block):
                 self.in_graph[trained] += tensor.elements * self.w
-        first = setup.tensors[0]
-        if reads_out_by_embeddings(setup.model) and first.name in released:
-            self.in_graph[self.engine.tensors[-1].name] += first.elements * self.w
+        if setup.model.family == "gpt2":  # whose Conv1D keeps none
+            self.in_graph.clear()
+        if reads_out_by_embeddings(setup.model) and setup.tensors[0] in released:
+            self.in_graph[self.engine.tensors[-1].name] += setup.tensors[0].elements * self.w
 
     def moments(self, profile: Profile) -> Iterator[dict]:
         if self.engine.ranks > 1:
@@ -217,7 +212,7 @@ class Scattering:
             if tensor.name in leaves and tensor != ends[leaves[tensor.name]]:
                 continue
             for each in delayed:
-                if self.bucket and self.filled + each.elements > self.engine.bucket_elements:
+                if self.is_full(each):
                     yield self.reduce(complete, whole)
                 self.take(each)
                 whole -= each.elements
@@ -260,7 +255,7 @@ class Scattering:
         engine = self.engine
         beside = 0
         if engine.offloads:
-            beside = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in self.bucket)
+            beside = NORM_BYTES * max(map(engine.share, self.bucket))
         if engine.optimizer_home == "nvme" and self.w == 2:  # on their way to the disk, in fp32
             beside = max(beside, 4 * ceil(self.filled / engine.ranks))
         size = self.filled * engine.reduced_bytes
@@ -269,27 +264,22 @@ class Scattering:
         if self.large and engine.reduced_bytes != self.w:  # a large one is not in the bucket
             beside += size
         now = self.moment(complete, beside + next_elements * self.w)
-        self.bucket = []
-        self.filled = self.large = 0
+        self.empty()
+        self.large = 0
         return now
 
     def take(self, tensor: Tensor) -> None:
-        """Put a complete gradient into the bucket."""
-        elements = tensor.elements
+        super().take(tensor)
         del self.in_graph[tensor.name]
-        self.bucket.append(tensor)
-        self.filled += elements
-        if elements > self.engine.bucket_elements:
-            self.large += elements
         # The backward hook of the embeddings comes after the last reduce.
         if self.all_stay and tensor.name not in self.stay and tensor.block != "embeddings":
-            self.alive = max(self.alive - elements * self.w, self.engine.stay_bytes)
-            self.released += elements
+            self.alive = max(self.alive - tensor.elements * self.w, self.engine.stay_bytes)
+            self.released += tensor.elements
 
 
 def _update_groups(engine: Engine) -> Iterator[dict]:
     stay = engine.second_copy(engine.all_elements)  # all are released first (_partition_all_parameters)
-    yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
+    yield stay | {"temporaries": NORM_BYTES * max(map(engine.share, engine.tensors))}
     # Gradients are flattened, then copied to fp32, one group at a time (_prepare_fp32_grad_for_sub_group).
     group = max(engine.sub_groups)
     yield stay | {"temporaries": group * (engine.weight_bytes + engine.copied_bytes)}

@@ -44,24 +44,18 @@ class Engine:
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
         # --- what trains: `weights` are the elements of it that a rank holds, `part` those that it updates
         self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
-        self.elements = self.weights = self.part = _elements(self.tensors)
-        among = 1  # ranks over which frozen weights are divided. They have no optimizer state and no gradient
-        if self.stage == 3:  # a part of each tensor
-            among = self.ranks
-            self.weights = self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
-        elif self.stage:
-            # The flat weights are padded to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py).
-            self.part = 2 * ceil(self.elements / (2 * self.ranks))
-            self.weights = self.part * self.ranks
+        self.elements = _elements(self.tensors)
+        self.weights, self.part = self._divided()
+        self.master_bytes = self.state_bytes * self.part if self.stage or setup.keeps_master else 0
         # The tensors as the optimizer has them: with a stage, one vector of this rank's parts.
         self.pieces = (Tensor("", (self.part,), ""),) if self.stage else self.tensors
         self.made_bytes = setup.made_bytes(self.pieces)
-        frozen = {tensor: ceil(tensor.elements / among) for tensor in setup.tensors if not tensor.trains}
-        self.frozen_part = sum(frozen.values())
-        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * part for each, part in frozen.items())
+        # --- what is frozen: it has no optimizer state and no gradient
+        frozen = [tensor for tensor in setup.tensors if not tensor.trains]
+        self.frozen_part = sum(map(self.share, frozen))
+        self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * self.share(each) for each in frozen)
         # --- buckets, and what stage 3 keeps whole
         self.bucket_elements = int(zero["reduce_bucket_size"])
-        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
         live = int(zero["stage3_max_live_parameters"])
         self.limits = Limits(
             persistent=int(zero["stage3_param_persistence_threshold"]),
@@ -74,16 +68,35 @@ class Engine:
         self.stay_elements = _elements(self.persistent)
         # Bytes of the small weights that stay whole from step to step.
         self.stay_bytes = self.stay_elements * self.weight_bytes if self.gathers else 0
-        # --- what is on the host, if there is a GPU, and on a disk, which a step reads and writes once: master and two
-        # moments, but no gradients
-        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
-        self.on_host = [role for role, home in homes.items() if home != "none"]
+        # --- on a disk: master and two moments, which a step reads and writes once, but no gradients
         is_swapped = self.optimizer_home == "nvme" and 4 * self.part >= SWAPPED_FROM_BYTES
         self.swapped_bytes = 3 * 4 * self.part if is_swapped else 0
+
+    def share(self, tensor: Tensor) -> int:
+        """Return a rank's elements of a tensor: stage 3 divides each tensor by itself."""
+        return ceil(tensor.elements / {3: self.ranks}.get(self.stage, 1))
+
+    def _divided(self) -> tuple[int, int]:
+        if self.stage in (1, 2):
+            # The flat weights are padded to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py).
+            part = 2 * ceil(self.elements / (2 * self.ranks))
+            return part * self.ranks, part
+        part = sum(map(self.share, self.tensors))
+        return part, part
 
     def _home(self, offload: dict | None) -> str:
         device = (offload or {}).get("device") or "none"
         return "cpu" if device == "nvme" and self.stage < 3 else device  # stages 1 and 2 take nvme for cpu
+
+    @property
+    def on_host(self) -> list[str]:
+        """What is on the host, if there is a GPU, or on a disk."""
+        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
+        return [role for role, home in homes.items() if home != "none"]
+
+    @property
+    def reduce_kind(self) -> str:  # until stage 2
+        return "all_reduce" if self.zero["use_multi_rank_bucket_allreduce"] else "reduce"
 
     @functools.cached_property
     def sub_groups(self) -> list[int]:
@@ -92,7 +105,7 @@ class Engine:
         for tensor in self.tensors:
             if sizes[-1] >= self.zero["sub_group_size"]:
                 sizes.append(0)
-            sizes[-1] += ceil(tensor.elements / self.ranks)
+            sizes[-1] += self.share(tensor)
         return sizes
 
     @functools.cached_property
@@ -116,15 +129,11 @@ class Engine:
         return self.fetches.fetched - (self.all_elements - self.stay_elements) if self.gathers else 0
 
     def second_copy(self, released: int) -> dict[str, int]:
-        """hpZ's second copy of the released elements: made when a weight is released, dropped after the update.
-
-        With several passes in a step, earlier passes have released everything but the small weights that stay whole
-        (stage3.py, _post_step).
-        """
+        """Return hpZ's second copy of the released elements, which is dropped after the update."""
         among = self.setup.second_partition
         if among is None:
             return {}
-        if self.accumulation > 1:
+        if self.accumulation > 1:  # earlier passes have released all but what stays whole (stage3.py, _post_step)
             released = max(released, self.all_elements - self.stay_elements)
         return {"weights": ceil(released / among) * self.weight_bytes}
 
@@ -135,28 +144,34 @@ class Engine:
         DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
         bf16_master_weights_and_grads it keeps a copy in bf16.
         """
-        w, b, part = self.weight_bytes, self.state_bytes, self.part
+        w = self.weight_bytes
         weights = {"weights": self.weights * w + self.frozen_bytes}
-        states = {"master": b * part, "moments": self.setup.moments_bytes(self.pieces)}
+        states = {"master": self.master_bytes, "moments": self.setup.moments_bytes(self.pieces)}
         if self.stage == 0:
-            return weights | states if self.setup.keeps_master else weights | {"moments": states["moments"]}
+            return weights | states
         states |= weights
+        collected = self.master_bytes  # on the host: gradients in the type of the states
         if self.stage == 3:
             gradients = "host_gradients" if self.offloads else "gradients"
-            states |= {gradients: part * w, "buckets": self.bucket_elements * self.reduced_bytes}
+            states |= {gradients: self.part * w, "buckets": self.bucket_elements * self.reduced_bytes}
             if self.optimizer_home == "cpu":
-                states["host_gradients"] += b * part
+                states["host_gradients"] += collected
             if self.swapped_bytes:
                 swap = SWAP_BUFFERS * ceil(4 * max(self.sub_groups) / 1024) * 1024
                 states |= {"master": 0, "moments": 0, "swap": swap}
         elif self.offloads:
+            if self.accumulation > 1 and self.stage == 2:  # whole tensors (async_accumulate_grad_in_cpu_via_gpu)
+                collected += self.owned_whole_bytes
             largest = max(tensor.elements for tensor in self.tensors)
             # updated weights on their way up, and a gradient on its way down
-            states |= {"host_staging": (part + largest) * w, "staging": largest * w, "host_gradients": b * part}
-            # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
-            if self.accumulation > 1 and self.stage == 2:
-                states["host_gradients"] += self.owned_whole_bytes
+            states |= {"host_staging": (self.part + largest) * w, "staging": largest * w, "host_gradients": collected}
         return states
+
+    @property
+    def complete_bytes(self) -> int:
+        """Bytes of all gradients without sharding. PyTorch's DDP keeps them beside its buckets by default."""
+        copies = 2 if self.ranks > 1 and not self.setup.library.bucket_view else 1
+        return copies * self.elements * self.weight_bytes
 
     @property
     def after_step(self) -> dict[str, int]:
@@ -185,7 +200,7 @@ class Engine:
         if self.weights_home != "none":
             pieces.append(part * w)
         if self.weights_home == "cpu" and self.zero["offload_param"].get("pin_memory", True):
-            parts = [ceil(tensor.elements / self.ranks) * w for tensor in self.tensors]
+            parts = [self.share(tensor) * w for tensor in self.tensors]
         return sum(parts) + sum((1 << (size - 1).bit_length()) - size for size in [*pieces, *parts])
 
     @property
@@ -204,6 +219,6 @@ class Engine:
         reduced = {"reduce_scatter": whole * self.reduced_bytes * passes}
         if self.ranks == 1:
             return reduced
-        stay = sum(ceil(tensor.elements / self.ranks) * self.ranks for tensor in self.persistent)
+        stay = sum(map(self.share, self.persistent)) * self.ranks
         gathered = (whole + self.frozen_part * self.ranks - stay + self.refetched) * passes + stay
         return reduced | {"all_gather": gathered * w}

@@ -12,8 +12,8 @@ pass of a step; until then they are kept whole (`no_sync`).
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from math import ceil, prod
 
 from study.predict.memory.fetches import reads_out_by_embeddings
@@ -31,12 +31,24 @@ ENDS = re.compile(
 )
 
 
-class Sharding:
-    """The units of a model and how their weights are kept. Sizes are in bytes.
+@dataclass(eq=False)
+class Unit:
+    """Tensors that are gathered together, and whose gradients are reduced together. Sizes are in bytes."""
 
-    `units` are in the order of the forward pass, the root first. Those in `stay` are whole from the forward pass on.
-    Those in `late` are reduced at the end, because their inputs need no gradient.
-    """
+    name: str
+    tensors: list[Tensor]
+    trained: list[Tensor]
+    whole: int  # its gathered weights
+    gradient: int  # whole; the buffer that is reduced has as many bytes
+    part: int  # a rank's elements of the gradient: its part of each tensor, rounded up
+    stays: bool  # whole from the forward pass on
+    is_late: bool  # reduced at the end, because its inputs need no gradient
+    buffer: int  # that it is gathered into, before its tensors are copied out of it
+    ahead: int = 0  # the buffer of the unit before this one, which is gathered while this one's backward pass runs
+
+
+class Sharding:
+    """The units of a model in the order of the forward pass, the root first, and what a rank holds of them."""
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -45,69 +57,79 @@ class Sharding:
         self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
-        # --- the units
         tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
-        units: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
-        self.unit_of: dict[str, str] = {}  # by the name of a tensor
+        groups: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
         for tensor in setup.tensors:
-            unit = self.unit_of[tensor.name] = self._unit(tensor)
-            units.setdefault(unit, []).append(tensor)
-        self.units = {unit: tensors for unit, tensors in units.items() if tensors or unit == ROOT}
-        self.stay = ({ROOT, TAIL} if self.releases else set(self.units)) & self.units.keys()
-        self.late = {ROOT, self.first} & self.units.keys()
-        self.trained = {unit: [each for each in tensors if each.trains] for unit, tensors in self.units.items()}
-        # --- their sizes: gathered weights, and whole gradients; the buffer that is reduced has as many bytes
-        self.whole = {unit: self._bytes(tensors) for unit, tensors in self.units.items()}
-        self.gradient = {unit: self._bytes(tensors) for unit, tensors in self.trained.items()}
-        # A rank's elements of a unit's gradient, and those of all: its part of each tensor, rounded up.
-        self.trained_part = {unit: sum(map(self.elements, tensors)) for unit, tensors in self.trained.items()}
-        self.part = sum(self.trained_part.values())
+            groups.setdefault(self._name(tensor), []).append(tensor)
+        self.units = [self._unit(name, tensors) for name, tensors in groups.items() if tensors or name == ROOT]
+        self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
+        for before, unit in pairwise(self.units):
+            if not (unit.is_late or before.stays):
+                unit.ahead = before.buffer
+        self.late = [unit for unit in self.units if unit.is_late]
+        self.part = sum(unit.part for unit in self.units)
         self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
         # The tensors as the optimizer has them.
         self.pieces = [replace(each, shape=self.shape(each)) for each in setup.tensors if each.trains]
-        # --- what stays from step to step, and what is on the host, if there is a GPU
-        # FSDP1 keeps the gradients until the next forward pass begins.
-        self.after_step = {} if self.by_accelerate else {"gradients": self.gradients_bytes}
-        self.on_host = ["weights", "master", "moments"] if setup.fsdp_offload else []
         self.beside_on_host_bytes = self.gradients_bytes
 
-    def _unit(self, tensor: Tensor) -> str:
+    def _name(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
             return tensor.block
         if self.by_accelerate and ENDS.search(tensor.name):
             return TAIL
         return self.first if self.by_accelerate and TOKENS.search(tensor.name) else ROOT
 
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
-        if self.by_accelerate:
-            return (ceil(tensor.shape[0] / self.ranks), *tensor.shape[1:])
-        return (ceil(tensor.elements / self.ranks),)
+    def _unit(self, name: str, tensors: list[Tensor]) -> Unit:
+        trained = [each for each in tensors if each.trains]
+        whole = self._bytes(tensors)
+        return Unit(
+            name=name,
+            tensors=tensors,
+            trained=trained,
+            whole=whole,
+            gradient=self._bytes(trained),
+            part=sum(map(self.share, trained)),
+            stays=name in (ROOT, TAIL) or not self.releases,
+            is_late=name in (ROOT, self.first),
+            buffer=whole if self.ranks > 1 else 0,
+        )
 
-    def elements(self, tensor: Tensor) -> int:
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Return the shape of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
+        rows, *width = tensor.shape if self.by_accelerate else (tensor.elements,)
+        return (ceil(rows / self.ranks), *width)
+
+    def share(self, tensor: Tensor) -> int:
         return prod(self.shape(tensor))
 
     def _bytes(self, tensors: list[Tensor]) -> int:
-        """Bytes of whole tensors, with the rows that FSDP2 pads."""
+        """Return the bytes of whole tensors, with the rows that FSDP2 pads."""
         elements = sum(tensor.elements for tensor in tensors)
         if self.by_accelerate:
-            elements = sum(map(self.elements, tensors)) * self.ranks
+            elements = sum(map(self.share, tensors)) * self.ranks
         return elements * self.setup.weight_bytes
-
-    def buffer(self, unit: str) -> int:
-        """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
-        return self.whole[unit] if self.ranks > 1 else 0
 
     @property
     def standing(self) -> dict[str, int]:
         """Bytes that stay during the whole step."""
         setup = self.setup
         return {
-            "weights": setup.scales_bytes + sum(self.elements(each) * setup.kept_bytes(each) for each in setup.tensors),
+            "weights": setup.scales_bytes + sum(self.share(each) * setup.kept_bytes(each) for each in setup.tensors),
             "master": setup.state_bytes * self.part if setup.keeps_master else 0,
             "moments": setup.moments_bytes(self.pieces),
         }
+
+    @property
+    def after_step(self) -> dict[str, int]:
+        """Bytes that stay from step to step, besides the states: FSDP1 keeps gradients until the next forward pass."""
+        return {} if self.by_accelerate else {"gradients": self.gradients_bytes}
+
+    @property
+    def on_host(self) -> list[str]:
+        """What is on the host, if there is a GPU."""
+        return ["weights", "master", "moments"] if self.setup.fsdp_offload else []
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -115,9 +137,9 @@ class Sharding:
         if self.setup.ranks == 1:
             return {}
         passes = self.setup.accumulation
-        once = sum(self.whole[unit] for unit in self.stay)
-        gathered = (2 * sum(self.whole.values()) - once) * passes  # the others again in the backward pass
-        reduced = sum(self.gradient.values())
+        # Units that do not stay are gathered again in the backward pass.
+        gathered = sum(unit.whole * (1 if unit.stays else 2) for unit in self.units) * passes
+        reduced = sum(unit.gradient for unit in self.units)
         if not self.keeps_whole_gradients:
             reduced *= passes
         moved = {"reduce_scatter": reduced, "all_gather": gathered}
@@ -127,11 +149,11 @@ class Sharding:
 
 
 def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
-    """The moments of a step's last pass and of its update, each with what is held besides the states."""
+    """Yield the moments of a step's last pass and of its update, each with what is held besides the states."""
     setup = sharding.setup
     state = Pass(sharding)
-    yield from (("backward", now) for now in state.forward(profile))
-    yield from (("backward", now) for now in state.backward(profile))
+    for now in (*state.forward(profile), *state.backward(profile)):
+        yield "backward", now
     if setup.fsdp_offload and setup.on_gpu:
         return  # the update is the host's
     made_bytes = setup.made_bytes(sharding.pieces)
@@ -146,13 +168,13 @@ class Pass:
     def __init__(self, sharding: Sharding):
         self.sharding = sharding
         self.setup = sharding.setup
-        self.alive = set(sharding.stay)
+        self.alive = {unit for unit in sharding.units if unit.stays}
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
         # Gradients of earlier passes are whole, or a rank's parts.
-        self.gradients: Counter[str] = Counter()
+        self.gradients: Counter[Unit] = Counter()
         self.parts = 0
         if sharding.keeps_whole_gradients:
-            self.gradients.update(sharding.gradient)
+            self.gradients.update({unit: unit.gradient for unit in sharding.units})
         elif self.setup.accumulation > 1:
             self.parts = sharding.gradients_bytes
 
@@ -162,25 +184,21 @@ class Pass:
         That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after
         that.
         """
-        sharding = self.sharding
-        whole = sharding.whole[ROOT]
         states = {"gradients": self.parts + self.gradients.total()}
-        at_use = {
-            unit: [profile.at_use[each.name] for each in tensors if each.name in profile.at_use] or [0]
-            for unit, tensors in sharding.units.items()
-        }
-        before = ROOT
-        for unit in [*sharding.units][1:]:  # the root is the first
-            running = whole + sharding.buffer(unit) + sharding.whole[unit]
+        root, *others = self.sharding.units
+        whole = root.whole
+        before = root
+        for unit in others:
+            at_use = _at_use(profile, unit)
+            running = whole + unit.buffer + unit.whole
             # While a unit is copied, a variable of wait_for_unshard still holds the buffer of the unit before.
-            copying = running + sharding.buffer(before)
-            yield states | {"activations": min(at_use[unit]), "gathered_weights": copying}
-            kept = min(at_use[unit]) if unit in sharding.late else max(at_use[unit])
+            yield states | {"activations": min(at_use), "gathered_weights": running + before.buffer}
+            kept = min(at_use) if unit.is_late else max(at_use)
             yield states | {"activations": kept, "gathered_weights": running}
-            if unit in sharding.stay:
-                whole += sharding.whole[unit]
+            if unit.stays:
+                whole += unit.whole
             before = unit
-        yield states | {"activations": max(at_use[ROOT]), "gathered_weights": whole + sharding.buffer(before)}
+        yield states | {"activations": max(_at_use(profile, root)), "gathered_weights": whole + before.buffer}
         kept, in_use = profile.most
         yield states | {"activations": kept, "temporaries": in_use, "gathered_weights": whole}
 
@@ -194,59 +212,55 @@ class Pass:
         begins = True  # until the first gradient the loss holds the most, and nothing is gathered yet
         for unit, same_unit in groupby(profile.gradients, lambda each: sharding.unit_of[each.tensor.name]):
             gradients = [*same_unit]
-            ahead = self.ahead(unit)
             if unit not in self.alive:
                 if begins:  # a frozen head: its part of the loss is freed before the layer's begins
                     usage = gradients[0].complete
                     gradients[0] = gradients[0]._replace(most=usage)
                 self.alive.add(unit)
                 if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
-                    yield self.moment(usage, 0, sharding.buffer(unit))
-            for tensor, most, complete in gradients:
+                    yield self.moment(usage, 0, unit.buffer)
+            for tensor, most, usage in gradients:
                 size = tensor.elements * self.setup.weight_bytes
-                yield self.moment(most, size, 0 if begins and unit == TAIL else ahead)
-                usage = complete
+                yield self.moment(most, size, 0 if begins and unit.name == TAIL else unit.ahead)
                 begins = False
-                if sharding.keeps_whole_gradients:  # it is added to that of earlier passes
-                    yield self.moment(usage, size, ahead)
-                else:
+                if not sharding.keeps_whole_gradients:  # else it is added to that of earlier passes
                     self.gradients[unit] += size
-                    yield self.moment(usage, 0, ahead)
-            if unit not in sharding.late:
-                yield from self.reduced(unit, usage, ahead)
+                    size = 0
+                yield self.moment(usage, size, unit.ahead)
+            if not unit.is_late:
+                yield from self.reduced(unit, usage)
         if not sharding.by_accelerate:
             self.alive.clear()
-        for late in [ROOT, *(sharding.late - {ROOT})]:
-            yield from self.reduced(late, usage, 0)
+        for unit in sharding.late:
+            yield from self.reduced(unit, usage)
 
-    def ahead(self, unit: str) -> int:
-        """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
-        order = [*self.sharding.units]
-        before = order[order.index(unit) - 1]
-        return 0 if unit in self.sharding.late or before in self.sharding.stay else self.sharding.buffer(before)
-
-    def reduced(self, unit: str, usage: Held, ahead: int) -> Iterator[dict]:
+    def reduced(self, unit: Unit, usage: Held) -> Iterator[dict]:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding, setup = self.sharding, self.setup
         self.alive.discard(unit)
         self.reducing = 0
-        yield self.moment(usage, sharding.gradient[unit], ahead)
-        self.reducing = sharding.gradient[unit]
+        yield self.moment(usage, unit.gradient, unit.ahead)
+        self.reducing = unit.gradient
         del self.gradients[unit]
-        part = sharding.trained_part[unit] * setup.stored_bytes
+        part = unit.part * setup.stored_bytes
         arrived = part
         if setup.reduced_bytes != setup.stored_bytes:  # as the collective delivers it, and as it is kept
-            arrived += sharding.trained_part[unit] * setup.reduced_bytes
-        if sharding.by_accelerate and sharding.trained[unit]:  # the last, kept by a loop's variable (foreach_reduce)
-            arrived += sharding.trained[unit][-1].elements * setup.weight_bytes
-        yield self.moment(usage, arrived, ahead)
+            arrived += unit.part * setup.reduced_bytes
+        if sharding.by_accelerate and unit.trained:  # the last, kept by a loop's variable (foreach_reduce)
+            arrived += unit.trained[-1].elements * setup.weight_bytes
+        yield self.moment(usage, arrived, unit.ahead)
         if setup.accumulation == 1 or sharding.keeps_whole_gradients:
             self.parts += part
 
     def moment(self, usage: Held, extra: int, ahead: int) -> dict:
-        weights = sum(self.sharding.whole[unit] for unit in self.alive) + ahead
+        weights = sum(unit.whole for unit in self.alive) + ahead
         gradients = self.gradients.total()
         if not (self.setup.fsdp_offload and self.setup.on_gpu):  # else a rank's parts are on the host
             gradients += self.parts
         states = {"activations": usage.kept, "gathered_weights": weights, "buckets": self.reducing}
         return states | {"gradients": gradients, "temporaries": usage.in_use + extra}
+
+
+def _at_use(profile: Profile, unit: Unit) -> list[float]:
+    """Return the bytes that are kept when the forward pass reaches the tensors of a unit."""
+    return [profile.at_use[each.name] for each in unit.tensors if each.name in profile.at_use] or [0]

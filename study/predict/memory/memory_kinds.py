@@ -228,22 +228,22 @@ def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Size
 
 
 def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
-    """FSDP's blocks in a pass: in the stream of the passes, and in its own streams."""
+    """Return FSDP's blocks in a pass: in the stream of the passes, and in its own streams."""
     sharding = Sharding(setup)
-    gradient, whole, stay, late = sharding.gradient, sharding.whole, sharding.stay, sharding.late
+    layers = [unit for unit in sharding.units if not (unit.stays or unit.is_late)]
     # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
-    in_pass = [*gradient.values()]
+    in_pass = [unit.gradient for unit in sharding.units]
     if not sharding.keeps_whole_gradients:
-        layer = max(size for unit, size in gradient.items() if unit not in late)
-        in_pass = [*(gradient[unit] for unit in sorted(late)), layer, layer]
+        layer = max(unit.gradient for unit in sharding.units if not unit.is_late)
+        in_pass = [*(unit.gradient for unit in sharding.late), layer, layer]
     # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
-    in_other_streams = [whole[unit] for unit in stay]
+    in_other_streams = [unit.whole for unit in sharding.units if unit.stays]
     if sharding.releases:
-        in_other_streams += [max(size for unit, size in whole.items() if unit not in stay | late)] * 3
-    in_other_streams += [whole[unit] for unit in late - stay] * 2
+        in_other_streams += [max(unit.whole for unit in layers)] * 3
+    in_other_streams += [unit.whole for unit in sharding.late if not unit.stays] * 2
     # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
     if not setup.fsdp_offload:
-        in_other_streams += [elements * setup.stored_bytes for elements in sharding.trained_part.values()]
+        in_other_streams += [unit.part * setup.stored_bytes for unit in sharding.units]
     return in_pass, in_other_streams
 
 

@@ -39,6 +39,10 @@ class Tensor:
     def elements(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_matrix(self) -> bool:
+        return len(self.shape) > 1
+
 
 class Held(NamedTuple):
     """Bytes of activations at a moment: from the forward pass, and made by the backward pass."""
@@ -87,16 +91,14 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
-    taken: dict[str, list[Kernel]] = {"forward": [], "backward": []}
+    ran: dict[str, list[Kernel]] = {"use": [], "end": [], "gradient": []}
     for event, name, gradient_bytes, now, most, kernels in _moments(tape):
-        if not gradients:
-            until_gradient = max(most or until_gradient, until_gradient, key=sum)
-        taken["backward" if event == "gradient" else "forward"] += kernels
-        if event == "gradient":
-            # The gradient itself is the engine's.
-            before, complete = (most or now), now._replace(in_use=now.in_use - gradient_bytes)
-            before = before._replace(in_use=before.in_use - gradient_bytes)
-            gradients.append(Gradient(by_name[name], before, complete))
+        ran[event] += kernels
+        if most and not gradients:
+            until_gradient = max(most, until_gradient, key=sum)
+        if event == "gradient":  # the gradient itself is the engine's
+            both = (held._replace(in_use=held.in_use - gradient_bytes) for held in (most or now, now))
+            gradients.append(Gradient(by_name[name], *both))
         elif event == "end":
             kept = int(now.kept)
         else:
@@ -105,7 +107,7 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
                 before_use[name] = most
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
-        work={phase: _summed(kernels) for phase, kernels in taken.items()},
+        work={"forward": _summed(ran["use"] + ran["end"]), "backward": _summed(ran["gradient"])},
         flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
         inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
     )
@@ -136,7 +138,8 @@ def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, lis
         elif kind == "event":
             event, _, name = what.partition(" ")
             yield event, name, rest[0], Held(*held), most, kernels
-            most, kernels = None, []
+            most = None
+            kernels = []
 
 
 def _summed(kernels: list[Kernel]) -> list[tuple[str, int, tuple[int, ...]]]:
