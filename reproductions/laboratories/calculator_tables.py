@@ -205,7 +205,7 @@ def parts_of(components: dict[str, int]) -> dict[str, int]:
 def of_model(name: str) -> dict | None:
     """Return the tables of a shape; None if its passes are not in the package."""
     model = Transformer.of(config_of(name), name)
-    if not committed.has_passes(model.dimensions, None) or model.look.kind not in KINDS:
+    if committed.look(model.member) is None or model.look.kind not in KINDS:
         return None
     known = {precision: _of_precision(model, precision) for precision in PRECISIONS if _is_known(model, precision)}
     return {"parameters": sum(tensor.elements for tensor in model.tensors), "positions": model.positions} | known

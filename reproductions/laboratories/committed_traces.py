@@ -242,7 +242,7 @@ def main(folder: Path) -> None:
             path.write_text(json.dumps(content, separators=(",", ":")))
             sys.stderr.write(f"{source.name}: {len(content['passes'])} passes\n")
     members = {path.name: path.read_text() for path in sorted(folder.iterdir())}
-    members[committed.VERSIONS] = json.dumps(committed.installed())
+    members["versions"] = json.dumps(committed.installed())
     with zipfile.ZipFile(committed.PATH, "w", zipfile.ZIP_LZMA) as archive:
         for name, text in members.items():
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_LZMA)

@@ -174,7 +174,7 @@ def advise(
     if details:
         say("", "Predicted for:")
         say_wrapped(*assumed, indent="  ", first="- ")
-        say_wrapped("", answer.accuracy(), *model.remarks())
+        say_wrapped("", answer.accuracy())
     return None
 
 
@@ -267,7 +267,7 @@ def estimate(
         return content | {"kinds": asdict(kinds), "step": step and asdict(step), "fits": fits}
     say_wrapped(text, *answer.recompute_note(setup.checkpointing, setup.model), "")
     _show(whole, step, timeline)
-    say_wrapped("", answer.accuracy(), *setup.model.remarks())
+    say_wrapped("", answer.accuracy())
     return None
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from study.core import arms
 from study.core.errors import Stop
@@ -38,39 +38,21 @@ Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
 # these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). Scales of rows are few.
 # None: nothing is quantized.
-PACKED_BYTES = {None: 0.0, "nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "int8": 1.0}
-SCALES_BYTES = {None: 0.0, "nf4": 4 / 64, "nf4_double": 1 / 64 + 4 / 64 / 256, "fp4": 4 / 64, "int8": 0.0}
-QUANTIZED_BYTES = {kind: PACKED_BYTES[kind] + SCALES_BYTES[kind] for kind in PACKED_BYTES}
+PACKED = {
+    None: (0, 0),
+    "nf4": (0.5, 4 / 64),
+    "nf4_double": (0.5, 1 / 64 + 4 / 64 / 256),
+    "fp4": (0.5, 4 / 64),
+    "int8": (1, 0),
+}
+QUANTIZED_BYTES = {kind: sum(both) for kind, both in PACKED.items()}
 
 # What DeepSpeed leaves to AdamW, by name, so Muon gets GPT-2's `wte` (deepspeed/__init__.py, set_optimizer_flags).
 NOT_FOR_MUON = re.compile("embed|lm_head", re.IGNORECASE)
 MOMENTS = {"sgd": 1, "adafactor": 1}  # of a vector; 2 of others
-# What an update makes of a tensor, by whether it is a matrix: the root of a second moment; or Adafactor's estimate of
-# the second moments, for a vector its squares as well.
-MADE = {(name, is_matrix): 1 for name in ("foreach", "single_tensor") for is_matrix in (True, False)}
-MADE |= {("adafactor", True): 1, ("adafactor", False): 2}
 LEAST_8BIT_ELEMENTS = 4096  # bitsandbytes 0.50: smaller tensors keep fp32 (optim/optimizer.py, min_8bit_size)
 BLOCK_ELEMENTS = 256  # with one fp32 scale for each block of a moment
 QUANTILES_BYTES = 2 * 256 * 4  # the values that 8 bits stand for: a table for each moment, shared by all tensors
-
-
-class Widths(NamedTuple):
-    """Bytes of an element."""
-
-    stored: int  # of the weights that the optimizer updates, and of their gradients
-    product: int  # of the factors of matrix products
-    state: int  # of each moment, and of a master copy
-
-
-WIDTHS = {
-    "fp32": Widths(4, 4, 4),
-    "bf16": Widths(4, 2, 4),  # autocast, as fp16
-    "fp16": Widths(4, 2, 4),
-    "bf16_cast": Widths(2, 2, 4),
-    "bf16_pure": Widths(2, 2, 2),
-}
-# As traces call a precision: fp16 is as wide as bf16.
-TRACED = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "bf16_cast": "bf16_cast", "bf16_pure": "bf16_cast"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +189,7 @@ class Setup:
     @property
     def trace_options(self) -> TraceOptions:
         """All that a trace of the model depends on. A trace knows fewer kinds of training than a setup."""
-        precision = TRACED[self.precision]
+        precision = {"fp16": "bf16", "bf16_pure": "bf16_cast"}.get(self.precision, self.precision)  # as wide
         frozen = "as_weights"
         if self.precision in AUTOCAST and self.fsdp:
             precision = "bf16_gathered"
@@ -225,7 +207,7 @@ class Setup:
             cuda=self.on_gpu,
             logits=self.library.logits,
             frozen=frozen,
-            quantized_bits=int(8 * PACKED_BYTES[self.quantized]),
+            quantized_bits=int(8 * PACKED[self.quantized][0]),
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
         )
 
@@ -233,20 +215,28 @@ class Setup:
 
     @property
     def stored_bytes(self) -> int:
-        return WIDTHS[self.precision].stored
+        """Of the weights that the optimizer updates, and of their gradients."""
+        return {"bf16_cast": 2, "bf16_pure": 2}.get(self.precision, 4)
 
     @property
     def product_bytes(self) -> int:
-        return WIDTHS[self.precision].product
+        """Of the factors of matrix products."""
+        return {"fp32": 4}.get(self.precision, 2)
 
     @property
     def state_bytes(self) -> int:
-        return WIDTHS[self.precision].state
+        """Of each moment, and of a master copy."""
+        return {"bf16_pure": 2}.get(self.precision, 4)
 
     @property
     def keeps_master(self) -> bool:
         """Whether an fp32 copy of the weights is kept without DeepSpeed, too."""
         return self.precision == "bf16_cast"
+
+    @property
+    def master_bytes(self) -> int:
+        """Of the master copy. ZeRO's stages keep one even of weights of the same type."""
+        return self.state_bytes if self.stage or self.keeps_master else 0
 
     @property
     def weight_bytes(self) -> int:
@@ -283,10 +273,14 @@ class Setup:
         kept = []
         for tensor in self.model.tensors:
             if self.packed_elements(tensor):
-                elements = ceil(tensor.elements * PACKED_BYTES[self.quantized] / self.weight_bytes)
+                elements = ceil(tensor.elements * PACKED[self.quantized][0] / self.weight_bytes)
                 tensor = replace(tensor, shape=(elements, 1), packed=True)
             kept.append(tensor)
         return tuple(kept)
+
+    @functools.cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.trains)
 
     def packed_elements(self, tensor: Tensor) -> int:
         """The elements of a tensor that are kept quantized: of a frozen linear layer, except the head.
@@ -299,7 +293,7 @@ class Setup:
     @property
     def scales_bytes(self) -> int:
         """Bytes of the scales of quantized weights. They are no parameters, so each rank holds all of them."""
-        return ceil(SCALES_BYTES[self.quantized] * sum(map(self.packed_elements, self.model.tensors)))
+        return ceil(PACKED[self.quantized][1] * sum(map(self.packed_elements, self.model.tensors)))
 
     def moments_bytes(self, tensors: Sequence[Tensor]) -> int:
         """Return the bytes of the optimizer's moments, for tensors as it has them."""
@@ -310,9 +304,13 @@ class Setup:
 
         Memory inside bitsandbytes' operator for CPUs is not counted: records do not see it, and GPUs need none.
         """
-        elements = [each.elements * MADE.get((self.optimizer, each.is_matrix), 0) for each in tensors]
-        at_once = {"foreach": sum(elements)}  # others work at one tensor at a time
-        return self.state_bytes * at_once.get(self.optimizer, max(elements, default=0))
+        if self.optimizer == "foreach":
+            return self.state_bytes * sum(each.elements for each in tensors)
+        # Others work at one tensor at a time. They make the root of a second moment; or Adafactor's estimate of the
+        # second moments, for a vector its squares as well.
+        matrix, vector = {"single_tensor": (1, 1), "adafactor": (1, 2)}.get(self.optimizer, (0, 0))
+        made = [each.elements * (matrix if each.is_matrix else vector) for each in tensors]
+        return self.state_bytes * max(made, default=0)
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:

@@ -40,16 +40,16 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
     if setup.accumulation > 1 or (setup.library.torch_major == 1 and engine.complete_bytes != ready):
         ready += whole
-    yield {"activations": profile.most.kept, "temporaries": profile.most.in_use, "gradients": ready}
+    yield profile.most.beside({"gradients": ready})
     piles_up = ready < engine.complete_bytes
-    for tensor, (kept, in_use), _ in profile.gradients:
+    for tensor, most, _ in profile.gradients:
         size = tensor.elements * engine.weight_bytes
         if piles_up:
             ready += size
+            size = 0
         else:  # the new gradient is there besides, until it is moved or added
             ready = max(engine.complete_bytes, ready - size)
-            in_use += size
-        yield {"activations": kept, "gradients": ready, "temporaries": in_use}
+        yield most.beside({"gradients": ready}, size)
 
 
 def _update_whole(engine: Engine) -> Iterator[dict]:
@@ -127,8 +127,7 @@ class Buckets(Bucket):
 
     def moment(self, activations: Held, extra: float) -> dict:
         gradients = max(0, self.waiting) + self.kept + self.large * self.w
-        now = {"buckets": self.buckets, "gradients": gradients}
-        return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
+        return activations.beside({"buckets": self.buckets, "gradients": gradients}, extra)
 
     def reduce(self, complete: Held, next_bytes: int) -> Iterator[dict]:
         """Empty the bucket. `next_bytes` is the size of the gradient that comes next."""
@@ -246,9 +245,9 @@ class Scattering(Bucket):
             self.released = visit.released
 
     def moment(self, activations: Held, extra: int) -> dict:
-        states = {"activations": activations.kept, "gathered_weights": self.alive, "gradients": self.large * self.w}
-        temporaries = activations.in_use + extra + self.flat + sum(self.in_graph.values())
-        return states | {"temporaries": temporaries} | self.engine.second_copy(self.released)
+        states = {"gathered_weights": self.alive, "gradients": self.large * self.w}
+        now = activations.beside(states, extra + self.flat + self.in_graph.total())
+        return now | self.engine.second_copy(self.released)
 
     def reduce(self, complete: Held, next_elements: int) -> dict:
         """Empty the bucket. `next_elements` are those of complete gradients that are not in it."""

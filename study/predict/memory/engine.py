@@ -6,7 +6,7 @@ from itertools import accumulate
 from math import ceil
 
 from study.core import arms
-from study.predict.memory.fetches import Fetches, Limits, fetches
+from study.predict.memory.fetches import LIMITS, Fetches, Limits, fetches
 from study.predict.setup import Setup
 from study.predict.trace.tape import Tensor
 
@@ -43,10 +43,10 @@ class Engine:
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
         # --- what trains: `weights` are the elements of it that a rank holds, `part` those that it updates
-        self.tensors = tuple(tensor for tensor in setup.tensors if tensor.trains)
+        self.tensors = setup.trained
         self.elements = _elements(self.tensors)
         self.weights, self.part = self._divided()
-        self.master_bytes = self.state_bytes * self.part if self.stage or setup.keeps_master else 0
+        self.master_bytes = setup.master_bytes * self.part
         # The tensors as the optimizer has them: with a stage, one vector of this rank's parts.
         self.pieces = (Tensor("", (self.part,), ""),) if self.stage else self.tensors
         self.made_bytes = setup.made_bytes(self.pieces)
@@ -56,13 +56,8 @@ class Engine:
         self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * self.share(each) for each in frozen)
         # --- buckets, and what stage 3 keeps whole
         self.bucket_elements = int(zero["reduce_bucket_size"])
-        live = int(zero["stage3_max_live_parameters"])
-        self.limits = Limits(
-            persistent=int(zero["stage3_param_persistence_threshold"]),
-            prefetch=int(zero["stage3_prefetch_bucket_size"]),
-            live=live,
-            reuse=int(min(zero["stage3_max_reuse_distance"], live)),
-        )
+        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
+        self.limits = Limits(*(int(zero[name]) for name in LIMITS))
         self.all_elements = _elements(setup.tensors)  # whether they train or not
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.limits.persistent]
         self.stay_elements = _elements(self.persistent)
@@ -70,7 +65,7 @@ class Engine:
         self.stay_bytes = self.stay_elements * self.weight_bytes if self.gathers else 0
         # --- on a disk: master and two moments, which a step reads and writes once, but no gradients
         is_swapped = self.optimizer_home == "nvme" and 4 * self.part >= SWAPPED_FROM_BYTES
-        self.swapped_bytes = 3 * 4 * self.part if is_swapped else 0
+        self.swapped_bytes = 12 * self.part if is_swapped else 0
 
     def share(self, tensor: Tensor) -> int:
         """Return a rank's elements of a tensor: stage 3 divides each tensor by itself."""
@@ -93,10 +88,6 @@ class Engine:
         """What is on the host, if there is a GPU, or on a disk."""
         homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
         return [role for role, home in homes.items() if home != "none"]
-
-    @property
-    def reduce_kind(self) -> str:  # until stage 2
-        return "all_reduce" if self.zero["use_multi_rank_bucket_allreduce"] else "reduce"
 
     @functools.cached_property
     def sub_groups(self) -> list[int]:

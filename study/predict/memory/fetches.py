@@ -46,18 +46,23 @@ class Fetches(NamedTuple):
 class Limits(NamedTuple):
     """Elements, from the config's section `zero_optimization`."""
 
-    persistent: int  # stage3_param_persistence_threshold: smaller tensors always stay whole
-    prefetch: int  # stage3_prefetch_bucket_size
-    live: int  # stage3_max_live_parameters
-    reuse: int  # stage3_max_reuse_distance
+    persistent: int  # smaller tensors always stay whole
+    prefetch: int
+    live: int
+    reuse: int
+
+
+LIMITS = (  # their keys
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+)
 
 
 @functools.cache  # ranks and rows change nothing here
 def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> Fetches:
-    """Follow DeepSpeed's coordinator through both passes, module by module. `tensors` are the model's as they are kept.
-
-    Modules that appear in no tensor's name are unknown here.
-    """
+    """Follow DeepSpeed's coordinator through both passes. `tensors` are the model's as they are kept."""
     forward = _modules(model)
     # No gradient comes through frozen tables. One does come through frozen input embeddings, because checkpointed
     # layers need it (enable_input_require_grads).
@@ -65,9 +70,9 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     without = {tensor.name for tensor in tables if not tensor.trains}
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
-    visits = [coordinator.visit(step) for step in range(len(forward))]
+    visits = [*map(coordinator.visit, range(len(forward)))]
     released = frozenset(coordinator.released_once)
-    back = [coordinator.visit(len(forward) + step) for step in range(len(backward))]
+    back = [*map(coordinator.visit, range(len(forward), len(coordinator.order)))]
     return Fetches(_by_name(forward, visits), visits[-1], _by_name(backward, back), coordinator.fetched, released)
 
 
@@ -77,9 +82,9 @@ def _by_name(modules: list[list[str]], visits: list[Visit]) -> dict[str, Visit]:
 
 @dataclass(eq=False)
 class Flight:
-    """Tensors that are gathered together. A single one is gathered in place, without a flat buffer."""
+    """Tensors that are gathered together."""
 
-    flat: int  # elements
+    flat: int  # elements of the buffer. A single tensor is gathered in place
     names: set[str]  # of those that no module has waited for
 
 
@@ -147,9 +152,7 @@ class Coordinator:
 
     def _gather(self, names: list[str]) -> None:
         elements = self._elements(names)
-        flight = Flight(elements, {*names})
-        if len(names) == 1:  # in place
-            flight.flat = 0
+        flight = Flight(elements if len(names) > 1 else 0, {*names})
         self.flights |= dict.fromkeys(names, flight)
         self.whole |= {*names}
         self.alive += elements
@@ -163,7 +166,7 @@ class Coordinator:
                 self.arrived.append(flight)
         most = self._flat()
         for flight in self.arrived:
-            flight.names.difference_update(names)
+            flight.names -= {*names}
         self.arrived = [flight for flight in self.arrived if flight.names]
         return most
 
@@ -172,7 +175,7 @@ class Coordinator:
         names = {name for name in self.order[step] if self.last_fetched[name] <= step + 1} - self.stay
         for name in names:
             later = (self.before[use] for use in self.uses[name] if use > step)
-            if next(later, inf) - self.before[step + 1] >= self.limits.reuse:
+            if next(later, inf) - self.before[step + 1] >= min(self.limits.reuse, self.limits.live):
                 self.whole.discard(name)
                 self.released_once.add(name)
                 self.alive -= self.size[name]
@@ -197,12 +200,11 @@ def leaf_modules(model: Transformer) -> dict[str, str]:
     It fetches such a block whole, and reduces its gradients when the block's backward pass ends.
     """
     names = [tensor.name for tensor in model.tensors if model.family in LEAVES]
-    mixtures = [name.removesuffix(".experts.gate_up_proj") for name in names if name.endswith(".experts.gate_up_proj")]
-    return {name: mixture for mixture in mixtures for name in names if name.startswith(f"{mixture}.")}
+    mixtures = [name.removesuffix("experts.gate_up_proj") for name in names if name.endswith(".experts.gate_up_proj")]
+    return {name: mixture[:-1] for mixture in mixtures for name in names if name.startswith(mixture)}
 
 
 def reads_out_by_embeddings(model: Transformer) -> bool:
     """Return whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
-    has_logits = model.look.kind in ("decoder", "seq2seq", "speech")
-    all_tensors = model.tensors
-    return has_logits and not any(t.block == "head" and t.shape == all_tensors[0].shape for t in all_tensors)
+    heads = [tensor.shape for tensor in model.tensors if tensor.block == "head"]
+    return model.look.kind in ("decoder", "seq2seq", "speech") and model.tensors[0].shape not in heads

@@ -54,25 +54,27 @@ class Sharding:
         self.setup = setup
         self.by_accelerate = setup.fsdp_by == "accelerate"
         self.ranks = setup.state_ranks  # with HYBRID_SHARD there are several such groups
-        self.releases = setup.fsdp == "full_shard"  # a layer's weights after the forward pass
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
         tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
-        groups: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
-        for tensor in setup.tensors:
-            groups.setdefault(self._name(tensor), []).append(tensor)
-        self.units = [self._unit(name, tensors) for name, tensors in groups.items() if tensors or name == ROOT]
+        self.units = self._units()
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
-        for before, unit in pairwise(self.units):
-            if not (unit.is_late or before.stays):
-                unit.ahead = before.buffer
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
-        self.gradients_bytes = self.part * setup.stored_bytes  # of the gradients, as the optimizer takes them
-        # The tensors as the optimizer has them.
-        self.pieces = [replace(each, shape=self.shape(each)) for each in setup.tensors if each.trains]
-        self.beside_on_host_bytes = self.gradients_bytes
+        # As the optimizer has them.
+        self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.stored_bytes
+        self.pieces = [replace(each, shape=self.shape(each)) for each in setup.trained]
+
+    def _units(self) -> list[Unit]:
+        groups: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
+        for tensor in self.setup.tensors:
+            groups.setdefault(self._name(tensor), []).append(tensor)
+        units = [self._unit(name, tensors) for name, tensors in groups.items() if tensors or name == ROOT]
+        for before, unit in pairwise(units):
+            if not (unit.is_late or before.stays):
+                unit.ahead = before.buffer
+        return units
 
     def _name(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
@@ -91,7 +93,7 @@ class Sharding:
             whole=whole,
             gradient=self._bytes(trained),
             part=sum(map(self.share, trained)),
-            stays=name in (ROOT, TAIL) or not self.releases,
+            stays=name in (ROOT, TAIL) or self.setup.fsdp == "shard_grad_op",
             is_late=name in (ROOT, self.first),
             buffer=whole if self.ranks > 1 else 0,
         )
@@ -117,7 +119,7 @@ class Sharding:
         setup = self.setup
         return {
             "weights": setup.scales_bytes + sum(self.share(each) * setup.kept_bytes(each) for each in setup.tensors),
-            "master": setup.state_bytes * self.part if setup.keeps_master else 0,
+            "master": setup.master_bytes * self.part,
             "moments": setup.moments_bytes(self.pieces),
         }
 
@@ -192,15 +194,14 @@ class Pass:
             at_use = _at_use(profile, unit)
             running = whole + unit.buffer + unit.whole
             # While a unit is copied, a variable of wait_for_unshard still holds the buffer of the unit before.
-            yield states | {"activations": min(at_use), "gathered_weights": running + before.buffer}
-            kept = min(at_use) if unit.is_late else max(at_use)
+            yield states | {"activations": at_use[0], "gathered_weights": running + before.buffer}
+            kept = at_use[0] if unit.is_late else at_use[-1]
             yield states | {"activations": kept, "gathered_weights": running}
             if unit.stays:
                 whole += unit.whole
             before = unit
-        yield states | {"activations": max(_at_use(profile, root)), "gathered_weights": whole + before.buffer}
-        kept, in_use = profile.most
-        yield states | {"activations": kept, "temporaries": in_use, "gathered_weights": whole}
+        yield states | {"activations": _at_use(profile, root)[-1], "gathered_weights": whole + before.buffer}
+        yield profile.most.beside(states | {"gathered_weights": whole})
 
     def backward(self, profile: Profile) -> Iterator[dict]:
         """Follow the gradients. A unit's are reduced when the last of them is complete; those of late units at the end.
@@ -257,10 +258,9 @@ class Pass:
         gradients = self.gradients.total()
         if not (self.setup.fsdp_offload and self.setup.on_gpu):  # else a rank's parts are on the host
             gradients += self.parts
-        states = {"activations": usage.kept, "gathered_weights": weights, "buckets": self.reducing}
-        return states | {"gradients": gradients, "temporaries": usage.in_use + extra}
+        return usage.beside({"gathered_weights": weights, "buckets": self.reducing, "gradients": gradients}, extra)
 
 
 def _at_use(profile: Profile, unit: Unit) -> list[float]:
-    """Return the bytes that are kept when the forward pass reaches the tensors of a unit."""
-    return [profile.at_use[each.name] for each in unit.tensors if each.name in profile.at_use] or [0]
+    """Return the bytes that are kept when the forward pass reaches the tensors of a unit, the least first."""
+    return sorted(profile.at_use[each.name] for each in unit.tensors if each.name in profile.at_use) or [0]

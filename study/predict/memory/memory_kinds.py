@@ -27,12 +27,12 @@ MIDDLE = 10 * MIB
 
 
 def rounded(size: int) -> int:
-    """Bytes of the block for a tensor of `size` bytes."""
+    """Return the bytes of the block for a tensor of `size` bytes."""
     return max(512, -(-size // 512) * 512)
 
 
 def segment_bytes(size: int) -> int:
-    """Bytes that a new block of `size` bytes requests from the driver."""
+    """Return the bytes that a new block of `size` bytes requests from the driver."""
     if size <= SMALL:
         return 2 * MIB
     return 20 * MIB if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
@@ -48,7 +48,7 @@ class Block(NamedTuple):
 
 
 class Allocator:
-    """Counts bytes held for tensors, and in total. At `capacity_bytes` it gives back free segments, then it fails."""
+    """Counts bytes for tensors, and in total. At `capacity_bytes` it gives back free segments, then it fails."""
 
     def __init__(self, capacity_bytes: float = inf):
         self.capacity_bytes = capacity_bytes
@@ -59,7 +59,7 @@ class Allocator:
         self._ending: dict[tuple[int, int], Block] = {}
 
     def take(self, size: int) -> Block:
-        """A block for a tensor of `size` bytes."""
+        """Return a block for a tensor of `size` bytes."""
         size = rounded(size)
         small = size <= SMALL
         place = bisect_left(self._free, (small, size))
@@ -141,18 +141,18 @@ class MemoryKinds:
 
 
 def outside_bytes(ranks: int, torch_major: int = 2) -> float:
-    """Bytes that a process takes of a GPU outside PyTorch's allocator."""
+    """Return the bytes that a process takes of a GPU outside PyTorch's allocator."""
     context = OLD_CONTEXT_BYTES if torch_major == 1 else CONTEXT_BYTES
     return context + NCCL_BYTES[min(ranks, 3)]
 
 
 def reserve_bytes(gpu: Gpu) -> float:
-    """Bytes of a GPU that an advice keeps free, because allocated bytes do not include them."""
+    """Return the bytes of a GPU that an advice keeps free, because allocated bytes do not include them."""
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
-    """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
+    """Return the three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
     outside = int(outside_bytes(setup.ranks, setup.library.torch_major))
     reserved = reserved_bytes(setup, GPUS[gpu].memory_bytes - outside if gpu else inf)
     return MemoryKinds(estimate(setup).peak_bytes, reserved, reserved + outside)
@@ -160,13 +160,9 @@ def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
 
 @functools.cache
 def reserved_bytes(setup: Setup, capacity_bytes: float = inf) -> int:
-    """The most that the caching allocator holds in the first steps.
-
-    The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes. Reserved
-    memory is never less than those.
-    """
+    """Return the most that the caching allocator holds in the first steps."""
     sizes = sizes_of(setup)
-    streams = sum(segment_bytes(rounded(size)) for size in sizes.in_other_streams)
+    streams = sum(map(segment_bytes, map(rounded, sizes.in_other_streams)))
     # The tape is that of transformers' own kernels, so what fused ones spare is taken off the result.
     unfused = replace(setup, library=replace(setup.library, fused_layers=False))
     beside = streams - int(profile(unfused).kept - profile(setup).kept)
@@ -175,6 +171,7 @@ def reserved_bytes(setup: Setup, capacity_bytes: float = inf) -> int:
         replay(setup, sizes, allocator)
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return int(capacity_bytes)
+    # The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes.
     return int(min(max(allocator.peak_reserved + beside, estimate(setup).peak_bytes), capacity_bytes))
 
 
@@ -200,29 +197,26 @@ def sizes_of(setup: Setup) -> Sizes:
     in_pass: list[int] = []
     in_other_streams: list[int] = []
     # The tensors as this rank has their moments. With offloading the host has them, and updates.
-    pieces = [tensor for tensor in setup.tensors if tensor.trains and not setup.fsdp_offload]
+    pieces = [] if setup.fsdp_offload else [*setup.trained]
     if setup.fsdp:
         states.pop("gradients", 0)  # they are in another stream
         in_pass, in_other_streams = _of_units(setup)
         pieces = [replace(each, shape=(ceil(each.elements / setup.state_ranks),)) for each in pieces]
     if setup.library.keeps_cache and setup.library.keeps_logits:
-        in_pass = [*in_pass, *outputs(setup)]
+        in_pass += outputs(setup)
     # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
-    copied_bytes = {"bf16_cast": [4]}.get(setup.precision, [])
-    copied_bytes += {"foreach": [setup.state_bytes]}.get(setup.optimizer, [])
-    update = [element_bytes * piece.elements for element_bytes in copied_bytes for piece in pieces]
+    widths = {"bf16_cast": [4]}.get(setup.precision, []) + {"foreach": [setup.state_bytes]}.get(setup.optimizer, [])
+    update = [width * piece.elements for width in widths for piece in pieces]
     moments = [setup.moments_bytes([piece]) // 2 for piece in pieces for _ in range(2)]
     return Sizes([*states.values()], moments, in_pass, update, in_other_streams)
 
 
 def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Sizes:
-    in_pass: dict[str, float] = {}  # at the moment of a pass that holds the most
-    update_bytes = 0.0  # the largest of all that an update makes
+    times: dict[str, list[dict]] = {"backward": [], "update": []}
     for when, now in moments_of(Engine(setup), profile(setup)):
-        if when == "update":
-            update_bytes = max(update_bytes, *now.values())
-        else:
-            in_pass = max(in_pass, now, key=lambda held: sum(held.values()))
+        times[when].append(now)
+    in_pass = max(times["backward"], key=lambda held: sum(held.values()))
+    update_bytes = max((max(now.values()) for now in times["update"]), default=0)
     held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]
     return Sizes(standing, [moments_bytes // 2] * 2, held, [int(update_bytes)], [])
 
@@ -230,17 +224,15 @@ def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Size
 def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
     """Return FSDP's blocks in a pass: in the stream of the passes, and in its own streams."""
     sharding = Sharding(setup)
-    layers = [unit for unit in sharding.units if not (unit.stays or unit.is_late)]
     # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
-    in_pass = [unit.gradient for unit in sharding.units]
-    if not sharding.keeps_whole_gradients:
-        layer = max(unit.gradient for unit in sharding.units if not unit.is_late)
-        in_pass = [*(unit.gradient for unit in sharding.late), layer, layer]
+    in_pass = [unit.gradient for unit in sharding.late]
+    others = [unit.gradient for unit in sharding.units if not unit.is_late]
+    in_pass += others if sharding.keeps_whole_gradients else 2 * [max(others)]
     # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
     in_other_streams = [unit.whole for unit in sharding.units if unit.stays]
-    if sharding.releases:
-        in_other_streams += [max(unit.whole for unit in layers)] * 3
-    in_other_streams += [unit.whole for unit in sharding.late if not unit.stays] * 2
+    in_other_streams += 2 * [unit.whole for unit in sharding.late if not unit.stays]
+    released = [unit.whole for unit in sharding.units if not (unit.stays or unit.is_late)]
+    in_other_streams += 3 * sorted(released)[-1:]
     # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
     if not setup.fsdp_offload:
         in_other_streams += [unit.part * setup.stored_bytes for unit in sharding.units]

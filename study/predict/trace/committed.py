@@ -20,7 +20,6 @@ from study.predict.trace.repeating import Followed, Stack
 from study.predict.trace.tape import Tape, in_tuples
 
 PATH = Path(__file__).with_name("committed.zip")
-VERSIONS = "versions"  # the member with the versions of the packages that the traces were made with
 MANY_LAYERS = 6  # from so many on, layers in the middle repeat each other
 # By family: the letter of each dimension in a term, and its name in the config. t stands for the tokens of a row, w for
 # the width of a head.
@@ -48,7 +47,7 @@ UNKNOWN = Member("unknown", "", {}, None)
 
 
 def member(config: dict, dropout: float | None) -> Member:
-    """Return the member for a config, whether the file has it or not."""
+    """Return the member for a config, which the file may not have."""
     plain = _plain(config)
     family, like = (str(each.get("model_type")) for each in (config, plain))
     if like not in DIMENSIONS:
@@ -106,15 +105,6 @@ def installed() -> dict[str, str | None]:
     return {package: version(package) for package in ("torch", "transformers")}
 
 
-def remarks(member: Member) -> list[str]:
-    """Return a sentence if another transformers is installed than a member was made with."""
-    made_with = _content(VERSIONS)["transformers"]
-    current = installed()["transformers"]
-    if current in (None, made_with) or not _content(member.name):
-        return []
-    return [f"Activations are traced with transformers {made_with}; {current} is installed here, and may differ."]
-
-
 @functools.cache
 def _content(name: str) -> Any:
     with zipfile.ZipFile(PATH) as archive:
@@ -122,7 +112,7 @@ def _content(name: str) -> Any:
 
 
 def look(member: Member) -> list | None:
-    """Return what a look at the model would show; None if the file has no such model."""
+    """Return what a look at the model would show. None if the file has no such model."""
     content = _content(member.name)
     if content is None:
         return None
@@ -159,13 +149,11 @@ def followed(member: Member, options: Any, rows: tuple[int, ...]) -> Followed | 
 
 
 def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
-    """Evaluate every sum of a member."""
     terms = [prod(dimensions.get(letter, 0) for letter in letters) for letters in content["terms"]]
     return [sum(n * terms[term] for n, term in zip(each[::2], each[1::2], strict=True)) for each in content["sums"]]
 
 
 def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
-    """Return a stored tape with its sizes."""
     tape: Tape = []
     tensor_count = 0
     known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other

@@ -5,6 +5,7 @@ Operations whose CPU kernels differ are replaced by operations that keep what CU
 """
 
 from contextlib import AbstractContextManager
+from math import ceil
 from unittest import mock
 
 import torch
@@ -52,7 +53,7 @@ def _(gradient, query, key, value):
 
 
 class _Attention(torch.autograd.Function):
-    """Fused attention: it keeps its inputs, its output and a number for each row of scores, but no scores."""
+    """Keeps its inputs, its output and a number for each row of scores, but no scores."""
 
     @staticmethod
     def forward(ctx, query, key, value, bias):
@@ -64,9 +65,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, gradient):
         query, key, value, _, _, *bias = ctx.saved_tensors
         of_query, *wide = torch.ops.study.fused_attention_backward(gradient, query, key, value)[:3]
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1:  # the gradients of shared heads are summed
-            wide = [each.unflatten(1, (key.shape[1], groups)).sum(2) for each in wide]
+        if query.shape[1] > key.shape[1]:  # the gradients of shared heads are summed
+            wide = [each.unflatten(1, (key.shape[1], -1)).sum(2) for each in wide]
         of_bias = None
         if ctx.needs_input_grad[3]:
             # T5's positions, summed over the rows and heads that share them. The kernel writes them for all scores.
@@ -98,19 +98,19 @@ def _softmax(values, dim=None, _stacklevel=3, dtype=None):
     return _Softmax.apply(values if dtype is None else values.to(dtype), dim)
 
 
-def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def _attention(query, key, value, attn_mask=None, *_, **__):
     """PyTorch's scaled_dot_product_attention. Dropout, the scale and causality change no size."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (each.bfloat16() for each in (query, key, value))
-    if attn_mask is None:
-        return _Attention.apply(query, key, value, None)
-    if attn_mask.dtype != torch.bool:
-        return _Attention.apply(query, key, value, attn_mask.to(query.dtype))
-    # A mask of truth values is converted to numbers in each call, for every row of the batch.
-    shape = list(attn_mask.shape)
-    if len(shape) == 4:
-        shape[0] = query.shape[0]
-    return _Attention.apply(query, key, value, query.new_empty(shape))
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = attn_mask.to(query.dtype)
+    elif attn_mask is not None:
+        # A mask of truth values is converted to numbers in each call, for every row of the batch.
+        shape = [*attn_mask.shape]
+        if len(shape) == 4:
+            shape[0] = query.shape[0]
+        attn_mask = query.new_empty(shape)
+    return _Attention.apply(query, key, value, attn_mask)
 
 
 def _dropout(input, p=0.5, training=True, inplace=False):
@@ -138,8 +138,7 @@ class AsOnCuda(TorchFunctionMode):
         # With a type of its own, such as softmax(dtype=...), an operation has been told what to compute in.
         in_fp32 = getattr(function, "__name__", "") in IN_FP32 and kwargs.get("dtype") is None
         if in_fp32 and torch.is_autocast_enabled("cpu"):
-            is_half = (isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 for value in args)
-            args = tuple(value.float() if half else value for value, half in zip(args, is_half, strict=True))
+            args = tuple(each.float() if getattr(each, "dtype", None) is torch.bfloat16 else each for each in args)
         return self.replaced.get(function, function)(*args, **kwargs)
 
 
@@ -175,16 +174,16 @@ class _Chunked(torch.autograd.Function):
         tokens, width = hidden.shape
         vocabulary = weight.shape[0]
         # Liger's size of a chunk: its logits have about as many elements as the hidden states, in a power of two.
-        share = -(-tokens // -(-vocabulary // width))
-        chunk = 1 << (share - 1).bit_length()
+        chunk = 1 << (ceil(tokens / ceil(vocabulary / width)) - 1).bit_length()
         of_hidden = torch.zeros_like(hidden)
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         losses = hidden.new_zeros(tokens, dtype=torch.float32)
         for start in range(0, tokens, chunk):
-            rows = hidden[start : start + chunk]
+            part = slice(start, start + chunk)
+            rows = hidden[part]
             logits = (rows @ weight.t()).float().softmax(-1).to(hidden.dtype)
-            losses[start : start + chunk] = logits.gather(1, labels[start : start + chunk, None].clamp(min=0))[:, 0]
-            of_hidden[start : start + chunk] = logits @ weight
+            losses[part] = logits.gather(1, labels[part, None].clamp(min=0))[:, 0]
+            of_hidden[part] = logits @ weight
             if of_weight is not None:
                 of_weight.addmm_(logits.t(), rows)
         ctx.save_for_backward(of_hidden, of_weight)
@@ -200,12 +199,11 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     """The mean loss, computed like Liger's kernel."""
     if kind_of(config) != "decoder":
         raise Stop(f"the loss of {config.model_type} cannot be computed in chunks", "leave out --loss chunked")
-    head = model.get_output_embeddings()
+    weight = model.get_output_embeddings().weight
     model.set_output_embeddings(nn.Identity())
     model.config.final_logit_softcapping = None  # the kernel does this
-    hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, head.weight.dtype)).logits
+    hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, weight.dtype)).logits
     labels = next_tokens(batch)
-    weight = head.weight
     if torch.is_autocast_enabled("cpu"):
         hidden = hidden.bfloat16()
         weight = weight.bfloat16()

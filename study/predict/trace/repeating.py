@@ -9,6 +9,7 @@ beside it, and of what is around the layers. A section around the layers may fre
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from typing import Any, NamedTuple
@@ -26,18 +27,16 @@ class Stack(NamedTuple):
     kept: tuple[int, ...]  # the layers that stand for all, in their order
 
     def alike(self) -> list[list[int]]:
-        """For each layer: the kept layers that have the same surroundings among the kept layers."""
-        of_kept = surroundings(tuple(self.kinds[place] for place in self.kept))
-        same: dict[Surroundings, list[int]] = {}
-        for place, key in zip(self.kept, of_kept, strict=True):
-            same.setdefault(key, []).append(place)
+        """Return for each layer the kept layers that have the same surroundings among the kept layers."""
+        same = defaultdict[Surroundings, list[int]](list)
+        for place, key in zip(self.kept, surroundings([self.kinds[place] for place in self.kept]), strict=True):
+            same[key].append(place)
         return [same[key] for key in surroundings(self.kinds)]
 
 
-def surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
+def surroundings(kinds: Sequence[int]) -> list[Surroundings]:
     """Return the surroundings of each layer of a stack."""
-    ends = range(max(0, len(kinds) - 2), len(kinds))
-    at_an_end = [kind not in kinds[:place] or place in ends for place, kind in enumerate(kinds)]
+    at_an_end = [kind not in kinds[:place] or place + 2 >= len(kinds) for place, kind in enumerate(kinds)]
     return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
 
 
@@ -66,7 +65,6 @@ class Tensor(NamedTuple):
     place: Place  # where it is made; if near, `layer` counts the layers from the section to there
     near: bool
     nth: int  # its number among the tensors made there
-    allocation: tuple[int, bool]  # its bytes, and whether the backward pass makes it
 
 
 class Name(NamedTuple):
@@ -82,7 +80,7 @@ class Section:
     """What a pass does in one phase of a layer, or between two marks around the layers."""
 
     entries: list[tuple] = field(default_factory=list)
-    tensors: list[tuple[int, bool]] = field(default_factory=list)  # that it makes
+    made: int = 0  # tensors
     freed: set[int] = field(default_factory=set)  # the numbers of those of its tensors that the pass frees
 
 
@@ -94,7 +92,7 @@ class Sections:
         self.followed, self._origins = _cut(tape)
         # Relative entries, so that those of alike layers can be compared, and used in other places.
         for place, section in self.followed.items():
-            section.entries = [self._relative(place, entry) for entry in section.entries]
+            section.entries = [self._relative(place, *entry) for entry in section.entries]
         self.models = self._models()
         self.first: dict[Place, int] = {}  # the number of the first tensor of each section of the whole tape
         self.copies = defaultdict[Place, list[Place]](list)  # where the tape repeats each, if it does
@@ -102,12 +100,12 @@ class Sections:
         for place, model in self.models.items():
             self.copies[model].append(place)
             self.first[place] = count
-            count += len(self.followed[model].tensors)
+            count += self.followed[model].made
         for stack in stacks:
             self._compare(stack)
 
     def _models(self) -> dict[Place, Place]:
-        """For each section of the whole tape, in order: the followed section that it repeats."""
+        """Return for each section of the whole tape, in order, the followed section that it repeats."""
         models: dict[Place, Place] = {}
         for (phase, stack), places in groupby(self.followed, key=lambda place: place[:2]):
             if stack is None:
@@ -128,24 +126,18 @@ class Sections:
             if first is None or any(other != first for other in others):
                 raise Unlike(f"layers {alike} of {stack.name} do different things in the {phase} pass")
 
-    def _relative(self, place: Place, entry: tuple) -> tuple:
-        kind, what, *rest = entry
+    def _relative(self, place: Place, kind: str, what: Any, *rest) -> tuple:
         if kind in ("freed", "gradient"):
-            return kind, self._tensor(place, what, kind == "freed")
-        if kind == "event" and place.stack:
-            named = re.fullmatch(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)", what)
-            return (kind, Name(named[1], self._distance(place, int(named[2])), named[3]), *rest) if named else entry
-        return entry
-
-    def _tensor(self, place: Place, tensor: int, is_freed: bool) -> Tensor:
-        where, number = self._origins[tensor]
-        section = self.followed[where]
-        if is_freed:
-            section.freed.add(number)
-        near = where.stack is not None and where.stack == place.stack
-        if near:
-            where = where._replace(layer=self._distance(place, where.layer))
-        return Tensor(where, near, number, section.tensors[number])
+            where, number = self._origins[what]
+            if kind == "freed":
+                self.followed[where].freed.add(number)
+            near = where.stack is not None and where.stack == place.stack
+            if near:
+                where = where._replace(layer=self._distance(place, where.layer))
+            what = Tensor(where, near, number)
+        elif kind == "event" and (named := re.fullmatch(rf"(\w+ {re.escape(place.stack or '')}\.)(\d+)(\..*)", what)):
+            what = Name(named[1], self._distance(place, int(named[2])), named[3])
+        return kind, what, *rest
 
     def _distance(self, place: Place, layer: int) -> int:
         """Return the number of followed layers from a place to a layer. Layers that were left out do not count."""
@@ -164,17 +156,17 @@ class Sections:
             return [f"{what.head}{place.layer + what.distance}{what.tail}"]
         if not isinstance(what, Tensor):
             return [what]
-        if not what.near:  # made around the layers, or in layers of another stack
-            return [self.first[copy] + what.nth for copy in self.copies[what.place]]
-        where = what.place._replace(layer=place.layer + what.place.layer)
-        model = self.models.get(where)
-        if model is None or self.followed[model].tensors[what.nth : what.nth + 1] != [what.allocation]:
-            raise Unlike(f"{place} frees what {where} does not make")
-        return [self.first[where] + what.nth]
+        where = what.place
+        copies = self.copies[where]  # made around the layers, or in layers of another stack
+        if what.near:
+            copies = [where._replace(layer=place.layer + where.layer)]
+        if not self.first.keys() >= {*copies}:
+            raise Unlike(f"{place} frees what {copies} do not make")
+        return [self.first[copy] + what.nth for copy in copies]
 
 
 def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
-    """The sections of a tape; and for each tensor, the section that makes it and its number there."""
+    """Return the sections of a tape; and for each tensor, the section that makes it and its number there."""
     place = following = Place("around", None, 0)
     sections = {place: Section()}
     origins = []
@@ -191,15 +183,16 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
             if place in sections:
                 raise Unlike(f"{place} comes twice")
             sections[place] = Section()
-        sections[place].entries.append(entry)
+        section = sections[place]
+        section.entries.append(entry)
         if entry[0] == "made":
-            origins.append((place, len(sections[place].tensors)))
-            sections[place].tensors.append(entry[1:])
+            origins.append((place, section.made))
+            section.made += 1
     return sections, origins
 
 
 def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
-    """The tape of the model with all layers."""
+    """Return the tape of the model with all layers."""
     sections = Sections(tape, stacks)
     # The tensors that have to be freed are those of each section's model, whatever frees them.
     freed: list[int] = []

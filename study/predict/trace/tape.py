@@ -50,6 +50,10 @@ class Held(NamedTuple):
     kept: float
     in_use: float
 
+    def beside(self, engine: dict, extra: float = 0) -> dict:
+        """Return the components of this moment: what an engine holds, and more temporaries."""
+        return {"activations": self.kept} | engine | {"temporaries": self.in_use + extra}
+
 
 class Gradient(NamedTuple):
     """Bytes that are held until a tensor's gradient is complete. The gradient itself is not included."""

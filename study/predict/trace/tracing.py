@@ -4,7 +4,6 @@ It needs torch, as the modules that it imports from here. It is imported when a 
 earlier trace is in the cache.
 """
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -15,7 +14,7 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 from unittest import mock
 
@@ -46,7 +45,7 @@ SELECTED = {
 
 
 def look(model: Transformer) -> Look:
-    """A model's tensors, buffers, kind and limits. It is built on `meta`."""
+    """Return a model's tensors, buffers, kind and limits. It is built on `meta`."""
     config = _config(model)
     built = _built(model, config, torch.float32)
     blocks: dict[str, str] = {}  # by the beginning of a name up to its first number: the layers, of all stacks
@@ -70,7 +69,7 @@ def look(model: Transformer) -> Look:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _foreign(model: Transformer, what: str) -> Iterator[None]:
     """Run code of others. A wrong number in a config, or one that nobody has tried, may cause any error."""
     try:
@@ -108,10 +107,10 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         module.like_peft = True
     if adapted and not options.checkpointing:
         model.disable_input_require_grads()
-    if options.frozen != "as_weights":
-        for name, tensor in model.named_parameters():
-            stays = tensor.requires_grad or (options.frozen == "bf16_except_norms" and "norm" in name)
-            tensor.data = tensor.data.to(tensor.dtype if stays else torch.bfloat16)
+    stays = {"as_weights": "", "bf16_except_norms": "norm"}.get(options.frozen)
+    for name, tensor in model.named_parameters():
+        if not (tensor.requires_grad or (stays is not None and stays in name)):
+            tensor.data = tensor.data.bfloat16()
     if options.quantized_bits:
         quantize(model, options.quantized_bits)
 
@@ -126,7 +125,7 @@ def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContext
 
     first, again = create_selective_checkpoint_contexts(policy)
 
-    @contextlib.contextmanager
+    @contextmanager
     def both() -> Iterator[None]:
         with place(), again:
             yield
@@ -140,16 +139,22 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
         what = f"transformers has no activation checkpointing for {model.config.model_type}"
         raise Stop(what, "leave --checkpointing out")
     # backward() puts function modes aside, so layers that run again enter theirs themselves
-    contexts: Callable = lambda: (contextlib.nullcontext(), place())  # noqa: E731
-    if every == SELECTIVE:
-        contexts = functools.partial(_selective, place)
+    contexts = {SELECTIVE: _selective}.get(every, lambda place: (nullcontext(), place()))
     # Non-reentrant, as in the trainer.
     with _quiet():
-        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: contexts(place)})
     for name, layer in model.named_modules():
         number = name.rpartition(".")[2]
         if number.isdigit() and int(number) % every:
             setattr(layer, "gradient_checkpointing", False)  # noqa: B010
+
+
+def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) -> torch.Tensor:
+    if options.loss == "chunked":
+        return without_logits(config, model, batch)
+    dtype = next(model.parameters()).dtype
+    with {"in_place": in_place}.get(options.loss, nullcontext)():
+        return logits_and_losses(config, model, batch, dtype, options.logits == "fp32")[1].mean()
 
 
 def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
@@ -160,12 +165,12 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     built = _built(model, config, dtype)
     if options.cuda or options.frozen != "as_weights" or options.quantized_bits:
         _freeze_as_others(built, options)
-    place: Callable = functools.partial(AsOnCuda, options.attention) if options.cuda else contextlib.nullcontext
+    place: Callable = functools.partial(AsOnCuda, options.attention) if options.cuda else nullcontext
     if options.checkpointing:
         _compute_again(built, options.checkpointing, place)
     stacks = [] if with_all_layers else shorten(built)
-    linear = zero3_linear() if options.zero3_linear else contextlib.nullcontext()
-    in_place_loss = in_place() if options.loss == "in_place" else contextlib.nullcontext()
+    linear = {True: zero3_linear}.get(options.zero3_linear, nullcontext)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
     # --- a forward and a backward pass, watched
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
         # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
@@ -180,20 +185,15 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
         kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
         if options.keeps_logits and options.loss != "chunked":
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
-        autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
-        with place(), linear, watch:
-            with autocast, in_place_loss:
-                if options.loss == "chunked":
-                    loss = without_logits(config, built, batch)
-                else:
-                    dtype = next(built.parameters()).dtype
-                    loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
+        with place(), linear(), watch:
+            with autocast:
+                loss = _loss(config, built, batch, options)
             watch.tape.append(("event", "end of forward", 0))
             loss.backward()
     return watch.tape, stacks
 
 
-@contextlib.contextmanager
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' remarks on configs, and PyTorch's on missing devices and on operators that fail."""
     before = logging.root.manager.disable
@@ -222,12 +222,12 @@ def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], w
     return both
 
 
-NUMBERS = ("layer_idx", "layer_id", "layer_index")  # attributes that may differ: a layer's place in its stack
+NUMBERS = {"layer_idx", "layer_id", "layer_index"}  # attributes that may differ: a layer's place in its stack
 CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
 
 
 def shorten(model: nn.Module) -> list[Stack]:
-    """Remove the layers that others stand for. The rest keep their names. Returns the shortened stacks."""
+    """Remove the layers that others stand for, and return the shortened stacks. The rest keep their names."""
     stacks: list[Stack] = []
     parts = dict(model.named_modules())
     for name, layers in parts.items():
@@ -257,31 +257,26 @@ def _shorten_config(parent: nn.Module, stack: Stack) -> None:
 
 
 def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
-    """A number for each layer: equal ones do the same. A layer that shares tensors with others is like no other."""
+    """Return a number for each layer: equal ones do the same."""
     numbers: dict[tuple, int] = {}
-    shared = Counter(tensor for layer in layers for tensor in layer.parameters())
-    alone = (all(shared[tensor] == 1 for tensor in layer.parameters()) for layer in layers)
-    kinds = [_kind(layer) if is_alone else (layer,) for layer, is_alone in zip(layers, alone, strict=True)]
-    return tuple(numbers.setdefault(kind, len(numbers)) for kind in kinds)
+    owners = Counter(tensor for layer in layers for tensor in layer.parameters())
+    return tuple(numbers.setdefault(_kind(layer, owners), len(numbers)) for layer in layers)
 
 
-def _kind(layer: nn.Module) -> tuple:
-    """Types, tensors and constants of a layer and of all its parts."""
+def _kind(layer: nn.Module, owners: Counter[torch.Tensor]) -> tuple:
+    """Return types, tensors and constants of a layer. One that shares tensors with others is like no other."""
+    if any(owners[tensor] > 1 for tensor in layer.parameters()):
+        return (layer,)
     tensors = [*layer.named_parameters(), *layer.named_buffers()]
     parts: list = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
     for name, module in layer.named_modules():
         constants = {key: value for key, value in vars(module).items() if isinstance(value, CONSTANTS)}
-        for number in NUMBERS:
-            constants.pop(number, None)
-        parts.append((name, type(module), repr(constants)))
+        parts.append((name, type(module), repr({**constants, **dict.fromkeys(NUMBERS)})))
     return tuple(parts)
 
 
 def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
-    """Places of the layers to keep: one for each kind of surroundings, two if several layers have them, and no others.
-
-    Two, so that the passes over both can be compared.
-    """
+    """Return the layers to keep: of each kind of surroundings one, or two whose passes can be compared."""
     needed = {key: min(2, count) for key, count in Counter(surroundings(kinds)).items()}
     every = tuple(range(len(kinds)))
     for length in every[::-1]:  # the longest run of layers that can be left out

@@ -143,10 +143,6 @@ class Transformer:
         tapes, stacks = _followed(self, options, counts)
         return repeat(at_rows(tapes, counts, rows), stacks)
 
-    def remarks(self) -> list[str]:
-        """Return what a user has to know of the traces of this model."""
-        return committed.remarks(self.member)
-
 
 @functools.cache
 def _traced(model: Transformer, options: TraceOptions, rows: int) -> Pass:
