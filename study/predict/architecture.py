@@ -19,20 +19,17 @@ MOST_LAYERS = 10_000  # more than any published model has; tracing more would no
 
 
 def named(model: str, **which) -> Transformer:
-    """A model whose dimensions the study has, or that of a config.json in a folder or on the hub.
+    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub.
 
-    `which` are fields of Transformer. `gpt-tiny` has the vocabulary of the embedded corpus.
+    `which` are fields of Transformer.
     """
     # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
     shapes.refuse_code(model)
     path = Path(model) / "config.json" if Path(model).is_dir() else shapes.hub_config(model)
-    remedy = "name the folder of a model"
-    # The Hub's cache has links in place of files.
-    config = files.load(
-        path, dict, what="the config of a model", remedy=remedy, most_bytes=MAX_CONFIG_BYTES, links=True
-    )
+    about = {"what": "the config of a model", "remedy": "name the folder of a model"}
+    config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
     layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
     if layers > MOST_LAYERS:
         raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
@@ -40,11 +37,11 @@ def named(model: str, **which) -> Transformer:
 
 
 def generic(params: float, layers: int, hidden: int) -> Transformer:
-    """A GPT-2 with these layers and width, and feed-forward layers sized to reach the number of parameters.
+    """Return a GPT-2 with these layers and width, and feed-forward layers sized to reach the number of parameters.
 
     Feed-forward layers are where models differ from 12 hidden^2 a layer (ZeRO-Infinity, eq. 1): gated, wider, narrower.
-    Heads have about 64 numbers.
     """
+    # With about 64 numbers.
     heads = max((number for number in range(1, hidden // 64 + 1) if hidden % number == 0), default=1)
     vocabulary = SHAPES["gpt2"]["vocab_size"]
     # Parameters of a GPT-2. `rest`: embeddings and the last norm. `attention`: of a layer, with its two norms and its
@@ -85,7 +82,7 @@ NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
 
 
 def count_of(params: float | str) -> float:
-    """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
+    """Return a number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
     match = NUMBER_OF_PARAMETERS.fullmatch(str(params).strip())
     if match:
         return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
@@ -94,12 +91,21 @@ def count_of(params: float | str) -> float:
     return params
 
 
+def _of_size(size: str) -> str:
+    """Return the built-in shape whose size is nearest to one such as 7B."""
+    parameters = count_of(size)
+    alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - parameters))
+    if not alike:
+        raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
+    sys.stderr.write(f"{size} parameters: taken as {alike[0]}; as large: {', '.join(alike[1:]) or 'none'}\n")
+    return alike[0]
+
+
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
-    """The model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
+    """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     numbers = (wanted.params, wanted.layers, wanted.hidden)
     if (wanted.model is None) == (numbers == (None, None, None)):
         raise Stop("one model is needed: --model and --params cannot be combined", f"give --model, or {NUMBERS}")
-    # --- numbers
     if wanted.params and wanted.layers and wanted.hidden and not wanted.lora_rank:
         return generic(count_of(wanted.params), wanted.layers, wanted.hidden)
     if wanted.layers or wanted.hidden:
@@ -108,12 +114,7 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     # --- a name, or a size such as 7B in place of one
     name = wanted.model or f"{count_of(wanted.params or 0) / 1e9:g}B"
     if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
-        size, parameters = name, count_of(name)
-        alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - parameters))
-        if not alike:
-            raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
-        name = alike[0]
-        sys.stderr.write(f"{size} parameters: taken as {name}; as large: {', '.join(alike[1:]) or 'none'}\n")
+        name = _of_size(name)
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")

@@ -99,14 +99,9 @@ class Setup:
             raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
         if self.tensor_ranks > 1 and self.model.lora_rank and not self.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
-        for what, number, size in (
-            ("ranks do not divide layers", self.ranks, self.tensor_ranks),
-            ("ranks do not share rows", self.ranks, self.sequence_ranks),
-            ("ranks do not shard states", self.ranks, self.sharing_ranks),
-            ("tokens of a row are not shared", self.sequence, self.sequence_ranks),
-        ):
-            if number % size:
-                raise Stop(f"{number} {what} in groups of {size}", f"give a multiple of {size}")
+        if self.sequence % self.sequence_ranks:
+            what = f"{self.sequence_ranks} ranks do not divide a row of {self.sequence} tokens"
+            raise Stop(what, f"give tokens that are a multiple of {self.sequence_ranks}")
 
     @classmethod
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
@@ -315,14 +310,14 @@ class Setup:
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:
     """Return the fields of a setup that say how an arm distributes the training over `ranks` ranks."""
+    sharing = arm.sharing_ranks(ranks)
     if arm.fsdp is None:
-        names = ("deepspeed", "sequence_ranks", "tensor_ranks")
-        return {name: getattr(arm, name) for name in names}
+        return {name: getattr(arm, name) for name in ("deepspeed", "sequence_ranks", "tensor_ranks")}
     return {
         "fsdp": {True: "full_shard", False: "shard_grad_op"}[arm.fsdp["fsdp_reshard_after_forward"]],
         "fsdp_by": "accelerate",
         "fsdp_offload": arm.fsdp["fsdp_offload_params"],
-        "group": {1: None}.get(arm.replicas, arm.sharing_ranks(ranks)),  # a single replica: all ranks shard together
+        "group": {1: None}.get(arm.replicas, sharing),  # a single replica: all ranks shard together
     }
 
 

@@ -112,9 +112,13 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
         work={"forward": _summed(ran["use"] + ran["end"]), "backward": _summed(ran["gradient"])},
-        flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
-        inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
+        flops=_total(tape, "kernel"),
+        inputs_bytes=_total(tape, "inputs"),
     )
+
+
+def _total(tape: Tape, kind: str) -> int:
+    return sum(entry[-1] for entry in tape if entry[0] == kind)
 
 
 def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, list[Kernel]]]:
