@@ -19,10 +19,7 @@ MOST_LAYERS = 10_000  # more than any published model has; tracing more would no
 
 
 def named(model: str, **which) -> Transformer:
-    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub.
-
-    `which` are fields of Transformer.
-    """
+    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub."""
     # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
@@ -37,10 +34,7 @@ def named(model: str, **which) -> Transformer:
 
 
 def generic(params: float, layers: int, hidden: int) -> Transformer:
-    """Return a GPT-2 with these layers and width, and feed-forward layers sized to reach the number of parameters.
-
-    Feed-forward layers are where models differ from 12 hidden^2 a layer (ZeRO-Infinity, eq. 1): gated, wider, narrower.
-    """
+    """Return a GPT-2 with these layers and width, and feed-forward layers sized to reach the number of parameters."""
     # With about 64 numbers.
     heads = max((number for number in range(1, hidden // 64 + 1) if hidden % number == 0), default=1)
     vocabulary = SHAPES["gpt2"]["vocab_size"]

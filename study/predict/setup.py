@@ -16,10 +16,7 @@ from study.predict.trace.transformer import TraceOptions, Transformer, tensors_o
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """How a library, or one of its older releases, differs from today's.
-
-    Each field moves the error of the rows of more than one published source by a point of a per cent.
-    """
+    """How a library, or one of its older releases, differs from today's, where that moves errors by a point of a per cent."""
 
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
@@ -142,7 +139,6 @@ class Setup:
 
     @property
     def sharing_ranks(self) -> int:
-        """The ranks over which states are sharded, if they are."""
         return self.group or self.ranks
 
     @property
@@ -152,7 +148,6 @@ class Setup:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a row on a rank."""
         return self.sequence // self.sequence_ranks
 
     @property
@@ -177,7 +172,6 @@ class Setup:
         return self.product_bytes == 2 or self.quantized is not None
 
     def computes_again(self, block: str) -> bool:
-        """Whether the backward pass computes a block again."""
         kind, _, place = block.partition(".")
         return bool(self.checkpointing) and kind == "layer" and int(place) % self.checkpointing == 0
 
@@ -235,10 +229,7 @@ class Setup:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights in a pass, and of the values between layers.
-
-        Accelerate's FSDP gathers fp32 weights in the 16 bits of autocast (MixedPrecision.param_dtype).
-        """
+        """Of the weights in a pass. Accelerate's FSDP gathers fp32 weights in 16 bits (MixedPrecision.param_dtype)."""
         return 2 if self.fsdp and self.precision in AUTOCAST else self.stored_bytes
 
     @property
@@ -258,11 +249,7 @@ class Setup:
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The parameter tensors as ranks keep, divide and gather them: a quantized one as fewer elements.
-
-        DeepSpeed shards integers as well, once it has the model (0.19.8 with Linear4bit of bitsandbytes 0.50.2, run on
-        two ranks). FSDP needs quantized weights in a float's type.
-        """
+        """The parameter tensors as ranks keep, divide and gather them: a quantized one as fewer elements."""
         if self.tensor_ranks > 1:
             return tensors_of_a_rank(self.model, self.tensor_ranks)
         kept = []
@@ -278,10 +265,7 @@ class Setup:
         return tuple(tensor for tensor in self.tensors if tensor.trains)
 
     def packed_elements(self, tensor: Tensor) -> int:
-        """The elements of a tensor that are kept quantized: of a frozen linear layer, except the head.
-
-        The experts of a layer are linear layers where they compute one after the other.
-        """
+        """Return the elements of a tensor that are kept quantized: of a frozen linear layer, except the head."""
         is_frozen_linear = len(tensor.shape) == 2 and tensor.block.startswith("layer.") and not tensor.trains
         return tensor.elements if self.quantized and is_frozen_linear else 0
 
@@ -295,10 +279,7 @@ class Setup:
         return held_bytes(self.optimizer, tensors, self.state_bytes)
 
     def made_bytes(self, tensors: Sequence[Tensor]) -> int:
-        """Return the most bytes that an update makes beside weights, gradients and moments.
-
-        Memory inside bitsandbytes' operator for CPUs is not counted: records do not see it, and GPUs need none.
-        """
+        """Return the most bytes that an update makes beside weights, gradients and moments."""
         if self.optimizer == "foreach":
             return self.state_bytes * sum(each.elements for each in tensors)
         # Others work at one tensor at a time. They make the root of a second moment; or Adafactor's estimate of the
@@ -324,8 +305,8 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
 def held_bytes(optimizer: str, tensors: Sequence[Tensor], state_bytes: int) -> int:
     """Return the bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits.
 
-    DDP and one process give an optimizer each tensor as it is, FSDP2 a rank's rows of each tensor, and DeepSpeed's ZeRO
-    one flat vector of all. Optimizers that work by matrices or by blocks keep another number of bytes for a vector.
+    DDP gives an optimizer each tensor, FSDP2 a rank's rows of each, and ZeRO one flat vector of all. Optimizers that work
+    by matrices or by blocks keep another number of bytes for a vector.
     """
     if optimizer != "adamw_8bit":
         return state_bytes * sum(_moment_elements(optimizer, each) for each in tensors)

@@ -1,7 +1,6 @@
 """Bytes that a rank holds at each moment of the last backward pass of a step, as DeepSpeed 0.19.8 and DDP do it.
 
-The pass is followed tensor by tensor, last first. Each moment is a dict from component to bytes; the components are
-those of a record. Comments name the DeepSpeed file that a step follows; sizes were seen in runs.
+The pass is followed tensor by tensor, last first. Comments name the DeepSpeed file that a step follows.
 """
 
 from collections import Counter
@@ -175,22 +174,19 @@ class Scattering(Bucket):
         self.alive = self.flat = 0  # bytes of gathered weights, and of the buffers from which they were made
 
     def keep_views(self) -> None:
-        """Count the bytes of released weights that PyTorch's linear layers keep in the graph, as views of them.
-
-        Frozen ones are there, too. They are gone when the gradient of the trained tensor before them is complete.
-        """
+        """Count the released weights, also frozen ones, that PyTorch's linear layers keep in the graph as views."""
         setup = self.engine.setup
-        released = [tensor for tensor in setup.tensors if tensor.name in self.engine.fetches.released]
+        released = self.engine.fetches.released
         trained = ""
         for tensor in setup.tensors:
             if tensor.trains:
                 trained = tensor.name
             is_linear = len(tensor.shape) == 2 and tensor.block != "embeddings" and not tensor.packed
-            if is_linear and tensor in released and not setup.computes_again(tensor.block):
+            if is_linear and tensor.name in released and not setup.computes_again(tensor.block):
                 self.in_graph[trained] += tensor.elements * self.w
         if setup.model.family == "gpt2":  # whose Conv1D keeps none
             self.in_graph.clear()
-        if reads_out_by_embeddings(setup.model) and setup.tensors[0] in released:
+        if reads_out_by_embeddings(setup.model) and setup.tensors[0].name in released:
             self.in_graph[self.engine.tensors[-1].name] += setup.tensors[0].elements * self.w
 
     def moments(self, profile: Profile) -> Iterator[dict]:

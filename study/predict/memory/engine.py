@@ -20,10 +20,7 @@ def _elements(tensors: Iterable[Tensor]) -> int:
 
 
 class Engine:
-    """The settings that decide how a rank's memory changes. A silent config means DeepSpeed's default.
-
-    Stage 0 is one process or DDP.
-    """
+    """The settings that decide how a rank's memory changes. Stage 0 is one process or DDP."""
 
     def __init__(self, setup: Setup):
         zero = arms.zero_optimization(setup.deepspeed)
@@ -130,11 +127,7 @@ class Engine:
 
     @property
     def standing(self) -> dict[str, int]:
-        """Bytes that stay during the whole step. `host_`: what an offloading engine keeps with the optimizer states.
-
-        DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
-        bf16_master_weights_and_grads it keeps a copy in bf16.
-        """
+        """Bytes that stay during the whole step. `host_`: what an offloading engine keeps with the optimizer states."""
         w = self.weight_bytes
         weights = {"weights": self.weights * w + self.frozen_bytes}
         states = {"master": self.master_bytes, "moments": self.setup.moments_bytes(self.pieces)}
@@ -177,9 +170,8 @@ class Engine:
     def beside_on_host_bytes(self) -> int:
         """Bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured.
 
-        PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer
-        versions have an option). Stage 3 has all weights in one piece (stage3.py,
-        _create_param_groups_fp16_flat_cpu_memory). By default it pins each parameter's part by itself before.
+        PyTorch rounds each piece up to a power of two (CachingHostAllocator.h). Stage 3 has all weights in one piece
+        (_create_param_groups_fp16_flat_cpu_memory). By default it pins each parameter's part by itself before.
         """
         w, part = self.weight_bytes, self.part
         pieces = [part * w]

@@ -1,7 +1,4 @@
-"""The weights that stage 3 holds whole, and when: DeepSpeed's coordinator, followed through both passes.
-
-Read in DeepSpeed 0.19.8 (partitioned_param_coordinator.py).
-"""
+"""The weights that stage 3 holds whole, and when: DeepSpeed 0.19.8's partitioned_param_coordinator.py."""
 
 import functools
 from collections import defaultdict, deque
@@ -89,15 +86,12 @@ class Flight:
 
 
 class Coordinator:
-    """DeepSpeed's coordinator: which tensors are whole, and which it fetches and releases at each module.
+    """Which tensors are whole, and which DeepSpeed's coordinator fetches and releases at each module.
 
     Each module fetches its own tensors. Then it fetches ahead in the order of use, forward and back, at least as much
     as the prefetch bucket holds, as long as fewer elements are whole than may live. A module releases its tensors,
-    unless they are used again within the reuse distance, or their next use was already fetched ahead. Modules without
-    tensors of their own fetch ahead as well.
-
-    If a module waits for one tensor of a flat buffer, all of its weights are made (AllGatherCoalescedHandle). The
-    buffer stays until modules have waited for each of them.
+    unless they are used again within the reuse distance, or their next use was already fetched ahead. If it waits for
+    one tensor of a flat buffer, all of its weights are made. The buffer stays until modules have waited for each.
     """
 
     def __init__(self, tensors: tuple[Tensor, ...], order: list[list[str]], limits: Limits):
@@ -195,10 +189,7 @@ def _modules(model: Transformer) -> list[list[str]]:
 
 @functools.cache
 def leaf_modules(model: Transformer) -> dict[str, str]:
-    """Return the mixture of experts that a tensor belongs to, if stage 3 treats it as one module.
-
-    It fetches such a block whole, and reduces its gradients when the block's backward pass ends.
-    """
+    """Return the mixture of experts that a tensor belongs to, if stage 3 fetches and reduces it as one module."""
     names = [tensor.name for tensor in model.tensors if model.family in LEAVES]
     mixtures = [name.removesuffix("experts.gate_up_proj") for name in names if name.endswith(".experts.gate_up_proj")]
     return {name: mixture[:-1] for mixture in mixtures for name in names if name.startswith(mixture)}

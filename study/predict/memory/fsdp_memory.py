@@ -1,12 +1,9 @@
 """Bytes that a rank holds at each moment of a step under PyTorch's FSDP.
 
-The code follows FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`). The weights of a unit are gathered and
-reduced together. By default each layer is a unit, and the rest is the root, which stays whole from its forward pass to
-the end of its backward pass. FSDP1 gathers into the weights directly and holds as many bytes: the weights of two units
-instead of a buffer and the weights made from it. Each pass reduces its gradients.
-
-Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units. It reduces gradients only in the last
-pass of a step; until then they are kept whole (`no_sync`).
+By default each layer is a unit, and the rest is the root, which stays whole from its forward pass to the end of its
+backward pass. FSDP1 gathers into the weights directly and holds as many bytes as FSDP2 of torch 2.13: the weights of
+two units instead of a buffer and the weights made from it. Each pass reduces its gradients. Accelerate 1.15
+(fsdp2_prepare_model) makes more units, and keeps gradients whole until the last pass of a step (`no_sync`).
 """
 
 import re
@@ -130,7 +127,6 @@ class Sharding:
 
     @property
     def on_host(self) -> list[str]:
-        """What is on the host, if there is a GPU."""
         return ["weights", "master", "moments"] if self.setup.fsdp_offload else []
 
     @property
@@ -181,11 +177,7 @@ class Pass:
             self.parts = sharding.gradients_bytes
 
     def forward(self, profile: Profile) -> Iterator[dict]:
-        """Weights are the root's, those not released, and those of a unit with the buffer it was copied from.
-
-        That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after
-        that.
-        """
+        """Follow weights. The buffer that a unit is copied from stays until the next one is copied, or the root ends."""
         states = {"gradients": self.parts + self.gradients.total()}
         root, *others = self.sharding.units
         whole = root.whole
@@ -204,10 +196,7 @@ class Pass:
         yield profile.most.beside(states | {"gathered_weights": whole})
 
     def backward(self, profile: Profile) -> Iterator[dict]:
-        """Follow the gradients. A unit's are reduced when the last of them is complete; those of late units at the end.
-
-        The buffer that they are reduced from stays until the next unit is reduced (FSDPParamGroup.post_backward).
-        """
+        """Follow gradients. A unit's are reduced when the last of them is complete, those of late units at the end."""
         sharding = self.sharding
         usage = profile.most
         begins = True  # until the first gradient the loss holds the most, and nothing is gathered yet

@@ -1,8 +1,7 @@
 """The three numbers that people read as a GPU's memory: allocated, reserved, and what the driver shows.
 
-Allocated memory is that of the tensors (`estimate`). Reserved memory is what PyTorch's caching allocator holds for it:
-three steps are replayed on it, with the tensors of a pass from the trace of the model. Each thing that the engine holds
-besides (buckets, gathered weights) is one block during a pass, so reserved memory is less certain than allocated. The
+Reserved memory is what PyTorch's caching allocator holds: three steps are replayed on it, with the tensors of a pass.
+Each thing that the engine holds besides is one block during a pass, so it is less certain than allocated memory. The
 driver shows reserved memory and what is outside PyTorch.
 """
 
@@ -186,10 +185,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(setup: Setup) -> Sizes:
-    """Two moments of each tensor of one process or DDP, or of a rank's part of it under FSDP.
-
-    Other states come before the first step and stay, so one block for each kind will do.
-    """
+    """Return two moments of each tensor, and one block for each kind of state that comes before the first step."""
     states = dict(estimate(setup).after_step)
     moments_bytes = states.pop("moments", 0)
     if setup.deepspeed:  # its states are flat vectors. The host's part is not included

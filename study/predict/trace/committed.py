@@ -1,8 +1,7 @@
 """Traces that come with the package: of the built-in shapes, and of families of models that are given by numbers.
 
-Reading them needs no torch. `committed.zip` has a member for each shape or family. Every number on a tape is a sum of
-terms: a factor, times a product of the model's dimensions and the tokens of a row.
-`reproductions/laboratories/committed_traces.py` writes the file.
+Reading them needs no torch. Every number on a tape is a sum of terms: a factor, times a product of the model's
+dimensions and the tokens of a row. `reproductions/laboratories/committed_traces.py` writes the file.
 """
 
 import functools
@@ -65,10 +64,7 @@ def member(config: dict, dropout: float | None) -> Member:
 
 
 def _plain(config: dict) -> dict:
-    """Return the config with those of transformers' defaults that a dimension depends on.
-
-    A Mistral whose attention has no window is as a Llama: its passes are the same.
-    """
+    """Return the config with transformers' defaults of its dimensions. A Mistral without a window is as a Llama."""
     if config.get("model_type") == "mistral" and config.get("sliding_window", 0) is None:
         config = config | {"model_type": "llama"}
     family = str(config.get("model_type"))

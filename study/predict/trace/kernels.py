@@ -1,7 +1,7 @@
-"""What operations keep on CUDA, in stage 3 and in fused losses, for tensors without values on a machine without a GPU.
+"""What operations keep on CUDA, in stage 3 and in fused losses, on a machine without a GPU.
 
-PyTorch without CUDA refuses autograd on CUDA tensors, even if they have no memory. So the tensors claim to be on a CPU.
-Operations whose CPU kernels differ are replaced by operations that keep what CUDA's are documented to keep.
+PyTorch without CUDA refuses autograd on CUDA tensors, even if they have no memory. So the tensors claim to be on a CPU,
+and operations whose CPU kernels differ are replaced by some that keep what CUDA's are documented to keep.
 """
 
 from contextlib import AbstractContextManager
@@ -75,10 +75,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Softmax(torch.autograd.Function):
-    """CUDA's softmax: its backward pass first makes the product of gradient and output (SoftMax.cu of PyTorch 2.13).
-
-    It counts as memory, not as a kernel: the constants of times were fitted to traces without that kernel.
-    """
+    """CUDA's softmax: its backward pass first makes the product of gradient and output (SoftMax.cu of PyTorch 2.13)."""
 
     @staticmethod
     def forward(ctx, values, dim):
@@ -90,7 +87,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         (out,) = ctx.saved_tensors
-        product = torch.empty_like(gradient)
+        product = torch.empty_like(gradient)  # no kernel: constants of times were fitted to traces without one
         return torch._softmax_backward_data(product, out, ctx.dim, out.dtype), None
 
 
@@ -164,10 +161,7 @@ def in_place() -> AbstractContextManager:
 
 
 class _Chunked(torch.autograd.Function):
-    """The loss of Liger's kernel (arXiv 2410.10989): chunk by chunk, so that it never holds all logits.
-
-    It computes both gradients already in the forward pass.
-    """
+    """The loss of Liger's kernel (arXiv 2410.10989): chunk by chunk, with both gradients already in the forward pass."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels):

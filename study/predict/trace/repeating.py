@@ -148,10 +148,7 @@ class Sections:
         return layers
 
     def at(self, place: Place, what: Any) -> list:
-        """Return what an entry of a section names, as it is at a place of the whole tape.
-
-        A tensor is several, if all layers make it and it is freed once.
-        """
+        """Return what an entry names at a place of the whole tape: several tensors, if all layers make what is freed once."""
         if isinstance(what, Name):
             return [f"{what.head}{place.layer + what.distance}{what.tail}"]
         if not isinstance(what, Tensor):

@@ -65,10 +65,7 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """Bytes of activations from moment to moment of a forward and a backward pass over a microbatch.
-
-    Weights, complete gradients and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
-    """
+    """Bytes of activations from moment to moment of both passes. All that the engine holds comes on top."""
 
     kept: int  # at the end of the forward pass
     most: Held  # the most until the first gradient is complete: forward pass, loss, gradient of the logits
@@ -124,8 +121,7 @@ def _total(tape: Tape, kind: str) -> int:
 def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, list[Kernel]]]:
     """Yield each event: "use", "gradient" or "end"; the name of the tensor; and the bytes of its complete gradient.
 
-    Then what is held now, the most since the event before while a kernel ran, and these kernels. The most is that of
-    the last moment with as much, and None if no kernel ran.
+    Then what is held now, the most since the event before while a kernel ran (the last of several), and these kernels.
     """
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
@@ -160,10 +156,7 @@ def _summed(kernels: list[Kernel]) -> list[tuple[str, int, tuple[int, ...]]]:
 
 
 def in_order(tape: Tape) -> Tape:
-    """The tape with consecutive "freed" entries sorted by number.
-
-    Autocast drops its copies of weights in an order that differs from run to run.
-    """
+    """Return a tape with consecutive "freed" entries sorted: autocast drops copies of weights in any order."""
     groups = groupby(tape, key=lambda entry: entry[0] == "freed")
     return [entry for freed, entries in groups for entry in (sorted(entries) if freed else entries)]
 
@@ -174,10 +167,7 @@ def in_tuples(kept: Any) -> Any:
 
 
 def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
-    """Return the tape of a pass over `rows` rows: from that of as many, or from those of two successive numbers.
-
-    Every size is a constant plus a constant for each row. What is freed at once is in order: see `in_order`.
-    """
+    """Return the tape of a pass over `rows` rows, from that of as many, or from those of two successive numbers."""
     # A single tape is its own second one, and all numbers are equal.
     both = zip(tapes[0], tapes[-1], strict=True)
     return [_on_line(*entries, rows - counts[0]) for entries in both]

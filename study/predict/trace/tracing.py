@@ -1,7 +1,6 @@
 """Traces a model: it is built without values, and one forward and one backward pass show every tensor that they make.
 
-It needs torch, as the modules that it imports from here. It is imported when a model has to be traced, and not if an
-earlier trace is in the cache.
+It needs torch, so it is imported only when a model has to be traced.
 """
 
 import copy
@@ -98,14 +97,11 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
-    """Let adapters compute as PEFT's, and quantized layers as bitsandbytes'. Convert frozen weights to bf16, if told.
-
-    PEFT lets the embeddings' output have a gradient only where recomputation needs it.
-    """
+    """Let adapters compute as PEFT's, and frozen weights be in bf16 or as bitsandbytes' if the options say so."""
     adapted = [module for module in model.modules() if isinstance(module, Adapted)]
     for module in adapted:
         module.like_peft = True
-    if adapted and not options.checkpointing:
+    if adapted and not options.checkpointing:  # only recomputation needs a gradient of the embeddings' output
         model.disable_input_require_grads()
     stays = {"as_weights": "", "bf16_except_norms": "norm"}.get(options.frozen)
     for name, tensor in model.named_parameters():
@@ -206,10 +202,7 @@ def _quiet() -> Iterator[None]:
 
 
 def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
-    """Return a pass over each number of rows.
-
-    Without `with_all_layers`, only some of the layers are followed if they repeat each other.
-    """
+    """Return a pass over each number of rows. Only some of the layers are followed if they repeat each other."""
     try:
         passes = [_pass(model, options, count, with_all_layers) for count in rows]
         both = Followed([in_order(tape) for tape, _ in passes], passes[0][1])

@@ -49,10 +49,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Transformer:
-    """A config.json of transformers, and which part of the model trains.
-
-    The model is built once without values to find out what the config means. The answer stays in the cache.
-    """
+    """A config.json of transformers, and which part of the model trains."""
 
     name: str  # as the user calls it
     config: str  # JSON with sorted keys
@@ -120,16 +117,13 @@ class Transformer:
         return self.look.has_fused_attention
 
     def flops_per_row(self, sequence: int) -> int:
-        """Return the operations of matrix products in a pass over a row, without recomputation.
-
-        One of the five products of fused attention's backward pass computes the scores again.
-        """
+        """Return the operations of matrix products in a pass over a row, without recomputation."""
         attention = "sdpa" if self.has_fused_attention else "eager"
         # The precision changes no operation, and the traces of bf16_cast come with the package.
         options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, True)
         traced = self.traced(options, 1)
         again = sum(sizes[0] for kind, _, sizes in traced.work["backward"] if kind == "attention")
-        return traced.flops - again // 5
+        return traced.flops - again // 5  # one of the five products of fused attention's backward pass makes the scores
 
     def traced(self, options: TraceOptions, rows: int) -> Pass:
         """Return what a pass over a microbatch holds and does."""
@@ -159,10 +153,7 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
 
 
 def _kept(model: Transformer, what: str, *asked) -> Any:
-    """Return what a function of `tracing.py` says of a model, from the cache folder or of a new trace.
-
-    Only a new trace needs torch.
-    """
+    """Return what a function of `tracing.py` says of a model, from the cache folder or of a new trace, which needs torch."""
     # The name of a model changes nothing.
     name = cache.fingerprint([FORMAT, *committed.installed().values(), *astuple(model)[1:], what, *asked])
     looks = cache_home().expanduser() / "looks"

@@ -136,8 +136,7 @@ def tensors_in(values) -> list[torch.Tensor]:
 def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str, tuple[int, ...]]:
     """Return a kernel's kind and sizes: "product", (count, m, n, k); "attention", (operations,); "other", (bytes,).
 
-    With `has_types`, a product has the bytes of its factors' elements as its last size. A convolution is a product with
-    as many operations and an inner size of 1024.
+    With `has_types`, a product has the bytes of its factors' elements as its last size.
     """
     if packet in MATRICES:
         left, right = args[MATRICES[packet] :][:2]
@@ -145,7 +144,7 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
         return "product", (*sizes, left.element_size()) if has_types else sizes
     if flops and "attention" in packet.__name__:
         return "attention", (flops,)
-    if flops:
+    if flops:  # such as a convolution
         return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
     # Bytes read and written. An expanded tensor, such as a bias, has fewer than its shape.
     moved = [min(each.nbytes, each.untyped_storage().nbytes()) for each in tensors_in((args, out))]
