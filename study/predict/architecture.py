@@ -1,7 +1,6 @@
 """The model of a prediction: a built-in shape, a transformers config, or a few numbers."""
 
 import math
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +41,14 @@ def generic(params: float, layers: int, hidden: int) -> Transformer:
     # last bias. What is left in a layer are two matrices and the bias between them: 2 hidden + 1 for each inner unit.
     rest = (vocabulary + POSITIONS + 2) * hidden
     attention = 4 * hidden**2 + 9 * hidden
-    inner = round(((params - rest) / layers - attention) / (2 * hidden + 1))
-    if inner < 1:
+    inner = ((params - rest) / layers - attention) / (2 * hidden + 1)
+    if not 0.5 < inner < math.inf:
         least = rest + layers * (attention + 2 * hidden + 1)
         what = f"{layers} layers of width {hidden} have at least {count(least)} parameters (got {params:g})"
         raise Stop(what, "give more --params, or smaller --layers or --hidden")
     config = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": POSITIONS}
-    config |= {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": inner}
-    return Transformer.of(config, f"{layers} layers of width {hidden}, {heads} heads, feed-forward {inner}")
+    config |= {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": round(inner)}
+    return Transformer.of(config, f"{layers} layers of width {hidden}, {heads} heads, feed-forward {inner:.0f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ class Wanted:
 
     model: str | None = None
     """A built-in shape, a folder with a config.json, or a hub name."""
-    params: float | str | None = None
-    """Parameters, such as 7e9 or 7B: a built-in shape of this size, or a GPT with --layers and --hidden."""
+    params: float | None = None
+    """Parameters, such as 7e9: a built-in shape of this size, or a GPT with --layers and --hidden."""
     layers: int | None = None
     """With --params."""
     hidden: int | None = None
@@ -72,23 +71,10 @@ class Wanted:
             raise Stop(f"--lora-rank must be at least 1 (got {self.lora_rank})", "give 1 or more")
 
 
-NUMBER_OF_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])", re.IGNORECASE)
-
-
-def count_of(params: float | str) -> float:
-    """Return a number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
-    match = NUMBER_OF_PARAMETERS.fullmatch(str(params).strip())
-    if match:
-        return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
-    if isinstance(params, str) or not 0 < params < math.inf:
-        raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
-    return params
-
-
-def _of_size(size: str) -> str:
-    """Return the built-in shape whose size is nearest to one such as 7B."""
-    parameters = count_of(size)
-    alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - parameters))
+def _of_size(params: float) -> str:
+    """Return the built-in shape whose name has a number of parameters such as 7B, and whose size is nearest to it."""
+    size = f"{params / 1e9:g}B"
+    alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - params))
     if not alike:
         raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
     sys.stderr.write(f"{size} parameters: taken as {alike[0]}; as large: {', '.join(alike[1:]) or 'none'}\n")
@@ -101,14 +87,11 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     if (wanted.model is None) == (numbers == (None, None, None)):
         raise Stop("one model is needed: --model and --params cannot be combined", f"give --model, or {NUMBERS}")
     if wanted.params and wanted.layers and wanted.hidden and not wanted.lora_rank:
-        return generic(count_of(wanted.params), wanted.layers, wanted.hidden)
+        return generic(wanted.params, wanted.layers, wanted.hidden)
     if wanted.layers or wanted.hidden:
         what = "--params, --layers and --hidden describe a model together, and without adapters"
         raise Stop(what, f"give --model, or {NUMBERS}")
-    # --- a name, or a size such as 7B in place of one
-    name = wanted.model or f"{count_of(wanted.params or 0) / 1e9:g}B"
-    if NUMBER_OF_PARAMETERS.fullmatch(name) and not is_local(name):
-        name = _of_size(name)
+    name = wanted.model or _of_size(wanted.params or 0)
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")

@@ -16,7 +16,7 @@ from study.predict.trace.transformer import TraceOptions, Transformer, tensors_o
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """How a library, or one of its older releases, differs from today's, where that moves errors by a point of a per cent."""
+    """How a library, or one of its older releases, differs from today's. Each field moves the errors of many rows."""
 
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
@@ -86,9 +86,8 @@ class Setup:
     library: Library = field(default_factory=Library)
 
     def __post_init__(self):
-        for name in ("ranks", "micro_batch", "accumulation", "sequence"):
-            if getattr(self, name) < 1:
-                raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
+        if min(self.ranks, self.micro_batch, self.accumulation, self.sequence) < 1:
+            raise Stop("ranks, rows, passes and tokens must be at least 1", "give 1 or more")
         if self.optimizer == "muon" and self.stage:
             what = "the whole matrices and buffers that DeepSpeed's Muon holds under a ZeRO stage are not predicted"
             raise Stop(what, "measure it, or give another optimizer", "unavailable")
@@ -119,22 +118,22 @@ class Setup:
     # --- ranks and their groups
 
     @property
-    def _zero(self) -> dict:
+    def zero(self) -> dict:
         return arms.zero_optimization(self.deepspeed)
 
     @property
     def stage(self) -> int:
-        return self._zero["stage"]
+        return self.zero["stage"]
 
     @property
     def has_own_linear(self) -> bool:
         """Whether stage 3 computes linear layers itself. PyTorch's keep the gathered weights in the graph."""
-        return self.stage == 3 and self._zero.get("memory_efficient_linear", True)
+        return self.stage == 3 and self.zero["memory_efficient_linear"]
 
     @property
     def second_partition(self) -> int | None:
         """The ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
-        among = self._zero["zero_hpz_partition_size"]
+        among = self.zero["zero_hpz_partition_size"]
         return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
     @property
@@ -305,8 +304,8 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
 def held_bytes(optimizer: str, tensors: Sequence[Tensor], state_bytes: int) -> int:
     """Return the bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits.
 
-    DDP gives an optimizer each tensor, FSDP2 a rank's rows of each, and ZeRO one flat vector of all. Optimizers that work
-    by matrices or by blocks keep another number of bytes for a vector.
+    DDP gives an optimizer each tensor, FSDP2 a rank's rows of each, and ZeRO one flat vector of all. Optimizers that
+    work by matrices or by blocks keep another number of bytes for a vector.
     """
     if optimizer != "adamw_8bit":
         return state_bytes * sum(_moment_elements(optimizer, each) for each in tensors)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from itertools import accumulate
 from math import ceil
 
-from study.core import arms
 from study.predict.memory.fetches import LIMITS, Fetches, Limits, fetches
 from study.predict.setup import Setup
 from study.predict.trace.tape import Tensor
@@ -23,9 +22,8 @@ class Engine:
     """The settings that decide how a rank's memory changes. Stage 0 is one process or DDP."""
 
     def __init__(self, setup: Setup):
-        zero = arms.zero_optimization(setup.deepspeed)
         self.setup = setup
-        self.zero = zero
+        self.zero = zero = setup.zero
         self.stage = setup.stage
         self.ranks = setup.state_ranks
         self.accumulation = setup.accumulation

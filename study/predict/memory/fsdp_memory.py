@@ -177,7 +177,7 @@ class Pass:
             self.parts = sharding.gradients_bytes
 
     def forward(self, profile: Profile) -> Iterator[dict]:
-        """Follow weights. The buffer that a unit is copied from stays until the next one is copied, or the root ends."""
+        """Follow weights. The buffer that a unit is copied from stays until the next is copied, or the root ends."""
         states = {"gradients": self.parts + self.gradients.total()}
         root, *others = self.sharding.units
         whole = root.whole

@@ -90,8 +90,8 @@ def sharing(dimensions: dict[str, int]) -> bool | str:
 def key(options: Any, rows: int) -> str:
     """Return the name of a pass in a member: all options but the tokens of a row, on which its terms depend."""
     # The file says which operations are as on CUDA. Passes with softmax came later, and only for eager attention.
-    replaced = {"sdpa": ["attention", "dropout", "autocast"], "eager": ["attention", "dropout", "autocast", "softmax"]}
-    said = options._replace(cuda=replaced[options.attention] if options.cuda else [])
+    replaced = ["attention", "dropout", "autocast", *{"eager": ["softmax"]}.get(options.attention, [])]
+    said = options._replace(cuda=replaced if options.cuda else [])
     return json.dumps([*said[1:9], *filter(None, said[9:]), rows])  # no member has other options
 
 
@@ -152,17 +152,13 @@ def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
 def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     tape: Tape = []
     tensor_count = 0
-    known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other
-    for numbers in map(tuple, stored["tape"]):  # the number of an entry, and those of its sizes
-        kind, *rest = content["entries"][numbers[0]]
+    for number, *sizes in stored["tape"]:  # the numbers of an entry, and of its sizes
+        kind, *rest = content["entries"][number]
         if kind in ("freed", "gradient"):  # a tensor is counted back from the one that is made next
-            tape.append((kind, tensor_count - rest[0]))
-            continue
+            rest = [tensor_count - rest[0]]
         if kind == "made":
             tensor_count += 1
-        if numbers not in known:
-            known[numbers] = with_sizes(kind, rest, [values[size] for size in numbers[1:]])
-        tape.append(known[numbers])
+        tape.append(with_sizes(kind, rest, [values[size] for size in sizes]))
     return tape
 
 

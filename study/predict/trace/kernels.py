@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
@@ -52,7 +53,7 @@ def _(gradient, query, key, value):
     return of_query, *wide, sums, query.new_empty(rows, heads, length, width, dtype=torch.float32)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(Function):
     """Keeps its inputs, its output and a number for each row of scores, but no scores."""
 
     @staticmethod
@@ -74,7 +75,7 @@ class _Attention(torch.autograd.Function):
         return of_query, *wide, of_bias
 
 
-class _Softmax(torch.autograd.Function):
+class _Softmax(Function):
     """CUDA's softmax: its backward pass first makes the product of gradient and output (SoftMax.cu of PyTorch 2.13)."""
 
     @staticmethod
@@ -116,8 +117,8 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 
 
 REPLACED = {
-    torch.nn.functional.scaled_dot_product_attention: _attention,
-    torch.nn.functional.dropout: _dropout,
+    functional.scaled_dot_product_attention: _attention,
+    functional.dropout: _dropout,
     torch.dropout: _dropout,
 }
 
@@ -128,7 +129,7 @@ class AsOnCuda(TorchFunctionMode):
     def __init__(self, attention: str):
         super().__init__()
         # Routers of experts call softmax, too, but the traces that come with the package know only attention's.
-        self.replaced = REPLACED | ({torch.nn.functional.softmax: _softmax} if attention == "eager" else {})
+        self.replaced = REPLACED | ({functional.softmax: _softmax} if attention == "eager" else {})
 
     def __torch_function__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -142,7 +143,7 @@ class AsOnCuda(TorchFunctionMode):
 # --- fused losses: they overwrite the logits, or never hold all of them. Without values, no loss here is one. ---
 
 
-class _InPlace(torch.autograd.Function):
+class _InPlace(Function):
     """Copies the logits, because the last one of each row is cut off, and overwrites the copy with their gradient."""
 
     @staticmethod
@@ -160,8 +161,8 @@ def in_place() -> AbstractContextManager:
     return mock.patch.object(step, "cross_entropy", lambda logits, *_, **__: _InPlace.apply(logits))
 
 
-class _Chunked(torch.autograd.Function):
-    """The loss of Liger's kernel (arXiv 2410.10989): chunk by chunk, with both gradients already in the forward pass."""
+class _Chunked(Function):
+    """The loss of Liger's kernel (arXiv 2410.10989): chunk by chunk, with both gradients in the forward pass."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels):
@@ -209,7 +210,7 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
 # They keep the original input and the weight itself, so that under autocast no copies of lower precision stay.
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Function):
     """Keeps its inputs as they are, and computes both ways under the autocast of the forward pass."""
 
     @staticmethod

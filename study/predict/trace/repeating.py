@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from study.predict.trace.tape import Tape, in_order
 
-Surroundings = tuple[int | None, int, int | None, bool]
-
 
 class Stack(NamedTuple):
     """A list of layers, by its name in the model."""
@@ -28,14 +26,14 @@ class Stack(NamedTuple):
 
     def alike(self) -> list[list[int]]:
         """Return for each layer the kept layers that have the same surroundings among the kept layers."""
-        same = defaultdict[Surroundings, list[int]](list)
+        same = defaultdict[tuple, list[int]](list)
         for place, key in zip(self.kept, surroundings([self.kinds[place] for place in self.kept]), strict=True):
             same[key].append(place)
         return [same[key] for key in surroundings(self.kinds)]
 
 
-def surroundings(kinds: Sequence[int]) -> list[Surroundings]:
-    """Return the surroundings of each layer of a stack."""
+def surroundings(kinds: Sequence[int]) -> list[tuple]:
+    """Return the kinds beside each layer of a stack, its own, and whether it is the first of a kind or at the end."""
     at_an_end = [kind not in kinds[:place] or place + 2 >= len(kinds) for place, kind in enumerate(kinds)]
     return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
 
@@ -70,9 +68,8 @@ class Tensor(NamedTuple):
 class Name(NamedTuple):
     """The name of an event, relative to the layer in whose section it is."""
 
-    head: str
+    text: str
     distance: int  # in layers
-    tail: str
 
 
 @dataclass
@@ -136,7 +133,7 @@ class Sections:
                 where = where._replace(layer=self._distance(place, where.layer))
             what = Tensor(where, near, number)
         elif kind == "event" and (named := re.fullmatch(rf"(\w+ {re.escape(place.stack or '')}\.)(\d+)(\..*)", what)):
-            what = Name(named[1], self._distance(place, int(named[2])), named[3])
+            what = Name(named[1] + "{}" + named[3], self._distance(place, int(named[2])))
         return kind, what, *rest
 
     def _distance(self, place: Place, layer: int) -> int:
@@ -148,9 +145,9 @@ class Sections:
         return layers
 
     def at(self, place: Place, what: Any) -> list:
-        """Return what an entry names at a place of the whole tape: several tensors, if all layers make what is freed once."""
+        """Return what an entry names at a place of the whole tape: several tensors, if all layers make them."""
         if isinstance(what, Name):
-            return [f"{what.head}{place.layer + what.distance}{what.tail}"]
+            return [what.text.format(place.layer + what.distance)]
         if not isinstance(what, Tensor):
             return [what]
         where = what.place

@@ -177,7 +177,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         watch.follow(built)
         for stack in stacks:
-            watch.mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name)
+            watch.mark(cast(nn.ModuleList, built.get_submodule(stack.name)), stack.name)
         kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
         if options.keeps_logits and options.loss != "chunked":
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))

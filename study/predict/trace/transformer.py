@@ -153,7 +153,7 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
 
 
 def _kept(model: Transformer, what: str, *asked) -> Any:
-    """Return what a function of `tracing.py` says of a model, from the cache folder or of a new trace, which needs torch."""
+    """Return what a function of `tracing.py` says of a model, from the cache folder or of a new trace."""
     # The name of a model changes nothing.
     name = cache.fingerprint([FORMAT, *committed.installed().values(), *astuple(model)[1:], what, *asked])
     looks = cache_home().expanduser() / "looks"
@@ -178,30 +178,19 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
 
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
-
-
-def refusal(model: Transformer, ranks: int) -> str | None:
-    """Return why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
-    config = model.dimensions
-    if model.family not in TRIED:
-        return f"how layers of {model.family} are divided is unknown here"
-    if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
-        return f"the config says no {' and no '.join(silent)}"
-    if uneven := [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]:
-        return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks"
-    return None
 
 
 @functools.cache
 def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     """Return the part of a rank as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
-    if reason := refusal(model, ranks):
-        raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
     config = model.dimensions
+    sizes = {name: config.get(name) for name in DIVIDED}
+    if model.family not in TRIED or any(type(size) is not int or size % ranks for size in sizes.values()):
+        what = f"how {ranks} ranks divide layers of {model.family} with {sizes} is unknown here"
+        raise Stop(what, "give another model, or fewer ranks for a layer", "unavailable")
     # Said, because the default is the model's width over its heads, and a rank has fewer heads of the same width.
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts = {name: config[name] // ranks for name in DIVIDED}
+    parts = {name: size // ranks for name, size in sizes.items()}
     one = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
     return replace(model, name=one.name, config=one.config)  # one side of each adapter is divided as its layer
 

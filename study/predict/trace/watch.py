@@ -4,6 +4,7 @@ import itertools
 import weakref
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -51,12 +52,12 @@ class Watch(TorchDispatchMode):
         # Storages of the model and of its inputs, and references to those that a pass makes.
         self._live: dict[int, object] = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
-    def follow(self, model: torch.nn.Module) -> None:
+    def follow(self, model: nn.Module) -> None:
         """Note when the forward pass reaches a tensor, and when a gradient is complete; then drop the gradient."""
         names: dict[torch.Tensor, str] = {tensor: name for name, tensor in model.named_parameters()}
         unused = dict(names)
 
-        def reaches(module: torch.nn.Module, _) -> None:
+        def reaches(module: nn.Module, _) -> None:
             # A layer that runs again in the backward pass has been reached before.
             for tensor in module.parameters(recurse=False):
                 if name := unused.pop(tensor, None):
@@ -75,7 +76,7 @@ class Watch(TorchDispatchMode):
             if tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(complete)
 
-    def mark(self, layers: torch.nn.ModuleList, stack: str) -> None:
+    def mark(self, layers: nn.ModuleList, stack: str) -> None:
         """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
 
         def forward(*layer) -> None:
@@ -102,9 +103,8 @@ class Watch(TorchDispatchMode):
         for tensor in tensors_in(out):
             self._add(tensor)
         packet = function._overloadpacket
-        flops, kernel = 0, None
-        if packet in PRODUCTS:
-            flops = PRODUCTS[packet](*args, **kwargs, out_val=out)
+        flops = PRODUCTS.get(packet, lambda *_, **__: 0)(*args, **kwargs, out_val=out)
+        kernel = None
         if not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL):
             kernel = _kernel(packet, args, out, flops, self._has_types)
         self.tape.append(("kernel", kernel, flops))
