@@ -1,20 +1,14 @@
-"""Scores of predictions against published measurements, and against a file of one's own."""
+"""Scores of predictions against published measurements."""
 
 import math
 
 import pytest
 
-from study.predict.outside import predicting, published, scores
+from study.predict.outside import published, scores
 from study.predict.outside.predicting import of_row, training_of
 from study.predict.outside.scores import Number
 from study.predict.setup import Library
 from study.report.advice import accuracy
-
-MINE = """model,gpu,gpus,arm,tokens,rows,passes,recompute,precision,memory_gb,memory_kind,step_s
-llama3-8b,H100,8,zero3,2048,1,,yes,bf16_cast,30,,0.7
-gpt2,A100 40GB,1,single,1024,4,2,,bf16,8,reserved,
-gpt2,A100 40GB,8,zero9,1024,4,,,bf16,7,,
-"""
 
 
 def test_every_number_of_the_rows_is_stored_once():
@@ -53,20 +47,6 @@ def test_first_predictions_and_simulators_have_the_published_figures():
     words = accuracy()
     assert f"half are predicted within {lines['time', '6']['median error']:.0%}" in words
     assert "were within 6.4% when they were first predicted, but 35% were more than 10% too low" in words
-
-
-def test_a_small_file_of_ones_own_measurements_is_compared(tmp_path, capsys):
-    path = tmp_path / "mine.csv"
-    path.write_text(MINE)
-    scores.main(path)
-    assert predicting.DEFAULTS in capsys.readouterr().out
-    peak, step, reserved, refused = predicting.compared(path)
-    assert [each["quantity"] for each in (peak, step, reserved)] == ["memory_gb", "step_s", "memory_gb"]
-    assert 15 < peak["predicted"] < 30
-    assert 0.2 < step["predicted"] < 2
-    assert 4 < reserved["predicted"] < 12
-    assert refused["predicted"] is None
-    assert "zero9" in refused["off"]
 
 
 def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, monkeypatch):

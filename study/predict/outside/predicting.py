@@ -1,25 +1,17 @@
-"""What we predict of a measured training: the bytes of a GPU at the peak, and the seconds of a step.
-
-A training is a published row, or a line of a small CSV file of your own measurements.
-"""
+"""Predicts what others measured: the bytes of a GPU at the peak, and the seconds of a step."""
 
 import functools
 import json
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named
-from study.core.text import percent, short
+from study.core.gpus import GPUS
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.memory.memory_kinds import memory_kinds
-from study.predict.outside.published import FOLDER, Count, Measured, MemoryKind, Precision, Quantity, Row, read
+from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.setup import Library, Setup
 from study.predict.step_time import Machine, step_time
 from study.predict.trace.transformer import Transformer
@@ -88,11 +80,6 @@ def model_of(name: str) -> Transformer:
 
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
-DEFAULTS = (
-    "Assumed of every line: all weights train, attention is sdpa, AdamW is fused, the loss needs all logits at once, "
-    "nothing is compiled, and the GPUs have the usual links of their kind, eight to a node. Where the file has no "
-    "value: one pass in a step, no recomputation, and memory as PyTorch's allocated bytes."
-)
 
 
 @dataclass(frozen=True)
@@ -142,64 +129,3 @@ def time(setup: Setup, machine: Machine) -> Predicted:
     flat_flops_per_s = FLAT_MFU * GPUS[machine.gpu].flops_per_s(not setup.has_half_products)
     flat_s = setup.model.flops_per_row(setup.sequence) * rows / flat_flops_per_s
     return Predicted(step.seconds, step.low_s, step.high_s, flat_s)
-
-
-class Measurement(BaseModel, frozen=True):
-    """A training with an arm of this study, and what you measured of it."""
-
-    model: str  # a built-in shape, a folder with config.json, or a model on the hub
-    gpu: str
-    gpus: Count
-    arm: str  # a file of accelerate_configs/
-    tokens: Count  # of a row
-    rows: Count  # of a GPU and pass
-    precision: Precision
-    passes: Count = 1  # of a step
-    recompute: bool = False
-    memory_kind: MemoryKind = "allocated"
-    memory_gb: Measured = None  # 10^9 bytes
-    step_s: Measured = None
-
-    def predicted(self, quantity: str) -> Predicted:
-        """Bytes for `memory_gb`, and seconds for `step_s`."""
-        machine = Machine(gpu=gpu_named(self.gpu), gpus_per_node=min(self.gpus, 8))
-        setup = Setup.of_arm(
-            named(self.model),
-            self.arm,
-            ranks=self.gpus,
-            sequence=self.tokens,
-            micro_batch=self.rows,
-            accumulation=self.passes,
-            checkpointing=self.recompute,
-            precision=self.precision,
-            device="cuda",
-        )
-        if quantity == "step_s":
-            return time(setup, machine)
-        return memory(setup, self.memory_kind, machine.gpu)
-
-
-def compared(path: Path) -> list[dict]:
-    """A line for each measured number of a file: its prediction, how far off it is, its interval; or why none."""
-    lines = []
-    for one, (quantity, unit) in product(read(path, Measurement), {"memory_gb": 1e9, "step_s": 1.0}.items()):
-        measured = getattr(one, quantity)
-        if measured is None:
-            continue
-        line: dict[str, Any] = {
-            "model": one.model,
-            "arm": one.arm,
-            "on": f"{one.gpus} x {one.gpu}",
-            "quantity": quantity,
-        }
-        line |= {"measured": measured, "predicted": None}
-        try:
-            each = one.predicted(quantity)
-        except Stop as reason:
-            lines.append(line | {"off": str(reason)})
-            continue
-        predicted = (each.ours or 0) / unit
-        line |= {"predicted": predicted, "off": percent(predicted / measured - 1, "+")}
-        interval = f"{short(each.low)} to {short(each.high)}" if each.low else None
-        lines.append(line | {"interval": interval})
-    return lines

@@ -1,7 +1,6 @@
 """How far predictions are from what others measured.
 
 python -m study.predict.outside.scores            errors by set, and beside other predictors
-python -m study.predict.outside.scores mine.csv   predictions beside your own measurements
 python -m study.predict.outside.scores --write    predict all rows again
 """
 
@@ -12,10 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import mean, median
 
-import tyro
 from pydantic import BaseModel
 
 from study.core.errors import exit_on_stop
@@ -137,18 +134,12 @@ def store(everything: Iterable[Number]) -> None:
     pd.DataFrame([each.model_dump() for each in everything]).to_csv(FILE, index=False, float_format="%.6g")
 
 
-def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
-    """Show how far predictions are from measurements that others published, or from yours.
+def main(*, write: bool = False) -> None:
+    """Show how far predictions are from measurements that others published.
 
     Args:
-        file: A CSV file of your own measurements. Its columns are model, gpu, gpus, arm, tokens, rows, passes,
-            recompute and precision, and what you measured: memory_gb, memory_kind and step_s.
         write: Predict all published rows again, and store the result in reports/outside/predictions.csv.
     """
-    if file:
-        say(predicting.DEFAULTS, "")
-        show(predicting.compared(file))
-        return
     if write:
         store_predictions()
     for lines in (by_set(), rivals()):
