@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.core.arms import ROOT
 from study.core.files import load
 from study.core.text import is_number, short
-from study.predict.front import Machine, Setup, estimate, generic, named, papers, step_time
+from study.predict.front import Machine, Setup, Wanted, asked_for, estimate, papers, step_time
 from study.records import metrics
 from study.records.compare import paired
 from study.records.runs import Run, Runs
@@ -23,14 +23,14 @@ REPORTS = ROOT / "reports"
 MAX_BYTES = 4 * 2**20
 UNITS = {"GB": 1e9, "%": 0.01}
 Value = float | int | str | bool | None
-# Besides quantities of a record, what its collectives moved.
-MOVED = ("volume", "tensors", "calls")
+MOVED = ("volume", "tensors", "calls")  # quantities of a record's collectives
 TRAINING = "training"  # in a selection: which training of the script of document 002
 TAKE: dict[str, Callable] = {"median": median, "least": min, "most": max}
 # What nearly every document takes for granted. Other runs count only if the selection names the setting.
 USUAL: dict[str, tuple] = {"optimizer": (None, "adamw"), "lora_rank": (None,), "train_only": (None,)}
 # Fields of a piece of evidence that do not say what its value is of.
 ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note"}
+OF_SETUP = {"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}  # fields of a prediction
 
 
 class Piece(BaseModel):
@@ -45,31 +45,27 @@ class Piece(BaseModel):
     note: str = ""
 
     def raw(self, runs: Sequence[Run]) -> Value:
-        """The value that the evidence gives now, before its unit; None if there are no such runs."""
+        """The value that the evidence gives now; None if there are no such runs. In its unit: `computed`."""
         raise NotImplementedError
 
     def computed(self, runs: Sequence[Run]) -> Value:
-        """The value that the evidence gives now, as the sentence names it."""
         value = self.raw(runs)
-        if self.unit and is_number(value):
-            return value / UNITS[self.unit]
-        return value
+        return value / UNITS[self.unit] if self.unit and is_number(value) else value
 
     def agrees(self, value: Value) -> bool:
-        """Whether a computed value is the one that the sentence names."""
         if is_number(value) and is_number(self.value):
             return abs(value - self.value) <= self.tolerance * abs(self.value) + 1e-12
         return type(value) is type(self.value) and value == self.value
 
     @property
-    def what(self) -> str:
-        """What the value is of, in words."""
+    def what(self) -> str:  # the value is of
         given = self.model_dump(exclude_unset=True, exclude=ABOUT_THE_VALUE)
         return ", ".join(f"{name} {_words(value)}" for name, value in given.items())
 
     def __str__(self) -> str:
         value = "" if self.value is None else f" = {short(self.value)} {self.unit}".rstrip()
-        return f"{self.kind}: {self.what}{value}" + (f" ({self.note})" if self.note else "")
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.kind}: {self.what}{value}{note}"
 
 
 def _words(value: object) -> str:
@@ -81,11 +77,8 @@ def _words(value: object) -> str:
     return short(value)
 
 
-# --- measured: runs, or virtual ranks ------------------------------------------------------------------------------
-
-
 class OfRuns(Piece):
-    """A quantity of the runs that have some facts, or its ratio to that of other runs."""
+    """Measured: a quantity of the runs that have some facts, or its ratio to that of other runs."""
 
     kind: Literal["runs", "virtual"]
     where: dict
@@ -114,13 +107,11 @@ class OfRuns(Piece):
     def _chosen(self, runs: Sequence[Run], where: dict) -> list[Run]:
         """The finished runs that have these facts, and are evidence of this kind. A list means any of its values."""
         wanted = {name: value for name, value in where.items() if name != TRAINING}
-        done = Runs(tuple(runs)).select(**(USUAL | wanted)).done
-        several_ranks = self.quantity in MOVED and "ranks" not in self.where
         chosen = []
-        for run in done:
+        for run in Runs(tuple(runs)).select(**(USUAL | wanted)).done:
             # A rank that runs alone, or weights without values, are evidence of another kind.
             is_virtual = run.record.is_virtual or run.record.requested.init == "none"
-            sends_nothing = several_ranks and run.record.observed.ranks == 1
+            sends_nothing = self.quantity in MOVED and run.record.observed.ranks == 1 and "ranks" not in self.where
             if is_virtual == (self.kind == "virtual") and not sends_nothing:
                 chosen.append(run)
         return chosen
@@ -130,11 +121,10 @@ class OfRuns(Piece):
         values = []
         for run in runs:
             record = run.record
+            value: Any = metrics.value(record, self.quantity, where.get(TRAINING))
             if self.quantity in MOVED:
-                value: Any = metrics.moved(record, self.collectives, self.quantity, self.node_ranks)
-            else:
-                value = metrics.value(record, self.quantity, where.get(TRAINING))
-            if self.per is not None and value is not None:
+                value = metrics.moved(record, self.collectives, self.quantity, self.node_ranks)
+            if self.per and value is not None:
                 divisor = metrics.value(record, self.per)
                 # A run that does not know by what to divide has no value.
                 value = value / divisor if divisor else None
@@ -143,18 +133,13 @@ class OfRuns(Piece):
         return values
 
     def _one_value(self, values: list) -> Value:
-        """The median, or the least or most; a text that all runs share. None without values."""
+        """The median, or the least or most; a text that all runs share, or "several". None without values."""
         if not values:
             return None
         if is_number(values[0]):
             return TAKE[self.take](values)
         # Texts and truth values have no median.
-        if len(set(values)) > 1:
-            raise ValueError(f"the runs disagree: {', '.join(sorted(set(map(str, values))))}")
-        return values[0]
-
-
-# --- kept: answers of the libraries, and of others -----------------------------------------------------------------
+        return values[0] if len(set(values)) == 1 else "several"
 
 
 class Reproduction(Piece):
@@ -168,10 +153,9 @@ class Reproduction(Piece):
 @cache
 def kept_answers() -> dict[str, Value]:
     """What each script of reproductions/ found when its answer was kept."""
-    how: dict[str, Any] = {"what": "valid", "remedy": "restore it from the history", "most_bytes": MAX_BYTES}
     answers: dict[str, Value] = {}
     for path in sorted(REPORTS.glob("*/trials.json")):
-        for row in load(path, list, **how):
+        for row in load(path, list, what="valid", remedy="restore it from the history", most_bytes=MAX_BYTES):
             # Other trials are of settings of the libraries, and have more conditions.
             if row["trial"].keys() == {"what", "name"}:
                 answers.setdefault(row["trial"]["name"], row["found"])
@@ -206,19 +190,8 @@ class Source(Piece):
         return self.value
 
 
-# --- computed: with the numbers of a document, by the formulas of the papers, by our predictor ---------------------
-
-OPERATORS: dict[type, Callable] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
-    **{ast.Pow: operator.pow, ast.USub: operator.neg},
-}
-# Bytes of model states by the ZeRO paper. They take: parameters, stage, ranks, precision and optimizer.
-FORMULAS: dict[str, Callable] = {
-    "states": lambda *given: sum(papers.states_bytes(*given).values()),
-    "weights": lambda *given: papers.states_bytes(*given)["weights"],
-    "gradients": lambda *given: papers.states_bytes(*given)["gradients"],
-    "optimizer": lambda *given: papers.states_bytes(*given)["optimizer"],
-}
+OPERATORS: dict[type, Callable] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: operator.pow}
+OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.USub: operator.neg}
 
 
 class Arithmetic(Piece):
@@ -247,8 +220,10 @@ def _value(node: ast.AST):
         case ast.UnaryOp(sign, operand):
             return OPERATORS[type(sign)](_value(operand))
         case ast.Call(ast.Name(name), given, []):
-            return FORMULAS[name](*map(_value, given))
-    raise TypeError(f"numbers, + - * / ** and {', '.join(FORMULAS)} are allowed")
+            # Bytes of model states by the ZeRO paper, for parameters, stage, ranks, precision and optimizer.
+            held = papers.states_bytes(*map(_value, given))
+            return (held | {"states": sum(held.values())})[name]
+    raise TypeError("numbers, + - * / **, and states, weights, gradients or optimizer of a stage are allowed")
 
 
 class Prediction(Piece):
@@ -266,7 +241,7 @@ class Prediction(Piece):
     accumulation: int = 1
     sequence: int = 1024
     checkpointing: bool = False
-    gpu: str | None = None
+    gpu: str = ""
     link: str | None = None
     quantity: str
     over: dict | None = None  # what differs in the other training
@@ -279,23 +254,17 @@ class Prediction(Piece):
 
     def _predicted(self) -> float:
         # Without a name: a GPT-2 of this size, with as many layers and as wide.
-        size = (self.parameters or 0, self.layers or 0, self.hidden or 0)
-        model = named(self.model) if self.model else generic(*size)
-        settings = {"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}
-        how = self.model_dump(include=settings)
-        setup = Setup.of_arm(model, self.arm, device="cuda", **how)
+        size = {"params": self.parameters, "layers": self.layers, "hidden": self.hidden}
+        model = asked_for(Wanted(model=self.model, **size), self.sequence)
+        setup = Setup.of_arm(model, self.arm, device="cuda", **self.model_dump(include=OF_SETUP))
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
-            return tokens / step_time(setup, Machine(gpu=self.gpu or "", link=self.link)).seconds
+            return tokens / step_time(setup, Machine(gpu=self.gpu, link=self.link)).seconds
         prediction = estimate(setup)
-        at_peak, traffic = prediction.at_peak, prediction.traffic
-        known = {f"component.{role}": float(size) for role, size in at_peak.items()}
-        known["states_bytes"] = sum(at_peak.get(role, 0) for role in metrics.STATES)
+        known = vars(prediction) | {f"component.{role}": size for role, size in prediction.at_peak.items()}
         # As the papers count volume, an all-reduce moves its tensor twice.
-        known["volume"] = sum(traffic.values()) + traffic.get("all_reduce", 0)
-        if self.quantity in known:
-            return known[self.quantity]
-        return getattr(prediction, self.quantity)
+        known["volume"] = sum(prediction.traffic.values()) + prediction.traffic.get("all_reduce", 0)
+        return known[self.quantity]
 
 
 Evidence = Annotated[OfRuns | Reproduction | Source | Arithmetic | Prediction | Conform, Field(discriminator="kind")]

@@ -1,11 +1,11 @@
 """The form of the ledger's files, and how they are read: texts with their claims, and faults of libraries.
 
 A verdict is written by a person. Its evidence is computed by `study.ledger.evidence`, and a test compares the two.
-Other runs may be compared with the same evidence: they agree, they differ, or there are no such runs.
 """
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -22,7 +22,6 @@ FAULTS = Path(__file__).with_name("faults.toml")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
-LEVELS = get_args(CertaintyWord)
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
 
@@ -44,7 +43,11 @@ class Claim(BaseModel):
     because: str = ""
     idle: bool = False  # its evidence could not have come out otherwise: counted nowhere
     evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=3)]
-    document: str = ""
+    document: str = Field(default_factory=lambda known: known["id"].partition("-")[0].removeprefix("S"))
+
+    @property
+    def said(self) -> str:
+        return f"{self.question} {self.quote} {self.found}"
 
     @property
     def outcome(self) -> str:
@@ -65,9 +68,12 @@ class Text(BaseModel):
     read: str
     sentences: Annotated[int, Field(gt=0)]  # list items and rows as well: those that could turn out false
     unjudged: dict[str, int]  # how many of them are not judged, by a word that says why
-    authors: str = "not asked"
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
+
+    @property
+    def judged(self) -> int:
+        return self.sentences - sum(self.unjudged.values())
 
 
 class Fault(BaseModel):
@@ -87,6 +93,10 @@ class Fault(BaseModel):
     because: str
 
     @property
+    def said(self) -> str:
+        return f"{self.what} {self.found}"
+
+    @property
     def outcome(self) -> str:
         return f"is a fault of {self.library} {self.releases}"
 
@@ -95,25 +105,14 @@ def _load(path: Path, form):
     return load(path, form, what="as the ledger needs it", remedy="correct the file", most_bytes=MAX_BYTES)
 
 
-def read(path: Path) -> Text:
-    text = _load(path, Text)
-    # A claim is shown alone, so it knows its document. Its file says that once.
-    claims = tuple(each.model_copy(update={"document": text.document}) for each in text.claim)
-    return text.model_copy(update={"claim": claims})
-
-
 @functools.cache
 def texts() -> tuple[Text, ...]:
-    """All texts: documents, then papers."""
-    return tuple(sorted(map(read, FOLDER.glob("*.toml")), key=lambda text: text.document))
+    known = [_load(path, Text) for path in FOLDER.glob("*.toml")]
+    return tuple(sorted(known, key=lambda text: text.document))
 
 
 def claims() -> list[Claim]:
-    """The claims of all texts, in their order."""
-    known: list[Claim] = []
-    for text in texts():
-        known += text.claim
-    return known
+    return [claim for text in texts() for claim in text.claim]
 
 
 @functools.cache
@@ -124,51 +123,36 @@ def faults() -> tuple[Fault, ...]:
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """The claims and faults with these ids, those of a document, or those that contain these words."""
     known: list[Claim | Fault] = [*claims(), *faults()]
-    by_name: dict[str, list] = {each.id.lower(): [each] for each in known}
-    by_name["faults"] = [*faults()]
-    for text in texts():
-        by_name[text.document.lower()] = [*text.claim]
+    by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known} | {"faults": faults()}
+    by_name |= {text.document.lower(): text.claim for text in texts()}
     # --- each word is a name, or all of them are one phrase
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
         return [each for name in names for each in by_name[name]]
     phrase = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
-    matching = [each for each in known if phrase.search(_said(each))]
+    # A word in the reasons or in the evidence does not make it a claim about that.
+    matching = [each for each in known if phrase.search(each.said)]
     if not matching:
         raise Stop(f"no claim is named {' '.join(words)}, and none contains it", "study claims lists the documents")
     return matching
 
 
-def _said(each: Claim | Fault) -> str:
-    """What it says of itself: a word in its reasons or its evidence does not make it a claim about that."""
-    if isinstance(each, Fault):
-        return f"{each.what} {each.found}"
-    return f"{each.question} {each.quote} {each.found}"
-
-
-# --- how many hold -------------------------------------------------------------------------------------------------
-
-
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """How many claims have which verdict. A claim whose evidence is idle counts nowhere."""
-    number = dict.fromkeys(VERDICTS, 0)
-    for claim in claims:
-        if not claim.idle:
-            number[claim.verdict] += 1
-    return number
+    number = Counter(claim.verdict for claim in claims if not claim.idle)
+    return {verdict: number[verdict] for verdict in VERDICTS}
 
 
 def by_document() -> list[dict]:
-    """How many sentences of each document are judged, and how many claims have which verdict."""
+    """How many sentences of each document are judged, and how its claims come out."""
     rows = []
     for text in texts():
-        judged = text.sentences - sum(text.unjudged.values())
-        rows.append({"document": text.document, "sentences": text.sentences, "judged": judged} | counts(text.claim))
+        judged = {"document": text.document, "sentences": text.sentences, "judged": text.judged}
+        rows.append(judged | counts(text.claim))
     return rows
 
 
 def in_words(claims: Iterable[Claim]) -> str:
-    """The count of verdicts as one sentence."""
     number = counts(claims)
     return (
         f"Of {sum(number.values())} published claims {number['holds']} hold, {number['does not hold']} do not, "
@@ -177,11 +161,8 @@ def in_words(claims: Iterable[Claim]) -> str:
     )
 
 
-# --- what other runs say -------------------------------------------------------------------------------------------
-
-
 class Compared(NamedTuple):
-    """A number of a claim, and the same of other runs."""
+    """A number of a claim, and the same of other runs: they agree, they differ, or there are no such runs."""
 
     claim: str
     evidence: OfRuns
@@ -194,15 +175,10 @@ def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
     rows = []
     for claim in claims:
         for piece in claim.evidence:
-            if not isinstance(piece, OfRuns):
-                continue
-            try:
+            if isinstance(piece, OfRuns):
                 value = piece.computed(runs)
-            except ValueError:  # they disagree among themselves
-                value = "several"
-            answer = AGREES if piece.agrees(value) else DIFFERS
-            # None is no number of a claim, so no runs never agree with it.
-            if value is None:
-                answer = NO_RUNS
-            rows.append(Compared(claim.id, piece, value, answer))
+                answer = NO_RUNS  # None is no number of a claim, so no runs never agree with it
+                if value is not None:
+                    answer = AGREES if piece.agrees(value) else DIFFERS
+                rows.append(Compared(claim.id, piece, value, answer))
     return rows
