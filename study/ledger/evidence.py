@@ -25,11 +25,9 @@ UNITS = {"GB": 1e9, "%": 0.01}
 Value = float | int | str | bool | None
 MOVED = ("volume", "tensors", "calls")  # quantities of a record's collectives
 TRAINING = "training"  # in a selection: which training of the script of document 002
-TAKE: dict[str, Callable] = {"median": median, "least": min, "most": max}
 # What nearly every document takes for granted. Other runs count only if the selection names the setting.
 USUAL: dict[str, tuple] = {"optimizer": (None, "adamw"), "lora_rank": (None,), "train_only": (None,)}
-# Fields of a piece of evidence that do not say what its value is of.
-ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note"}
+ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note"}  # fields that do not say what it is of
 OF_SETUP = {"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}  # fields of a prediction
 
 
@@ -63,13 +61,15 @@ class Piece(BaseModel):
         return ", ".join(f"{name} {_words(value)}" for name, value in given.items())
 
     def __str__(self) -> str:
-        value = "" if self.value is None else f" = {short(self.value)} {self.unit}".rstrip()
-        note = f" ({self.note})" if self.note else ""
-        return f"{self.kind}: {self.what}{value}{note}"
+        parts = [f"{self.kind}: {self.what}"]
+        if self.value is not None:
+            parts.append(f"= {short(self.value)} {self.unit}".rstrip())
+        if self.note:
+            parts.append(f"({self.note})")
+        return " ".join(parts)
 
 
 def _words(value: object) -> str:
-    """A field of a piece of evidence in words: arm ddp or zero2 ranks 2."""
     if isinstance(value, dict):
         return " ".join(f"{name} {_words(each)}" for name, each in value.items())
     if isinstance(value, list):  # any of these
@@ -85,7 +85,6 @@ class OfRuns(Piece):
     quantity: str
     over: dict | None = None  # what differs on the other side of a ratio
     per: str | None = None  # divides within each run
-    take: Literal["median", "least", "most"] = "median"
     collectives: list[str] | None = None
     node_ranks: int | None = None
 
@@ -133,11 +132,11 @@ class OfRuns(Piece):
         return values
 
     def _one_value(self, values: list) -> Value:
-        """The median, or the least or most; a text that all runs share, or "several". None without values."""
+        """The median; a text that all runs share, or "several". None without values."""
         if not values:
             return None
         if is_number(values[0]):
-            return TAKE[self.take](values)
+            return median(values)
         # Texts and truth values have no median.
         return values[0] if len(set(values)) == 1 else "several"
 
@@ -152,7 +151,6 @@ class Reproduction(Piece):
 
 @cache
 def kept_answers() -> dict[str, Value]:
-    """What each script of reproductions/ found when its answer was kept."""
     answers: dict[str, Value] = {}
     for path in sorted(REPORTS.glob("*/trials.json")):
         for row in load(path, list, what="valid", remedy="restore it from the history", most_bytes=MAX_BYTES):

@@ -58,8 +58,6 @@ class Claim(BaseModel):
 
 
 class Text(BaseModel):
-    """A document with its claims."""
-
     model_config = STRICT
 
     document: str
@@ -123,8 +121,8 @@ def faults() -> tuple[Fault, ...]:
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """The claims and faults with these ids, those of a document, or those that contain these words."""
     known: list[Claim | Fault] = [*claims(), *faults()]
-    by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known} | {"faults": faults()}
-    by_name |= {text.document.lower(): text.claim for text in texts()}
+    by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
+    by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
     # --- each word is a name, or all of them are one phrase
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
@@ -162,8 +160,6 @@ def in_words(claims: Iterable[Claim]) -> str:
 
 
 class Compared(NamedTuple):
-    """A number of a claim, and the same of other runs: they agree, they differ, or there are no such runs."""
-
     claim: str
     evidence: OfRuns
     value: Value
@@ -171,7 +167,7 @@ class Compared(NamedTuple):
 
 
 def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
-    """Each number that claims take from runs, beside what these runs give for it."""
+    """Each number that claims take from runs, beside the same of other runs, if there are such runs."""
     rows = []
     for claim in claims:
         for piece in claim.evidence:
