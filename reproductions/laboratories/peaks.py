@@ -27,8 +27,9 @@ from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.predict.architecture import named
+from study.predict.pace import pace
 from study.predict.setup import Setup
-from study.predict.step_time import pace, work
+from study.predict.step_time import work
 from study.records.store import now_utc
 from study.training.loading import load as load_operators
 

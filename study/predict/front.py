@@ -7,6 +7,7 @@ from study.predict.architecture import Wanted, asked_for, generic, named, refuse
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, inputs_bytes, loading_bytes
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores
+from study.predict.pace import peak_flops_per_s
 from study.predict.question import (
     BUCKET_ELEMENTS,
     BUCKETS,
@@ -19,5 +20,5 @@ from study.predict.question import (
     with_zero,
 )
 from study.predict.setup import Setup, distribution
-from study.predict.step_time import Machine, StepTime, peak_flops_per_s, step_time
+from study.predict.step_time import Machine, StepTime, step_time
 from study.predict.trace.transformer import Transformer

@@ -1,26 +1,19 @@
-"""The seconds of an optimizer step: a roofline of the GPU, the pace of the host, and what links carry meanwhile.
-
-From top to bottom: the constants, the machine, the work of a pass as a trace of the model shows it, and the step:
-seconds of the GPU and the host, bytes between ranks, the update.
-How far off it is: `python -m study.predict.outside.scores`. How it was fitted: `reproductions/laboratories/fit.py`.
-"""
+"""The seconds of an optimizer step: a roofline of the GPU, the pace of the host, and what links carry meanwhile."""
 
 import functools
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, LINKS
 from study.predict import papers
-from study.predict.estimate import exchanged_layers, exchanged_rows, operations
+from study.predict.estimate import engine_of, exchanged_layers, exchanged_rows, operations
 from study.predict.memory.engine import Engine
+from study.predict.pace import Pace, class_of, pace, peak_flops_per_s
 from study.predict.setup import QUANTIZED_BYTES, Setup
 from study.predict.trace.transformer import of_a_rank
 
-FILE = Path(__file__).with_name("pace.toml")
 PHASES = ("forward", "backward")
 # Bytes of memory traffic for each parameter that a GPU updates: the gradient is read for its norm and for Adam, weights
 # and two moments are read and written. With bf16_cast the gradient is first copied to fp32 (6), the new weight is
@@ -32,62 +25,17 @@ SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 
 QUANTIZED_KERNELS = {None: (0, 0), "nf4": (7, 4), "fp4": (7, 4), "nf4_double": (9, 6), "int8": (25, 10)}
 
 
-@dataclass(frozen=True)
-class Pace:
-    """The constants that no datasheet has. `pace.toml` has the unit, the origin and the interval of each."""
-
-    products: dict[str, float]  # by class of GPU: the share of its peak that large products reach
-    attention: dict[str, float]  # by class of GPU: the same of fused attention
-    few_tokens: float  # products of as many tokens run at half of that
-    products_8_bits: float  # how much faster products in 8 bits are, with their casts
-    moving: float  # the share of the memory's bandwidth in kernels that only move bytes
-    fused_traffic: float  # the share of these bytes that is left if norms, activations and rotations are fused
-    kernel_s: float  # of the host, to launch a kernel
-    unit_kernels: float  # the host's work to gather, release or reduce a unit of sharded states, in kernels
-    link: float  # the share of the datasheet's bandwidth that collectives reach over NVLink
-    pcie: float
-    network: float
-    host_link: float
-    separate_update: float  # the share of the memory's bandwidth in AdamWs of several kernels
-    gpu_interval: float  # divides and multiplies a step that the GPU decides
-    host_interval: float  # the same if the host, PCIe or a network decides
-
-
-@functools.cache
-def constants() -> dict:
-    return tomllib.loads(FILE.read_text())
-
-
-@functools.cache
-def pace() -> Pace:
-    values = {kind: {name: each["value"] for name, each in entries.items()} for kind, entries in constants().items()}
-    return Pace(products=values["products"], attention=values["attention"], **values["constant"])
-
-
-@functools.cache
-def class_of(kind: str, gpu: str) -> str:
-    """The class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
-    classes = constants()[kind]
-    return next((name for name, each in classes.items() if gpu in each["gpus"]), [*classes][-1])
-
-
-def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
-    """The datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
-    reached = pace().products[class_of("products", gpu)]
-    return GPUS[gpu].flops_per_s(whole, tf32) * max(1.0, reached)
-
-
 class Links(NamedTuple):
-    """The connections of ranks that send to each other. `network` is between nodes."""
+    """The connections of ranks to each other and to their hosts. `network` is between nodes."""
 
     ranks: int
     gpus_per_node: int
     link: str
     network: str
+    host: str
 
     @property
-    def are_slow(self) -> bool:
-        """Whether PCIe or a network carries the data. What these reach differs much between machines."""
+    def are_slow(self) -> bool:  # what PCIe and networks reach differs much between machines
         return self.ranks > 1 and (self.ranks > self.gpus_per_node or self.link.startswith("pcie"))
 
     def within(self, group: int | None) -> "Links":
@@ -99,14 +47,11 @@ class Links(NamedTuple):
         return self._replace(ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
 
     def seconds(self, kind: str, size_bytes: float, of: Pace) -> float:
-        """Seconds of a collective over so many bytes, in rings as NCCL builds them, without latencies.
-
-        A ring goes through every GPU of a node before it leaves the node. There are as many rings as network ports, so
-        all ports of a node carry the data. An all-reduce goes round twice.
-        """
-        if self.ranks == 1:
-            return 0.0
-        bandwidth = LINKS[self.link].bytes_per_s * (of.pcie if self.link.startswith("pcie") else of.link)
+        """Seconds of a collective over so many bytes, in rings as NCCL builds them, or from the host. No latencies."""
+        if kind == "host":
+            return size_bytes / (LINKS[self.host].bytes_per_s * of.host_link)
+        bandwidth = LINKS[self.link].bytes_per_s * {"pcie": of.pcie}.get(self.link[:4], of.link)
+        # A ring goes through every GPU of a node before it leaves it, and there are as many rings as network ports.
         if self.ranks > self.gpus_per_node:
             bandwidth = min(bandwidth, LINKS[self.network].bytes_per_s * self.gpus_per_node * of.network)
         return papers.wire_bytes({kind: size_bytes}, self.ranks) / bandwidth
@@ -128,7 +73,8 @@ class Machine:
 
     def links(self, ranks: int) -> Links:
         gpu = GPUS[self.gpu]
-        return Links(ranks, self.gpus_per_node, self.link or gpu.peer_link, self.network or gpu.network)
+        usual = (self.link or gpu.peer_link, self.network or gpu.network, gpu.host_link)
+        return Links(ranks, self.gpus_per_node, *usual)
 
 
 class Product(NamedTuple):
@@ -176,11 +122,8 @@ def work(setup: Setup) -> dict[str, Work]:
     packed = [tensor for tensor in setup.model.tensors if setup.packed_elements(tensor)]
     again = [tensor for tensor in packed if setup.computes_again(tensor.block)]
     in_forward, in_backward = QUANTIZED_KERNELS[setup.quantized]
-    for phase, launched, weights in (
-        ("forward", in_forward, packed),
-        ("backward", in_backward, packed),
-        ("backward", in_forward, again),
-    ):
+    made = (("forward", in_forward, packed), ("backward", in_backward, packed), ("backward", in_forward, again))
+    for phase, launched, weights in made:
         elements = sum(tensor.elements for tensor in weights)
         passes[phase].dequantized_bytes += elements * (QUANTIZED_BYTES[setup.quantized] + 2)
         passes[phase].kernels += launched * len(weights)
@@ -215,16 +158,15 @@ def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTim
     """Predict a step of a setup on a machine."""
     of = of or pace()
     engine = Engine(setup)
-    passes = setup.accumulation
     sending_s = _sending(setup, machine, engine, of)
     phases = []
     on_gpu: defaultdict[str, float] = defaultdict(float)
     for name, each in work(setup).items():
         pass_s = _of_gpu(setup, machine, each, of)
         for limit, seconds in pass_s.items():
-            on_gpu[limit] += passes * seconds
-        gpu_s = passes * sum(pass_s.values())
-        host_s = passes * _of_host(setup, machine, engine, name, of)
+            on_gpu[limit] += setup.accumulation * seconds
+        gpu_s = setup.accumulation * sum(pass_s.values())
+        host_s = setup.accumulation * _of_host(setup, machine, engine, name, of)
         link_s = sending_s[name]
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
         phases.append(Phase(name, gpu_s, host_s, link_s, (gpu_s**4 + host_s**4) ** 0.25 + link_s))
@@ -242,14 +184,16 @@ def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTim
     links = machine.links(setup.ranks).between(setup.tensor_ranks)
     by_gpu = limit in ("compute", "update") or (limit == "link" and not links.are_slow)
     factor = of.gpu_interval if by_gpu else of.host_interval
-    # --- no step is faster than its operations at the peak, without what a causal mask hides: half of the scores
-    needed: float = operations(setup)
-    if setup.model.look.kind == "decoder":
-        needed -= passes * sum(each.attention_flops for each in work(setup).values()) / 2
-    peak_s = needed / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
-    if machine.products_8_bits:
-        peak_s /= 2
+    peak_s = _peak_s(setup, machine)
     return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, tuple(phases))
+
+
+def _peak_s(setup: Setup, machine: Machine) -> float:
+    # Without what a causal mask hides: half of the scores.
+    hidden = {"decoder": 0.5}.get(setup.model.look.kind, 0.0) * setup.accumulation
+    needed = operations(setup) - hidden * sum(each.attention_flops for each in work(setup).values())
+    faster = {True: 2, False: 1}[machine.products_8_bits]
+    return needed / faster / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
 
 
 def _of_gpu(setup: Setup, machine: Machine, each: Work, of: Pace) -> dict[str, float]:
@@ -296,68 +240,61 @@ def _of_host(setup: Setup, machine: Machine, engine: Engine, phase: str, of: Pac
     return kernels * (of.kernel_s if machine.kernel_s is None else machine.kernel_s)
 
 
-class Sent(NamedTuple):
-    """What ranks send to each other in a phase, in all passes of a step; without links, a GPU and its host."""
-
-    phase: str
-    size_bytes: float
-    links: Links | None = None
-    kind: str = ""
+# What a phase sends in all passes of a step: a kind of collective, or "host"; its bytes; and over which links.
+Sent = tuple[str, str, float, Links]
 
 
 def _sending(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[str, float]:
     """The seconds of each phase in which ranks and hosts wait for data."""
-    host_bytes_per_s = LINKS[GPUS[machine.gpu].host_link].bytes_per_s * of.host_link
     links = machine.links(setup.ranks)
-    seconds = dict.fromkeys((*PHASES, "update"), 0.0)
-    for each in _sent(setup, links.between(setup.tensor_ranks), engine):
-        if each.links:
-            seconds[each.phase] += each.links.seconds(each.kind, each.size_bytes, of)
-        else:
-            seconds[each.phase] += each.size_bytes / host_bytes_per_s
+    alike = links.between(setup.tensor_ranks)  # ranks with the same part of each layer
+    sent = [*_gathered(setup, alike, engine), *_reduced(setup, alike, engine)]
     # Ranks that share rows or layers wait for each other in both passes.
     together = links.within(setup.sequence_ranks * setup.tensor_ranks)
     for kind, size_bytes in (exchanged_rows(setup) + exchanged_layers(setup)).items():
-        for phase in PHASES:
-            seconds[phase] += together.seconds(kind, size_bytes / len(PHASES), of)
+        sent += [(phase, kind, size_bytes / len(PHASES), together) for phase in PHASES]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for phase, kind, size_bytes, over in sent:
+        seconds[phase] += over.seconds(kind, size_bytes, of)
     return seconds
 
 
-def _sent(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
-    """All of a step, as read in FSDP, DDP and DeepSpeed 0.19.8. `links` join ranks with the same part of each layer."""
-    passes = setup.accumulation
-    trained_bytes = setup.model.trained * setup.weight_bytes
+def _gathered(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
+    """The weights, if ranks divide them."""
+    again = {"full_shard": 1.0, "shard_grad_op": 0.0}.get(str(setup.fsdp))
+    if engine.stage == 3:  # the backward pass gathers what was released
+        again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
+    if again is None:
+        return
+    weights = setup.accumulation * engine.all_elements * setup.weight_bytes
+    # With a second copy of what was released (hpZ), from few ranks.
+    gathered = (("forward", 1.0, setup.group), ("backward", again, setup.second_partition or setup.group))
+    for phase, share, group in gathered:
+        yield phase, "all_gather", share * weights, links.within(group)
+        if "weights" in engine_of(setup).on_host:
+            yield phase, "host", share * weights / setup.state_ranks, links
+
+
+def _reduced(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
+    """The gradients, and the new weights, as read in FSDP, DDP and DeepSpeed 0.19.8."""
     # DDP, stage 1 and Accelerate's FSDP reduce the sum of all passes.
     reduces_each_pass = setup.fsdp_by == "torch" if setup.fsdp else engine.stage > 1
-    reductions = passes if reduces_each_pass else 1
+    reductions = setup.accumulation if reduces_each_pass else 1
+    kind = "reduce_scatter" if setup.fsdp or engine.stage == 3 else engine.reduce_kind
     gradients = reductions * setup.model.trained / setup.tensor_ranks * setup.reduced_bytes
-    updates_on_host = engine.offloads or setup.fsdp_offload
-    weights_on_host = engine.weights_home != "none" or setup.fsdp_offload
-    kind = engine.reduce_kind
-    if setup.fsdp or engine.stage == 3:
-        kind = "reduce_scatter"
-        weights = passes * engine.all_elements * setup.weight_bytes
-        # The backward pass gathers again what was released; with a second copy of it (hpZ), from few ranks.
-        again = {"shard_grad_op": 0.0}.get(setup.fsdp or "", 1.0)
-        if engine.stage == 3:
-            again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
-        gathered = (("forward", 1.0, setup.group), ("backward", again, setup.second_partition or setup.group))
-        for phase, share, group in gathered:
-            yield Sent(phase, share * weights, links.within(group), "all_gather")
-            if weights_on_host:
-                yield Sent(phase, share * weights / setup.state_ranks)
-    if setup.fsdp and setup.group:
-        yield Sent("backward", gradients, links.within(setup.group), kind)
-        yield Sent("backward", gradients / setup.group, links.between(setup.group), "all_reduce")
-    else:
-        yield Sent("backward", gradients, links, kind)
-    if updates_on_host:
-        sums = min(2, passes)  # with several passes, the sum so far is fetched first
-        yield Sent("backward", reductions * sums * trained_bytes / setup.state_ranks)
-    if updates_on_host and not weights_on_host:
-        yield Sent("update", trained_bytes / setup.sharing_ranks)
-    if engine.stage in (1, 2):  # the new weights
-        yield Sent("update", trained_bytes, links.within(setup.group), "all_gather")
+    # FSDP's groups sum their parts with those of the other groups. A single group has no other.
+    group = (setup.fsdp and setup.group) or links.ranks
+    yield "backward", kind, gradients, links.within(group)
+    yield "backward", "all_reduce", gradients / group, links.between(group)
+    trained_bytes = setup.model.trained * setup.weight_bytes
+    on_host = engine_of(setup).on_host
+    if "moments" in on_host:
+        sums = min(2, setup.accumulation)  # with several passes, the sum so far is fetched first
+        yield "backward", "host", reductions * sums * trained_bytes / setup.state_ranks, links
+        if "weights" not in on_host:
+            yield "update", "host", trained_bytes / setup.sharing_ranks, links
+    if engine.stage in (1, 2):
+        yield "update", "all_gather", trained_bytes, links.within(setup.group)
 
 
 def _update(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[str, float]:
@@ -365,12 +302,11 @@ def _update(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[st
     owned: float = setup.model.trained
     if setup.fsdp or engine.stage:
         owned /= setup.sharing_ranks
-    if engine.offloads or setup.fsdp_offload:
+    if "moments" in engine_of(setup).on_host:
         local = min(setup.ranks, machine.gpus_per_node)
         parts = {"update on host": owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
-        moved_bytes = 2 * local * engine.swapped_bytes  # read and written
-        if moved_bytes and machine.disk_bytes_per_s:
-            parts["disk"] = moved_bytes / machine.disk_bytes_per_s
+        if machine.disk_bytes_per_s:  # what it has is read and written
+            parts["disk"] = 2 * local * engine.swapped_bytes / machine.disk_bytes_per_s
         return parts
     seconds = update_bytes(setup) * owned / GPUS[machine.gpu].memory_bytes_per_s
     if setup.optimizer in SEPARATE:

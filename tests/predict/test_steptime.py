@@ -6,24 +6,12 @@ from dataclasses import replace
 import pytest
 
 from study.core.gpus import GPUS, LINKS
-from study.core.shapes import config_of
 from study.predict.architecture import named
 from study.predict.estimate import estimate, operations
 from study.predict.memory.engine import Engine
+from study.predict.pace import class_of, constants, pace, peak_flops_per_s
 from study.predict.setup import QUANTIZED_BYTES, Setup
-from study.predict.step_time import (
-    Links,
-    Machine,
-    Product,
-    class_of,
-    constants,
-    pace,
-    peak_flops_per_s,
-    step_time,
-    update_bytes,
-    work,
-)
-from study.predict.trace.transformer import Transformer
+from study.predict.step_time import Links, Machine, Product, step_time, update_bytes, work
 
 A100 = Machine(gpu="A100-80GB")
 H100 = Machine(gpu="H100-80GB")
@@ -49,15 +37,17 @@ def link_s(each: Setup, machine: Machine = A100) -> float:
 
 def test_a_ring_by_hand():
     """(N - 1) / N of the tensor goes over the slowest link. An all-reduce goes round twice."""
-    links, of = Links(16, 8, "nvlink3", "ib-hdr"), pace()
+    links, of = Links(16, 8, "nvlink3", "ib-hdr", "pcie4"), pace()
     bandwidth = min(300e9 * of.link, 8 * 25e9 * of.network)
     assert links.seconds("all_gather", 1e9, of) == pytest.approx(15 / 16 * 1e9 / bandwidth)
     assert links.seconds("all_reduce", 1e9, of) == pytest.approx(2 * 15 / 16 * 1e9 / bandwidth)
     assert links.within(1).seconds("all_gather", 1e9, of) == 0
-    pcie = Links(2, 8, "pcie4", "ib-hdr").seconds("all_gather", 1e9, of)
-    assert pcie == pytest.approx(1 / 2 * 1e9 / (LINKS["pcie4"].bytes_per_s * of.pcie))
+    pcie_bytes_per_s = LINKS["pcie4"].bytes_per_s
+    pcie = links._replace(ranks=2, link="pcie4").seconds("all_gather", 1e9, of)
+    assert pcie == pytest.approx(1 / 2 * 1e9 / (pcie_bytes_per_s * of.pcie))
+    assert links.seconds("host", 1e9, of) == pytest.approx(1e9 / (pcie_bytes_per_s * of.host_link))
     assert (links.within(8).are_slow, links.are_slow) == (False, True)
-    assert links.between(4) == Links(4, 2, "nvlink3", "ib-hdr")
+    assert links.between(4) == links._replace(ranks=4, gpus_per_node=2)
 
 
 def test_the_work_of_a_pass_by_hand():
@@ -68,11 +58,9 @@ def test_the_work_of_a_pass_by_hand():
     layers = named("bert-tiny").dimensions["num_hidden_layers"]
     assert forward.products[square] >= 4 * layers
     assert forward.products[wide] == layers
-    elements = [0, 0]  # half of the operations
-    for place, passes in enumerate((forward, backward)):
-        for (number, m, n, k, _), count in passes.products.items():
-            elements[place] += count * number * m * n * k
-    assert elements[1] == pytest.approx(2 * elements[0], rel=0.1)
+    products = [passes.products.items() for passes in (forward, backward)]
+    half = [sum(count * number * m * n * k for (number, m, n, k, _), count in each) for each in products]
+    assert half[1] == pytest.approx(2 * half[0], rel=0.1)
 
 
 def test_stage_2_reduces_in_each_pass_and_ddp_once():
@@ -93,56 +81,31 @@ def test_stage_2_reduces_in_each_pass_and_ddp_once():
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_never_above_the_peak():
-    """Five trainings of each of eight models: a model that is not known takes a second to trace."""
-    chance = random.Random(7)
-    for _ in range(8):
-        heads = chance.choice([8, 16, 64, 128])
-        sizes = {"n_layer": chance.randint(1, 6), "n_head": heads, "n_embd": heads * chance.choice([64, 128, 256])}
-        model = Transformer.of(config_of("gpt2") | sizes | {"vocab_size": chance.choice([512, 256000])}, "drawn")
-        of_model = {"sequence": 2 ** chance.randint(5, 10), "checkpointing": chance.random() < 0.5}
-        of_model["precision"] = chance.choice(["bf16_cast", "bf16", "fp32"])
-        for _ in range(5):
-            gpu, arm = chance.choice(list(GPUS)), chance.choice(["ddp", "zero1", "zero2", "zero3", "single"])
-            rows, ranks = 2 ** chance.randint(0, 7), chance.choice([1, 2, 8, 64])
-            each = setup(arm, model, micro_batch=rows, ranks=ranks, **of_model)
-            peak = peak_flops_per_s(gpu, each.precision == "fp32")  # a GeForce was measured above its datasheet
-            step = step_time(each, Machine(gpu=gpu))
-            assert operations(each) / step.seconds < peak, (gpu, each)
-            hidden = sum(passes.attention_flops for passes in work(each).values()) / 2
-            assert (operations(each) - hidden) / step.low_s <= peak * (1 + 1e-9)
-            assert step.low_s < step.seconds < step.high_s
-
-
-def test_no_interval_excludes_its_prediction():
-    """A causal mask hides half of the scores, and products of 8 bits have twice the peak."""
-    rows = setup("ddp", named("llama3-8b"), micro_batch=1, sequence=4096)
-    in_16, in_8 = (step_time(rows, replace(H100, products_8_bits=is_on)).peak_s for is_on in (False, True))
-    assert in_8 == pytest.approx(in_16 / 2)
-    hidden = sum(passes.attention_flops for passes in work(rows).values()) / 2
-    assert in_16 == pytest.approx((operations(rows) - hidden) / peak_flops_per_s(H100.gpu, False))
+@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", "single"])
+def test_never_above_the_peak(arm):
+    chance = random.Random(arm)
+    for gpu in chance.sample([*GPUS], 4):
+        rows, ranks = 2 ** chance.randint(0, 7), chance.choice([2, 8, 64])
+        each = setup(arm, micro_batch=rows, ranks=ranks, precision=chance.choice(["bf16_cast", "bf16", "fp32"]))
+        peak = peak_flops_per_s(gpu, each.precision == "fp32")  # a GeForce was measured above its datasheet
+        step, in_8 = (step_time(each, Machine(gpu=gpu, products_8_bits=is_on)) for is_on in (False, True))
+        assert operations(each) / step.seconds < peak, (gpu, each)
+        hidden = sum(passes.attention_flops for passes in work(each).values()) / 2  # by a causal mask
+        assert step.peak_s == pytest.approx((operations(each) - hidden) / peak)
+        assert step.peak_s <= step.low_s < step.seconds < step.high_s
+        assert in_8.peak_s == step.peak_s / 2
 
 
 def test_groups_gather_inside_a_node_and_reduce_between_nodes():
-    """16 ranks in two nodes: a group of 8 stays inside its node, but its parts of the gradients leave it."""
+    """16 ranks in two nodes: a group of 8 stays inside its node, but its parts of the gradients leave it.
+
+    hpZ has a second copy of the weights in each node, for the backward pass.
+    """
     whole = replace(setup("ddp", ranks=16), fsdp="full_shard")
-    grouped = replace(whole, group=8)
-    assert link_s(grouped, SLOW) < link_s(whole, SLOW)
-    held = [estimate(each) for each in (whole, grouped)]
-    assert held[1].at_peak["moments"] == pytest.approx(2 * held[0].at_peak["moments"], rel=1e-3)
-    assert held[1].traffic["all_reduce"] == held[0].traffic["reduce_scatter"] // 8
-
-
-def test_a_second_partition_spares_the_network_in_the_backward_pass_and_takes_memory():
-    """hpZ: 2 bytes of each released parameter, over the ranks of a node. By default a billion are not released."""
+    assert link_s(replace(whole, group=8), SLOW) < link_s(whole, SLOW)
     large = named("gpt2-xl")  # more than stay gathered for the backward pass
     plain, hpz = (setup("zero3", large, {"zero_hpz_partition_size": among}, ranks=16) for among in (1, 8))
     assert link_s(hpz, SLOW) < link_s(plain, SLOW)
-    release = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
-    all_of_it = setup("zero3", large, release | {"zero_hpz_partition_size": 8}, ranks=16)
-    for each, copied, tolerance in ((hpz, large.parameters - 1e9, 0.2), (all_of_it, large.parameters, 1e-3)):
-        more = estimate(each).at_peak["weights"] - estimate(plain).at_peak["weights"]
-        assert more == pytest.approx(2 * copied / 8, rel=tolerance)
 
 
 def test_python_works_for_the_units_of_fsdp_and_the_modules_of_stage_3():
@@ -151,7 +114,6 @@ def test_python_works_for_the_units_of_fsdp_and_the_modules_of_stage_3():
     plain, sharded, modules = (step_time(each, replace(A100, kernel_s=1.0)).parts["launching"] for each in kinds)
     assert sharded - plain == pytest.approx(2 * 24 * pace().unit_kernels)
     assert modules > sharded, "a layer has several modules"
-    assert "launching" not in step_time(setup("ddp"), replace(A100, kernel_s=0.0)).parts
 
 
 def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
@@ -165,10 +127,8 @@ def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
 # --- constants -------------------------------------------------------------------------------------------------
 
 
-def test_each_constant_has_an_origin_and_an_interval_and_there_are_25():
-    entries = [entry for kind in constants().values() for entry in kind.values()]
-    assert len(entries) <= 25
-    for entry in entries:
+def test_each_constant_has_an_origin_and_is_in_its_interval():
+    for entry in (entry for kind in constants().values() for entry in kind.values()):
         low, high = entry["interval"]
         assert entry["origin"]
         assert low <= entry["value"] * 1.001 <= high * 1.002
@@ -181,8 +141,8 @@ def test_foreach_moves_three_times_the_bytes_of_the_fused_update():
     kinds = [setup("ddp", precision="fp32", optimizer=name) for name in ("fused", "foreach")]
     fused, foreach = map(update_bytes, kinds)
     assert foreach - fused == 14 * 4
-    updates = [step_time(each, A100).parts["update"] for each in kinds]
-    assert updates[1] / updates[0] == pytest.approx(foreach / fused / pace().separate_update)
+    times = [step_time(each, A100).parts["update"] for each in kinds]
+    assert times[1] / times[0] == pytest.approx(foreach / fused / pace().separate_update)
 
 
 # --- adapters, quantized weights and weights that are fetched again --------------------------------------------------
@@ -214,14 +174,14 @@ def test_without_autocast_only_products_of_quantized_weights_are_in_16_bits():
     assert parts["attention"] == of_whole["attention"] > of_half["attention"]
 
 
-def limited(live: int, model: Transformer, more: dict | None = None, **values) -> Setup:
+def limited(live: int, rank: int | None = None, ranks: int = 8, **more) -> Setup:
     """Stage 3 with this limit of gathered elements."""
     limits = {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
-    return setup("zero3", model, limits | (more or {}), micro_batch=1, **values)
+    return setup("zero3", named("llama3-8b", lora_rank=rank), limits | more, micro_batch=1, ranks=ranks)
 
 
 def test_frozen_weights_count_among_those_that_are_gathered_again():
-    known, adapters = (limited(7 * 10**9, named("llama3-8b", lora_rank=rank)) for rank in (None, 8))
+    known, adapters = (limited(7 * 10**9, rank) for rank in (None, 8))
     for each in (known, adapters):
         engine = Engine(each)
         forward, backward, _ = step_time(each, H100).phases
@@ -233,6 +193,5 @@ def test_frozen_weights_count_among_those_that_are_gathered_again():
 
 def test_weights_that_stay_on_the_gpu_are_not_fetched_from_the_host_again():
     """Stage 3 with offload_param uploads what it gathers: all for the forward pass, the rest for the backward."""
-    offload = {"offload_param": {"device": "cpu"}}
-    stay, fetched = (limited(live, named("llama3-8b"), offload, ranks=1) for live in (10**11, 0))
+    stay, fetched = (limited(live, ranks=1, offload_param={"device": "cpu"}) for live in (10**11, 0))
     assert link_s(stay, H100) < 0.7 * link_s(fetched, H100)

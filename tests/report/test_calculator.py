@@ -16,9 +16,9 @@ from study.core.optimizers import refusal
 from study.core.text import size
 from study.predict.architecture import named
 from study.predict.estimate import estimate, operations
+from study.predict.pace import peak_flops_per_s
 from study.predict.question import with_buckets
 from study.predict.setup import Setup, distribution
-from study.predict.step_time import peak_flops_per_s
 from study.report import calculator, site
 from study.report.calculator import ARMS, FILE, GPUS_TRIED
 from study.report.site import TEMPLATES

@@ -1,0 +1,55 @@
+"""The constants that no datasheet has. How they were fitted: `reproductions/laboratories/fit.py`."""
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.core.gpus import GPUS
+
+FILE = Path(__file__).with_name("pace.toml")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The constants. `pace.toml` has the unit, the origin and the interval of each."""
+
+    products: dict[str, float]  # by class of GPU: the share of its peak that large products reach
+    attention: dict[str, float]  # by class of GPU: the same of fused attention
+    few_tokens: float  # products of as many tokens run at half of that
+    products_8_bits: float  # how much faster products in 8 bits are, with their casts
+    moving: float  # the share of the memory's bandwidth in kernels that only move bytes
+    fused_traffic: float  # the share of these bytes that is left if norms, activations and rotations are fused
+    kernel_s: float  # of the host, to launch a kernel
+    unit_kernels: float  # the host's work to gather, release or reduce a unit of sharded states, in kernels
+    link: float  # the share of the datasheet's bandwidth that collectives reach over NVLink
+    pcie: float
+    network: float
+    host_link: float
+    separate_update: float  # the share of the memory's bandwidth in AdamWs of several kernels
+    gpu_interval: float  # divides and multiplies a step that the GPU decides
+    host_interval: float  # the same if the host, PCIe or a network decides
+
+
+@functools.cache
+def constants() -> dict:
+    return tomllib.loads(FILE.read_text())
+
+
+@functools.cache
+def pace() -> Pace:
+    values = {kind: {name: each["value"] for name, each in entries.items()} for kind, entries in constants().items()}
+    return Pace(products=values["products"], attention=values["attention"], **values["constant"])
+
+
+@functools.cache
+def class_of(kind: str, gpu: str) -> str:
+    """The class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
+    classes = constants()[kind]
+    return next((name for name, each in classes.items() if gpu in each["gpus"]), [*classes][-1])
+
+
+def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
+    """The datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
+    reached = pace().products[class_of("products", gpu)]
+    return GPUS[gpu].flops_per_s(whole, tf32) * max(1.0, reached)
