@@ -1,9 +1,7 @@
 """Which arm to use on given GPUs, and with which settings. Predicted, not measured.
 
 For each arm the search tries what an expert would try: with and without checkpointing of activations, large buckets
-and then small ones, and the most rows per pass that fit, because more rows per pass never take longer. The search
-knows nothing about the arms: `estimate` knows what they hold and send, and the order of `arms.NAMES` how simple they
-are. Arms that divide rows or layers are not advised: no published row has tested their time.
+and then small ones, and the most rows per pass that fit, because more rows per pass never take longer.
 """
 
 import itertools
@@ -22,10 +20,11 @@ from study.predict.setup import ADAMW, Setup
 from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
 
-SEPARABLE = 1.1  # recomputation has to be this many times as fast: both times of one arm err alike
+SEPARABLE = {True: 1.1, False: 1.0}  # recomputation has to be so many times as fast: both times of an arm err alike
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
 FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
 MOST_GPUS = 64  # the most that `fewest` tries
+OF_SETUP = ("precision", "checkpointing", "micro_batch", "accumulation")
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
 
@@ -50,8 +49,7 @@ class Row:
     step_interval_s: tuple[float, float] | None = None
 
     @property
-    def is_tight(self) -> bool:
-        """Whether it fits only if the prediction is accurate."""
+    def is_tight(self) -> bool:  # it fits only if the prediction is accurate
         return fits_on(self.gpu, self.peak_bytes, self.driver_bytes) == "only just"
 
     @property
@@ -61,6 +59,10 @@ class Row:
     @property
     def seconds(self) -> float:
         return self.step_s or math.inf
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        return self.step_interval_s or (math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -86,24 +88,24 @@ def advise(question: Question) -> Advice:
         # What nvidia-smi will show takes a replay of the allocator, so only rows that may be advised get it. A row that
         # fills the card fits only just, and then another one may be better: choose again.
         for row in unknown:
-            driver_bytes = memory_kinds(setup_of_row(question, row), question.gpu).driver or 0
+            driver_bytes = memory_kinds(setup_of_row(question, row), question.gpu).driver
             rows[rows.index(row)] = replace(row, driver_bytes=driver_bytes)
 
 
 def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
     """The advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
-    gpus = least
-    while gpus <= MOST_GPUS:
-        if (given.get("batch") or gpus) % gpus == 0:
-            advice = advise(Question.of(model, gpus, gpu, **given))
+    while least <= MOST_GPUS:
+        if (given.get("batch") or least) % least == 0:
+            advice = advise(Question.of(model, least, gpu, **given))
             if advice.choice and not advice.choice.offloads:
                 return advice
-        gpus *= 2
+        least *= 2
     return None
 
 
 def _makes_sense(arm: Arm, question: Question) -> bool:
     """Whether an arm takes the optimizer, and can differ from simpler arms here."""
+    # Arms that divide rows or layers are not advised: no published row has tested their time.
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
     # The trainer has one name for all implementations of AdamW.
@@ -140,52 +142,44 @@ def setup_of_row(question: Question, row: Row) -> Setup:
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """The row to use: one that leaves room, and one that keeps the states on the GPUs.
-
-    Unless offloading is nearly twice as fast: its time depends on the host, which is not known. Among those, the
-    simplest whose predicted time counts as equal to the fastest: each lies in the other's interval.
-    """
-    rows = [row for row in rows if not row.is_tight] or rows
-    if kept := [row for row in rows if not row.offloads]:
-        limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
-        rows = [row for row in rows if row.offloads and row.seconds < limit_s] or kept
-    fastest = min(rows, key=lambda row: row.seconds, default=None)
-    if fastest is None or fastest.step_interval_s is None:
+    """The row to use, of rows that fit: one that leaves room, and one that keeps the states on the GPUs."""
+    if not rows:
         return None
-    slowest_s = fastest.step_interval_s[1]
-    near = [row for row in rows if row.step_interval_s and row.step_interval_s[0] <= fastest.seconds]
-    equal = [row for row in near if row.seconds <= slowest_s]
+    rows = _with_room(rows)
+    # Unless offloading is nearly twice as fast: its time depends on the host, which is not known.
+    kept = [row for row in rows if not row.offloads] or rows
+    limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
+    rows = [row for row in rows if row.seconds < limit_s] or kept
+    # The simplest whose time counts as equal to the fastest: each lies in the other's interval.
+    fastest = min(rows, key=lambda row: row.seconds)
+    equal = [row for row in rows if row.interval_s[0] <= fastest.seconds and row.seconds <= fastest.interval_s[1]]
     return min(equal, key=lambda row: (arms.NAMES.index(row.arm), row.checkpointing))
 
 
+def _with_room(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not row.is_tight] or rows
+
+
 def best_of_arm(question: Question, arm: Arm) -> Row:
-    """The best setting of an arm, timed; if none fits, the one that comes closest, without a time."""
-    question = replace(question, precision=question.precision or usual_precision(arm))
-    recomputations = [question.checkpointing]
+    """The best setting of an arm; if none fits, the one that comes closest, without a time."""
+    recomputations: tuple = (question.checkpointing,)
     if question.checkpointing is None:
-        recomputations = [True, False] if question.model.look.has_checkpointing else [False]
+        recomputations = {True: (True, False), False: (False,)}[question.model.look.has_checkpointing]
     tried: list[Row] = []
     for checkpointing in recomputations:
         tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm))
         if not tried[-1].fits:
             break  # without checkpointing it would need more
-    fitting = [row for row in tried if row.fits]
-    timed = []
-    for row in [row for row in fitting if not row.is_tight] or fitting:
-        step = step_time(setup_of_row(question, row), question.machine)
-        timed.append(replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s)))
-    return min(timed, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1), default=tried[0])
+    rows = _with_room([row for row in tried if row.fits]) or tried
+    return min(rows, key=lambda row: row.seconds * SEPARABLE[row.checkpointing])
 
 
 def _with_most_rows(question: Question, arm: Arm) -> Row:
-    """The most rows per pass that fit with a margin, or else just fit; if none, a single row. It has no time yet.
-
-    Each number is tried, from the largest: FSDP2 may fit with all rows in one pass, for which it sums no whole
-    gradients, and not with half of them. The question has a precision.
-    """
+    """The most rows per pass that fit with a margin, or else just fit; if none, a single row."""
+    # Each number is tried, from the largest: FSDP2 may fit with all rows in one pass, for which it sums no whole
+    # gradients, and not with half of them.
     share = question.batch // question.gpus
-    small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
-    sizes = sorted({*small, *(share // rows for rows in small)}, reverse=True)
+    sizes = [rows for rows in range(share, 0, -1) if share % rows == 0]
     gpu = GPUS[question.gpu]
     arm = settled_arm(arm, question.gpus, question.local)
     for miss, each, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
@@ -200,17 +194,18 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
         limit = "host memory"
     if headroom < 0:
         limit = "GPU memory"
-    return Row(
+    row = Row(
         arm=arm.name,
         gpu=question.gpu,
         fits=not limit,
         limit=limit,
-        precision=question.precision or usual_precision(arm),
-        checkpointing=bool(setup.checkpointing),
-        micro_batch=setup.micro_batch,
-        accumulation=setup.accumulation,
+        **{name: getattr(setup, name) for name in OF_SETUP},
         bucket_elements=zero_of(each).get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
         host_bytes=host_bytes,
     )
+    if limit:
+        return row
+    step = step_time(setup, question.machine)
+    return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s))

@@ -1,24 +1,15 @@
-"""The papers' formulas: bytes of model states, bytes moved, seconds of a step. Nothing here is measured.
+"""The papers' formulas; nothing here is measured. P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840)."""
 
-P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840).
-"""
-
-import math
 from collections.abc import Mapping
-
-from study.core.errors import Stop
-from study.core.settings import HALF_WEIGHTS
 
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26
 
 
 def states_of_a_parameter(precision: str, optimizer: str = "adamw") -> tuple[int, int, int]:
-    """Bytes of a parameter's weight, of its gradient, and of what only the optimizer needs (P1's K).
-
-    Scales, an Adafactor's rows and columns, and the tensors that keep Adam's moments under Muon are left out.
-    """
-    weight = 2 if precision in HALF_WEIGHTS else 4
+    """Bytes of a parameter's weight, of its gradient, and of what only the optimizer needs (P1's K)."""
+    # Scales, an Adafactor's rows and columns, and the tensors that keep Adam's moments under Muon are left out.
+    weight = {"bf16_cast": 2, "bf16_pure": 2}.get(precision, 4)
     master = {"bf16_cast": 4}.get(precision, 0)  # P1 3.1
     number = {"bf16_pure": 2}.get(precision, 4)
     moments = {"adamw_8bit": 2, "sgd": number, "muon": number, "adafactor": 0}.get(optimizer, 2 * number)
@@ -29,12 +20,6 @@ def states_bytes(
     parameters: float, stage: int, ranks: float, precision: str = "bf16_cast", optimizer: str = "adamw"
 ) -> dict[str, float]:
     """Model states of a rank, P1 section 5, figure 1. Only the states that the stage partitions are divided by N."""
-    if stage not in (0, 1, 2, 3):
-        raise Stop(f"stage must be 0, 1, 2 or 3 (got {stage})", "give one of these")
-    # Infinitely many ranks are allowed: they show the limit of a stage.
-    if not 0 < parameters < math.inf or ranks <= 0:
-        what = f"parameters and ranks must be above 0 (got {parameters:g} parameters on {ranks} ranks)"
-        raise Stop(what, "give numbers above 0")
     held = {}
     from_stages = {"weights": 3, "gradients": 2, "optimizer": 1}  # P1 5.3, 5.2, 5.1: from which on each is divided
     sizes = states_of_a_parameter(precision, optimizer)

@@ -20,13 +20,12 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucke
 
 
 def zero_of(arm: Arm) -> dict:
-    """The section zero_optimization of an arm's DeepSpeed config; empty without DeepSpeed."""
     return (arm.deepspeed or {}).get("zero_optimization", {})
 
 
 def with_zero(arm: Arm, settings: dict) -> Arm:
-    """An arm with some settings of zero_optimization. Without any it stays as it is, which may be without DeepSpeed."""
-    if not settings:
+    """An arm with some settings of zero_optimization."""
+    if not settings:  # it may be without DeepSpeed
         return arm
     return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
 
@@ -52,15 +51,14 @@ def usual_precision(arm: Arm) -> Precision:
     return "bf16_cast" if arm.deepspeed else "bf16"
 
 
-# All of these are assumed, and an advice says so.
+# Assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many
 BATCH = 128  # rows of a step, rounded up to a multiple of the GPUs
 LEAST_HOST_BYTES = 64e9
 HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
-NODE_GPUS = 8
-KINDS = {"nvlink": "nv", "infiniband": "ib", "ethernet": "eth"}  # how the names of such links begin
-MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
+MOST_ROWS = 10**6  # of a step: a larger batch is a typing error
 LEAST_BYTES = 1e6  # less is a size without its unit
+KINDS = {"nvlink": "nv", "infiniband": "ib", "ethernet": "eth"}  # how the names of such links begin
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Question:
     precision: Precision | None = None  # None: the usual one of each arm
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
-    gpus_per_node: int = NODE_GPUS
+    gpus_per_node: int = 8
     optimizer: Optimizer = "fused"
     quantized: Quantized | None = None  # frozen linear layers
     unit: Literal["GiB", "GB"] = "GiB"  # of the answer: that of the question
@@ -89,16 +87,15 @@ class Question:
             raise Stop(f"{self.gpus} GPUs do not divide a batch of {self.batch}", f"give a multiple of {self.gpus}")
 
     @property
-    def local(self) -> int:
-        """GPUs of a node that train."""
+    def local(self) -> int:  # GPUs of a node that train
         return min(self.gpus, self.gpus_per_node)
 
     @property
     def machine(self) -> Machine:
         """The machine, whose link is the slowest one: with several nodes, the link between nodes."""
-        link, network = (None, self.link) if self.gpus > self.local else (self.link, None)
-        disk = self.disk_bytes_per_s
-        return Machine(gpu=self.gpu, gpus_per_node=self.local, link=link, network=network, disk_bytes_per_s=disk)
+        slowest = "network" if self.gpus > self.local else "link"
+        one = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
+        return replace(one, **{slowest: self.link})
 
     def setup(self, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
         return Setup(
@@ -131,7 +128,6 @@ class Question:
         gpus_per_node: int | None = None,
         **training: Any,
     ) -> "Question":
-        """The question, with a default for everything that is not given."""
         name = gpu_named(gpu)
         per_node = node_size(gpus, name, gpus_per_node)
         local = min(gpus, per_node)
@@ -148,7 +144,7 @@ class Question:
             gpu=name,
             link=link_named(link, GPUS[name], several_nodes=gpus > local) if gpus > 1 else None,
             host_memory_bytes=host_memory_bytes,
-            sequence=default_sequence(model) if sequence is None else sequence,
+            sequence=sequence or default_sequence(model),
             batch=ceil(BATCH / gpus) * gpus if batch is None else batch,
             gpus_per_node=per_node,
             **training,
@@ -156,7 +152,6 @@ class Question:
 
 
 def default_sequence(model: Transformer) -> int:
-    """Tokens of a row where the user leaves them to the model."""
     return min(SEQUENCE, model.positions or SEQUENCE)
 
 
