@@ -6,18 +6,17 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.gpus import GPUS
 from study.core.options import AsJson
 from study.core.settings import flag
-from study.core.text import number_of, say, say_wrapped, short, show, size
-from study.predict.front import Wanted, reserve_bytes
+from study.core.text import number_of, say, say_wrapped
+from study.predict.front import Wanted
 from study.records import store
 from study.watch import sources
 from study.watch.about import about
 from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding
 from study.watch.oom import reading
-from study.watch.oom.explain import Described, Explanation, Proposal, explain, proposals
+from study.watch.oom.explain import Described, explain
 
 IS_LIKELY = {True: "likely", False: "possible"}
 IS_DEFAULT = {True: " (the library's default)", False: ""}
@@ -138,10 +137,10 @@ def oom(
     wanted: Wanted,
     given: Described,
 ) -> None:
-    """Explain an error about memory: what its size is, what made it, and which change would fit. Nothing is run.
+    """Explain an error about memory: what its size is, and what made it. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
-    With --model and --arm or --config, the size is matched with that training's tensors, and changes are predicted.
+    With --model and --arm or --config, the size is matched with that training's tensors.
 
     Args:
         error: The error in quotes, or the log that holds it. Default: the standard input.
@@ -149,8 +148,6 @@ def oom(
         given: The training.
     """
     seen = explain(reading.content(error), wanted, given)
-    # The changes are predicted for the memory of GPUs.
-    changes = proposals(seen) if seen.error.where == "GPU" else []
     if not seen.causes[0].is_likely:
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
     for number, cause in enumerate(seen.causes, 1):
@@ -161,29 +158,9 @@ def oom(
         _say_indented(*texts)
     say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
     # The log and the config say more of the training than the flags do. A wrong guess has to be seen.
-    known = [f"{flag(name)} {value}" for name, value in vars(seen.given).items() if value is not None]
+    known = [f"{flag(name)} {value}" for name, value in vars(seen.training.given).items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")
-    if changes:
-        _show_changes(changes, seen)
-    elif seen.error.where == "GPU":
+    if seen.training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
-
-
-def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
-    now, *fitting = changes  # the first is the training as it is
-    gpu = GPUS[seen.gpu or ""]
-    does = "does not fit"
-    if now.step_s is not None:
-        does = "should fit, so the training is not as described"
-    say_wrapped(
-        "",
-        f"Predicted on {seen.gpu} ({size(gpu.memory_bytes)}) under {seen.given.arm}: a peak of {size(now.peak_bytes)}, "
-        f"which {does} beside {size(int(reserve_bytes(gpu)))} for the CUDA context, NCCL and fragmentation.",
-    )
-    if fitting:
-        say("", "What fits, predicted:")
-        rows = [(each.change, size(each.peak_bytes), f"{short(round(each.step_s or 0, 3))} s") for each in fitting]
-        show([dict(zip(("change", "peak", "step"), row, strict=True)) for row in rows])
-    elif now.step_s is None:
-        say_wrapped("None of the usual changes fits: `study advise` tries all arms and names what would be enough.")
+    say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")

@@ -6,6 +6,7 @@ Each sign gives points to a cause. Of equal causes the first in causes.toml come
 import functools
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,33 +69,29 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
     `matches` are tensors of the asked size. `states_bytes` are the weights, gradients and optimizer's states on a GPU,
     predicted.
     """
-    signs = [
-        *_clues(error),
-        *_numbers(error),
-        *_states(error, states_bytes),
-        *_sizes(matches, shards_weights),
-    ]
+    signs = [*_clues(error), *_numbers(error), *_states(error, states_bytes), *_sizes(matches, shards_weights)]
     if error.where in KINDS:  # not a GPU's memory: nothing else counts
         signs = [(KINDS[error.where], PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
         signs.append(("activations", 1, "most messages without another sign are mended by smaller passes"))
+    points: Counter[str] = Counter()
+    for id, more, _ in signs:
+        points[id] += more
     values = {name: size(getattr(error, name) or 0) for name in ("total", "unallocated", "outside")}
     values["asked"] = error.asked.text if error.asked else "a tensor"
     factors = {match.cause: f"{values['asked']} = {match.factors}: " for match in matches}
-    # --- the causes that have a sign, in the order of causes.toml
-    ranked = []
-    for id, text in descriptions().items():
-        reasons = [reason for of, _, reason in signs if of == id]
-        if reasons:
-            cause = Cause(
-                id=id,
-                what=factors.get(id, "") + text["what"].format(**values),
-                points=sum(points for of, points, _ in signs if of == id),
-                reasons=tuple(dict.fromkeys(reasons)),  # of two sizes of one cause the reason is the same
-                remedy=text["remedy"],
-                apart=text["apart"],
-            )
-            ranked.append(cause)
+    ranked = [
+        Cause(
+            id=id,
+            what=factors.get(id, "") + text["what"].format(**values),
+            points=points[id],
+            reasons=tuple(dict.fromkeys(reason for of, _, reason in signs if of == id)),  # of two sizes one reason
+            remedy=text["remedy"],
+            apart=text["apart"],
+        )
+        for id, text in descriptions().items()
+        if id in points
+    ]
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 
@@ -105,33 +102,29 @@ def _clues(error: OomError) -> Iterator[Sign]:
         if named := re.findall(description.get("clue", "(?!)"), error.context):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
     # --- the last number of a step, as loops and progress bars print it
-    numbers = [int(match[1] or match[2]) for match in re.finditer(STEPS, error.context)]
-    if numbers and numbers[-1] >= MANY_STEPS:
-        is_small = error.asked is not None and error.asked.is_small
-        reason = f"{numbers[-1]:,} steps had passed: these rows are longer, or something is kept"
-        yield "leak" if is_small else "activations", HINT, reason
+    steps = [0, *(int(match[1] or match[2]) for match in re.finditer(STEPS, error.context))][-1]
+    if steps >= MANY_STEPS:
+        reason = f"{steps:,} steps had passed: these rows are longer, or something is kept"
+        yield "leak" if error.asked and error.asked.is_small else "activations", HINT, reason
 
 
 def _numbers(error: OomError) -> Iterator[Sign]:
     """Yield what the sizes in the message show by themselves."""
-    # --- a message without sizes
+    if "CUDA error: out of memory" in error.line:
+        yield "other_process", HINT, "the driver says it, and not PyTorch's allocator"
     if error.asked is None or error.total is None:
-        if "CUDA error: out of memory" in error.line:
-            yield "other_process", HINT, "the driver says it, and not PyTorch's allocator"
         return
     # --- one tensor that no setting would make fit
     asked = error.asked.low
-    if asked > error.total and (error.allocated or 0) <= EMPTY * error.total:
-        yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
-    elif asked > error.total:
-        yield "attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
+    if asked > error.total:
+        if (error.allocated or 0) <= EMPTY * error.total:
+            yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
+        else:
+            yield "attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
     # --- memory that PyTorch does not use: of other processes, or reserved in pieces that are too small
-    outside = error.outside or 0
-    unused = error.unallocated or 0
-    free = error.free or 0
-    if outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and free + outside >= asked:
+    if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and (error.free or 0) + error.outside >= asked:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
-    if unused >= max(asked, UNUSED_SHARE * error.total):
+    if error.unallocated >= max(asked, UNUSED_SHARE * error.total):
         yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
 
 
@@ -150,8 +143,8 @@ def _states(error: OomError, states_bytes: float | None) -> Iterator[Sign]:
     """
     if states_bytes is None or error.total is None:
         return
-    needed = f"weights, gradients and the optimizer's states need about {size(int(states_bytes))}"
+    needed = f"weights, gradients and the optimizer's states need about {size(states_bytes)} of {size(error.total)}"
     if states_bytes > STATES_SHARE * error.total:
-        yield "weights", CLUE, f"{needed} of {size(error.total)}"
+        yield "weights", CLUE, needed
     elif states_bytes < error.total / 2:
-        yield "activations", 1, f"{needed} of {size(error.total)}: what grows with tokens fills the rest"
+        yield "activations", 1, f"{needed}: what grows with tokens fills the rest"

@@ -56,18 +56,18 @@ class OomError:
     line: str
     context: str
     count: int  # such messages in the text
-    asked: Asked | None = None
-    total: int | None = None
-    free: int | None = None
-    allocated: int | None = None
-    unallocated: int | None = None  # reserved by PyTorch and not in use
+    asked: Asked | None
+    total: int | None
+    free: int | None
+    allocated: int | None
+    unallocated: int  # reserved by PyTorch and not in use, as far as the message says
 
     @property
-    def outside(self) -> int | None:
-        """Return the bytes that are neither free nor PyTorch's: other processes, the CUDA context, NCCL."""
+    def outside(self) -> int:
+        """Bytes that are neither free nor PyTorch's: other processes, the CUDA context, NCCL. 0 if that is not said."""
         if self.total is None or self.free is None or self.allocated is None:
-            return None
-        return self.total - self.free - self.allocated - (self.unallocated or 0)
+            return 0
+        return self.total - self.free - self.allocated - self.unallocated
 
 
 def content(where: str | None) -> str:
@@ -107,17 +107,17 @@ def _error(where: str, text: str, begins: list[int]) -> OomError:
     message = "Tried to allocate".join(ranks[:2])
     # --- what it says
     sizes = {name: _size(pattern, message) for name, pattern in messages()["fields"].items()}
-    reserved = sizes.pop("reserved")  # as older releases of PyTorch say it
-    if sizes["unallocated"] is None and reserved is not None and sizes["allocated"] is not None:
-        sizes["unallocated"] = max(0, reserved - sizes["allocated"])
-    line = message[:LONGEST_LINE]
-    context = text[max(0, begin - ABOVE) : first + MESSAGE // 3]
+    reserved = sizes.pop("reserved") or 0  # as older releases of PyTorch say it
+    unallocated = sizes.pop("unallocated")
+    if unallocated is None:
+        unallocated = max(0, reserved - (sizes["allocated"] or 0))
     return OomError(
         where=where,
-        line=line,
-        context=context,
+        line=message[:LONGEST_LINE],
+        context=text[max(0, begin - ABOVE) : first + MESSAGE // 3],
         count=len(begins),
         asked=_asked(where, message),
+        unallocated=unallocated,
         **sizes,
     )
 
@@ -135,20 +135,18 @@ def _asked(where: str, message: str) -> Asked | None:
     match = re.search(rf"(?:to allocate|asking for) {SIZE}", message)
     if match is None or float(match[1]) == 0:
         return None
-    text = f"{match[1]} {match[2]}"
-    size = int(float(match[1]) * UNITS[match[2]])
+    number, unit = match.groups()
+    text = f"{number} {unit}"
+    size = int(float(number) * UNITS[unit])
+    if where == "GPU" and size in SEGMENTS:
+        return Asked(text, *SEGMENTS[size])
     # The message has two digits after the point: the tensor may be half of the last one smaller or larger.
-    half = UNITS[match[2]] * 10 ** -len(match[1].partition(".")[2]) / 2
-    low = int(size - half) + 1
-    if where == "GPU":
-        if size in SEGMENTS:
-            return Asked(text, *SEGMENTS[size])
-        low = int(size - half - ROUND) + 1
-    return Asked(text, low, int(size + half))
+    half = UNITS[unit] * 10 ** -len(number.partition(".")[2]) / 2
+    return Asked(text, int(size - half - {"GPU": ROUND}.get(where, 0)) + 1, int(size + half))
 
 
 def settings(text: str, error: OomError) -> dict[str, str]:
     """Return what the head of a log, and the lines above the error, say of the training."""
     searched = text[:HEAD] + "\n" + error.context
-    values_by_name = {name: re.findall(pattern, searched) for name, pattern in messages()["settings"].items()}
-    return {name: values[-1] for name, values in values_by_name.items() if values}
+    found = {name: re.findall(pattern, searched) for name, pattern in messages()["settings"].items()}
+    return {name: values[-1] for name, values in found.items() if values}
