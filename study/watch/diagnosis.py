@@ -26,6 +26,7 @@ UNFAIR = 1.5  # times a rank's part of the parameters
 NOTICEABLE_BYTES = 500e6  # of weights: a process frees less in its imports
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 STATES = ("weights", "gradients", "master", "moments")
+KEPT = {None, "none"}  # where what is not offloaded is
 
 Results = Iterator[tuple[str, dict[str, Any]]]
 
@@ -45,41 +46,38 @@ def required(value: T | None) -> T:
 
 
 class Facts:
-    """A record and values derived from it. A property raises Unknown if the record does not hold its value."""
+    """A record, and values derived from it. Every attribute raises Unknown if the record does not hold its value."""
 
     def __init__(self, record: Record):
         self.record = record
-        self.observed = record.observed
+        self.seen = record.observed
         self.promised = record.promised
+        self.watched = record.watched
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an observed value that is known."""
+        return required(getattr(self.seen, name))
 
     @property
     def stage(self) -> int:
         """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
-        required(self.observed.wrapper)
-        return self.observed.stage or 0
+        required(self.seen.wrapper)
+        return self.seen.stage or 0
 
     @property
     def sharded(self) -> bool:
         """Whether ranks share any state: with neither ZeRO nor FSDP they are replicas."""
-        return bool(self.observed.stage) or "FSDP" in f"{self.observed.wrapper} {self.observed.distributed_type}"
-
-    @property
-    def ranks(self) -> int:
-        return required(self.observed.ranks)
-
-    @property
-    def parameters(self) -> int:
-        return required(self.observed.parameters)
+        return bool(self.seen.stage) or "FSDP" in f"{self.seen.wrapper} {self.seen.distributed_type}"
 
     @property
     def weights(self) -> str:
         """The dtype of the weights; several are separated by spaces."""
-        return required(self.observed.dtypes.get("weights"))
+        return required(self.seen.dtypes.get("weights"))
 
     @property
     def element_bytes(self) -> int:
         """Bytes of an element of the weights, and of the reduced gradients."""
-        return required(max((ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()), default=0) or None)
+        return required(max(ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()) or None)
 
     @property
     def weights_bytes(self) -> int:
@@ -93,7 +91,6 @@ class Facts:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of everything at that peak."""
         return sum(self.peak.values())
 
     @property
@@ -107,14 +104,14 @@ class Facts:
         Every rank moves as much, so the first one's count is enough. None was counted if the loop ended early.
         """
         counted = required(next(iter(self.record.traffic.per_rank), None))
-        return sum(counted[kind].bytes for kind in counted.keys() & set(kinds))
+        return sum(each.bytes for kind, each in counted.items() if kind in kinds)
 
     def requested_home(self, part: str) -> str:
         """Return where the optimizer states or the weights should be offloaded to.
 
         A run of this study's own has no promises: what the engine resolved is then what was asked for.
         """
-        resolved = value_at(self.observed.deepspeed, f"zero_optimization.{part}.device")
+        resolved = value_at(self.seen.deepspeed, f"zero_optimization.{part}.device")
         return getattr(self.promised, part) or resolved or "none"
 
 
@@ -123,29 +120,26 @@ class Facts:
 
 def deepspeed(facts: Facts) -> Results:
     """Name a DeepSpeed that is asked for and does not train, or trains in another stage."""
-    seen = facts.observed
-    if any(run.arguments_say_deepspeed and not run.deepspeed_initialize_calls for run in seen.runs):
+    if any(run.arguments_say_deepspeed and not run.deepspeed_initialize_calls for run in facts.seen.runs):
         yield "deepspeed_off_in_published_script", {}
-    if not required(facts.promised.deepspeed):
-        return
-    if seen.stage is None:
-        required(seen.wrapper)  # else nothing was read back
-        yield "deepspeed_off", {}
-    elif facts.promised.stage not in (None, seen.stage):
-        yield "other_stage", {}
+    if required(facts.promised.deepspeed) and facts.wrapper:
+        if facts.seen.stage is None:
+            yield "deepspeed_off", {}
+        elif facts.promised.stage not in (None, facts.stage):
+            yield "other_stage", {}
 
 
 def fsdp(facts: Facts) -> Results:
     """Name an FSDP that is asked for, where every rank holds the whole model."""
-    wrapper = required(facts.observed.wrapper)
+    wrapper = facts.wrapper
     # Without a GPU Accelerate makes DDP of an FSDP config, or nothing at all (state.py:769), and prints nothing.
     if required(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
-        yield "fsdp_off_on_a_cpu" if facts.observed.device == "cpu" else "fsdp_off", {}
+        yield {"cpu": "fsdp_off_on_a_cpu"}.get(facts.device, "fsdp_off"), {}
 
 
 def ranks(facts: Facts) -> Results:
     """Name ranks that do not train together. Each of them prints losses that look right."""
-    counted = facts.observed.ranks_counted or facts.ranks
+    counted = facts.seen.ranks_counted or facts.ranks
     if (facts.promised.ranks or 1) > counted:
         yield "separate_trainings", {"counted": counted}
     if facts.ranks == 1 or facts.sharded:
@@ -153,16 +147,16 @@ def ranks(facts: Facts) -> Results:
     # Replicas that share gradients move each of them once a step. What moves a few bytes only averages a loss.
     reduced_bytes = facts.moved_bytes(*REDUCING)
     if reduced_bytes <= FEW * facts.weights_bytes:
-        id = "no_wrap" if facts.observed.distributed_type == "NO" else "gradients_not_shared"
+        id = {"NO": "no_wrap"}.get(facts.seen.distributed_type or "", "gradients_not_shared")
         yield id, {"reduced_bytes": reduced_bytes}
 
 
 def clipping(facts: Facts) -> Results:
     """DeepSpeed clips at the value of its config, not at the one that the script gives clip_grad_norm_."""
-    seen = required(facts.observed.clipping)
+    seen = facts.clipping
     requested = facts.promised.clipping
-    is_zero = facts.observed.stage is not None
-    if is_zero and facts.record.watched.clip_grad_norm not in (None, seen):
+    is_zero = facts.seen.stage is not None
+    if is_zero and facts.watched.clip_grad_norm not in (None, seen):
         yield "clip_grad_norm_ignored", {}
     elif requested is None:
         if is_zero and seen > 0:  # 1.0 by default (runtime/constants.py:203)
@@ -173,42 +167,36 @@ def clipping(facts: Facts) -> Results:
 
 def accumulation(facts: Facts) -> Results:
     """The library divides each loss by the passes of a step: name passes that are not what it takes them for."""
-    passes = required(facts.observed.accumulation)
-    watched = facts.record.watched
+    passes = facts.accumulation
+    parts = facts.watched.loss_parts or 1
     if facts.promised.accumulation not in (None, passes):
         yield "accumulation_set_twice", {}
-    parts = watched.loss_parts or 1
-    if parts > 1 and parts != passes:
+    if parts not in (1, passes):
         yield "accumulate_unused" if passes == 1 else "passes_differ", {}
     # The script's own division may be for something else, but not if it is by the same number.
-    if parts > 1 and watched.loss_divisor == parts:
+    if parts > 1 and facts.watched.loss_divisor == parts:
         yield "loss_divided_twice", {}
-    if watched.passes_cleared:
+    if facts.watched.passes_cleared:
         yield "gradients_cleared", {}
 
 
 def rows(facts: Facts) -> Results:
     """Name ranks with other numbers of rows, and ranks with the same rows. Constant inputs say nothing."""
-    watched = facts.record.watched
-    rows = required(watched.rows_per_rank or None)
-    if len(set(rows)) > 1:
-        values = {
-            "least": min(rows),
-            "most": max(rows),
-            "rank": rows.index(min(rows)),
-        }
-        yield "unequal_rows", values
-    if facts.observed.tensor_ranks or facts.observed.sequence_ranks:  # they share rows on purpose
+    rows = required(facts.watched.rows_per_rank or None)
+    least = min(rows)
+    if least < max(rows):
+        yield "unequal_rows", {"least": least, "most": max(rows), "rank": rows.index(least)}
+    if facts.seen.tensor_ranks or facts.seen.sequence_ranks:  # they share rows on purpose
         return
-    inputs = required(watched.inputs_per_rank or None)
-    alike = [rank for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
+    inputs = required(facts.watched.inputs_per_rank or None)
+    alike = [str(rank) for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
     if alike:
-        yield "same_rows", {"ranks": ", ".join(map(str, alike)), "count": len(inputs[alike[0]])}
+        yield "same_rows", {"ranks": ", ".join(alike), "count": len(inputs[0])}
 
 
 def precision(facts: Facts) -> Results:
     """Name a precision that is not the one asked for, or that loses updates."""
-    seen = facts.observed
+    seen = facts.seen
     weights = facts.weights
     requested = facts.promised.precision
     dtype = AUTOCAST.get(requested or "")
@@ -227,22 +215,21 @@ def precision(facts: Facts) -> Results:
 
 def offloading(facts: Facts) -> Results:
     """Name optimizer states and weights that are elsewhere than asked for."""
-    seen = facts.observed
-    stage = required(seen.stage)
-    states = seen.offload_optimizer
+    stage = required(facts.seen.stage)
+    states = facts.seen.offload_optimizer
     home = facts.requested_home("offload_optimizer")
     if (home, states) == ("nvme", "cpu") and stage < 3:  # it only asks for "not none" (zero/stage_1_and_2.py:220)
         yield "nvme_is_cpu", {}
     elif states not in (None, home):
         yield "states_not_offloaded", {"home": home}
     home = facts.requested_home("offload_param")
-    if home != "none" and seen.offload_param in (None, "none"):
+    if home != "none" and facts.seen.offload_param in KEPT:
         yield "weights_not_offloaded", {"home": home}
 
 
 def checkpointing(facts: Facts) -> Results:
     # Only a model of transformers says whether it recomputes.
-    if required(facts.promised.checkpointing) and not required(facts.observed.checkpointing):
+    if required(facts.promised.checkpointing) and not facts.checkpointing:
         yield "checkpointing_off", {}
 
 
@@ -251,14 +238,13 @@ def checkpointing(facts: Facts) -> Results:
 
 def buckets_and_copies(facts: Facts) -> Results:
     """Name what ZeRO adds: copies of the weights in fp32, and buckets that do not shrink with the model."""
-    peak = facts.peak
-    seen = facts.observed
+    seen = facts.seen
+    buckets = facts.peak.get("buckets", 0)
+    master = facts.peak.get("master", 0)
     if not facts.stage:
         return
-    buckets = peak.get("buckets", 0)
-    master = peak.get("master", 0)
     # On one rank ZeRO divides nothing, and adds copies and buckets: 28 bytes a parameter instead of 16.6, measured.
-    if facts.ranks == 1 and not {seen.offload_optimizer, seen.offload_param} - {None, "none"}:
+    if facts.ranks == 1 and {seen.offload_optimizer, seen.offload_param} <= KEPT:
         yield "zero_on_one_rank", {"memory_bytes": buckets + master}
     if facts.weights == seen.dtypes.get("master") == "float32":
         yield "fp32_copies", {"memory_bytes": master}
@@ -267,12 +253,7 @@ def buckets_and_copies(facts: Facts) -> Results:
         yield "second_bucket", {"memory_bytes": buckets // 2}
     best = facts.parameters // 10
     if buckets > facts.states_bytes and (seen.bucket_elements or 0) > best:
-        values = {
-            "best": best,
-            "states_bytes": facts.states_bytes,
-            "memory_bytes": buckets,
-        }
-        yield "buckets_dominate", values
+        yield "buckets_dominate", {"best": best, "states_bytes": facts.states_bytes, "memory_bytes": buckets}
 
 
 def gathered_weights(facts: Facts) -> Results:
@@ -285,16 +266,12 @@ def gathered_weights(facts: Facts) -> Results:
     kept = max((rank.after_step.get("gathered_weights", 0) for rank in ranks), default=0)
     if kept >= max(large, facts.weights_bytes // 2):
         yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
-    # --- within a step: in the graph of linear layers, or by the defaults, which release nothing below 10^9 elements
-    in_graph = (facts.observed.linear_parameters_kept or 0) * facts.element_bytes
-    if in_graph >= large and not facts.observed.checkpointing:  # a checkpointed layer frees its graph
-        yield "linear_keeps_weights", {"memory_bytes": in_graph}
-        return
+    # --- within a step: the defaults release nothing below 10^9 elements
     gathered = facts.peak.get("gathered_weights", 0)
     if gathered >= max(large, WHOLE * facts.weights_bytes) and facts.ranks > 1:
-        some_frozen = facts.observed.trained_parameters not in (None, facts.parameters)
-        is_recomputed = facts.observed.checkpointing and some_frozen
-        yield "frozen_weights_gathered" if is_recomputed else "all_weights_gathered", {"memory_bytes": gathered}
+        some_frozen = facts.seen.trained_parameters not in (None, facts.parameters)
+        id = {True: "frozen_weights_gathered"}.get(facts.seen.checkpointing and some_frozen, "all_weights_gathered")
+        yield id, {"memory_bytes": gathered}
 
 
 def partitions(facts: Facts) -> Results:
@@ -302,7 +279,7 @@ def partitions(facts: Facts) -> Results:
     if facts.stage < 3 or facts.ranks == 1:
         return
     fair = facts.parameters / facts.ranks
-    largest = max(facts.observed.held_parameters_per_rank, default=0)
+    largest = max(facts.seen.held_parameters_per_rank, default=0)
     if largest > UNFAIR * fair:
         values = {
             "share": largest / facts.parameters,
@@ -315,12 +292,8 @@ def partitions(facts: Facts) -> Results:
 def activations(facts: Facts) -> Results:
     """Name activations that are most of the peak, which no stage can change."""
     activations = facts.peak.get("activations", 0)
-    if activations >= facts.peak_bytes / 2 and not facts.observed.checkpointing:
-        values = {
-            "memory_bytes": activations,
-            "peak_bytes": facts.peak_bytes,
-        }
-        yield "activations_dominate", values
+    if activations >= facts.peak_bytes / 2 and not facts.seen.checkpointing:
+        yield "activations_dominate", {"memory_bytes": activations, "peak_bytes": facts.peak_bytes}
 
 
 def states(facts: Facts) -> Results:
@@ -328,24 +301,16 @@ def states(facts: Facts) -> Results:
     if facts.ranks > 1 and not facts.sharded and facts.states_bytes >= facts.peak_bytes / 2:
         # Stage 1 divides the optimizer's states, and leaves weights and gradients whole.
         sharable = facts.peak.get("moments", 0) + facts.peak.get("master", 0)
-        values = {
-            "states_bytes": facts.states_bytes,
-            "memory_bytes": sharable - sharable // facts.ranks,
-        }
-        yield "states_replicated", values
+        saved = sharable - sharable // facts.ranks
+        yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
 
 
 def loading(facts: Facts) -> Results:
     """Name sharded ranks that each held about as much as the whole model before the loop, and gave it back."""
-    freed = required(facts.record.watched.host_freed_bytes or None)
-    is_large = facts.weights_bytes >= NOTICEABLE_BYTES
-    if is_large and facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * facts.weights_bytes:
-        values = {
-            "each_bytes": min(freed),
-            "node_bytes": sum(freed),
-            "weights_bytes": facts.weights_bytes,
-        }
-        yield "loaded_whole", values
+    freed = required(facts.watched.host_freed_bytes or None)
+    whole = facts.weights_bytes
+    if facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * whole >= WHOLE * NOTICEABLE_BYTES:
+        yield "loaded_whole", {"each_bytes": min(freed), "node_bytes": sum(freed), "weights_bytes": whole}
 
 
 # --- costs in traffic, by the collectives that were counted in one step --------------------------------------------
@@ -353,7 +318,7 @@ def loading(facts: Facts) -> Results:
 
 def traffic(facts: Facts) -> Results:
     """Yield how often a step moves the bytes of all weights that it trains, if accumulation makes it more than once."""
-    if required(facts.observed.accumulation) == 1:
+    if facts.accumulation == 1:
         return
     # DDP and stage 1 can wait for the last pass; stages 2 and 3 reduce in each (runtime/engine.py:3084), and 3 gathers.
     moved_by: dict[str, int] = {}
@@ -362,9 +327,9 @@ def traffic(facts: Facts) -> Results:
         moved_by["gathers_repeated"] = facts.moved_bytes("all_gather")
     if facts.stage >= 2:
         moved_by["reductions_repeated"] = facts.moved_bytes(*REDUCING)
-    elif facts.observed.wrapper == "DistributedDataParallel":
+    elif facts.wrapper == "DistributedDataParallel":
         moved_by["no_sync_unused"] = facts.moved_bytes(*REDUCING)
-        trained = facts.observed.trained_parameters or trained
+        trained = facts.seen.trained_parameters or trained
     for id, moved_bytes in moved_by.items():
         times = moved_bytes / (trained * facts.element_bytes)
         if times >= REPEATED:
@@ -386,14 +351,14 @@ def diagnose(record: Record) -> list[Finding]:
 def judge(record: Record) -> tuple[list[Finding], list[str]]:
     """Return the findings of a record, and the names of the rules that need more than the record has."""
     facts = Facts(record)
-    about = {"promised": facts.promised, "seen": facts.observed, "watched": record.watched}
-    source = facts.promised.source or "the script"
+    about = {"promised": facts.promised, "seen": facts.seen, "watched": facts.watched}
+    about["source"] = facts.promised.source or "the script"
     findings = []
     unknown = []
     for rule in (*MISTAKES, *COSTS):
         try:
             for id, values in rule(facts):  # a rule may find something before it needs what the record lacks
-                findings.append(finding(id, **values, source=source, **about))
+                findings.append(finding(id, **values, **about))
         except Unknown:
             unknown.append(rule.__name__.replace("_", " "))
     return ordered(findings), unknown

@@ -9,6 +9,8 @@ from typing import Any
 
 from study.core.text import size
 
+COSTS = ("lost_s", "memory_bytes", "traffic_bytes")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -33,21 +35,11 @@ def texts(file: str = "findings.toml") -> dict[str, dict[str, Any]]:
 
 
 def finding(id: str, **values: Any) -> Finding:
-    """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes.
-
-    `lost_s`, `memory_bytes` and `traffic_bytes` are also kept as numbers: they are what the finding costs.
-    """
+    """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
     text = (texts() | texts("hangs.toml"))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    return Finding(
-        text["sentence"].format(**shown),
-        text["remedy"].format(**shown),
-        text.get("evidence"),
-        id,
-        lost_s=values.get("lost_s"),
-        memory_bytes=values.get("memory_bytes"),
-        traffic_bytes=values.get("traffic_bytes"),
-    )
+    sentence, remedy = (text[part].format(**shown) for part in ("sentence", "remedy"))
+    return Finding(sentence, remedy, text.get("evidence"), id, **{name: values.get(name) for name in COSTS})
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
@@ -55,12 +47,9 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
     def place(finding: Finding) -> tuple[int, float]:
         # Seconds cannot be compared with bytes, so each kind of cost has its own place.
-        if finding.lost_s is not None:
-            return 1, -finding.lost_s
-        if finding.memory_bytes is not None:
-            return 2, -finding.memory_bytes
-        if finding.traffic_bytes is not None:
-            return 3, -finding.traffic_bytes
+        for kind, name in enumerate(COSTS, 1):
+            if (cost := getattr(finding, name)) is not None:
+                return kind, -cost
         return 0, 0.0
 
     return sorted(findings, key=place)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,30 +62,35 @@ def read_config(path: Path) -> Source | None:
 
 def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
-    # --- the kind of the file
     if path.is_dir():
         path /= store.RECORD
     content = {} if path.name == store.RECORD else _mapping(path)
     if path.name == store.RECORD or {"run_id", "observed"} <= content.keys():
         record = store.read(path)
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
-    scores = {kind: len(content.keys() & keys.split()) for kind, keys in KEYS.items()} | {OTHER: 0.5}
-    kind = max(scores, key=scores.__getitem__)
+    kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
     # --- the DeepSpeed config in it, or the file that it names
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
     if isinstance(section, dict):
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
     if not isinstance(section, str):
         return Source(path, kind, content)
-    # A stranger's config may name any file of this machine, and its content would be shown: only a file in the current
-    # folder, in the config's own, or in one of the two above is read.
-    for folder in (Path.cwd(), *path.resolve().parents[:3]):
-        with contextlib.suppress(OSError, ValueError):  # not a valid file name
-            file = (folder / section).resolve()
-            if file.is_relative_to(folder.resolve()) and file.is_file():
-                return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
+    for file in _allowed(section, path):
+        return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
     unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
     return Source(path, kind, content, unread=f"{unread}: what it sets is not compared")
+
+
+def _allowed(name: str, config: Path) -> Iterator[Path]:
+    """Yield the file that a config names, if it is in the current folder, in the config's own, or in one of two above.
+
+    A stranger's config may name any file of this machine, and its content would be shown.
+    """
+    for folder in (Path.cwd(), *config.resolve().parents[:3]):
+        with contextlib.suppress(OSError, ValueError):  # not a valid file name
+            file = (folder / name).resolve()
+            if file.is_relative_to(folder.resolve()) and file.is_file():
+                yield file
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -108,6 +113,8 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
 
 
 AUTO = "auto"
+ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
+DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
@@ -145,9 +152,7 @@ EffectiveSettings = dict[str, Setting]
 def value_at(content: Any, path: str) -> Any:
     """Return the value at a dotted path, or None. The empty path is the content itself."""
     for name in filter(None, path.split(".")):
-        if not isinstance(content, dict):
-            return None
-        content = content.get(name)
+        content = content.get(name) if isinstance(content, dict) else None
     return content
 
 
@@ -211,22 +216,24 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
     return settings
 
 
+def _half(config: dict, path: str = "{}") -> str | None:
+    """Return the precision of 16 bits that a config switches on."""
+    return next((name for name in AUTOCAST if value_at(config, path.format(name)) is True), None)
+
+
 def _cast_of(config: dict) -> str | None:
     """Return the precision of a DeepSpeed config. None if the script fills it in."""
     # DeepSpeed casts the weights to its own sections' types. `torch_autocast` keeps them in fp32.
-    enabled = [value_at(config, "fp16.enabled"), value_at(config, "bf16.enabled")]
-    if enabled[0] is True:
-        return "cast to float16"
-    if enabled[1] is True:
-        return "cast to bfloat16"
+    if half := _half(config, "{}.enabled"):
+        return f"cast to {AUTOCAST[half]}"
     if value_at(config, "torch_autocast.enabled") is True:
         return f"autocast to {value_at(config, 'torch_autocast.dtype') or 'bfloat16'}"
-    return None if AUTO in enabled else "fp32"
+    return None if AUTO in [value_at(config, f"{name}.enabled") for name in AUTOCAST] else "fp32"
 
 
-def _mixed(half: str, settings: EffectiveSettings) -> EffectiveSettings:
+def _mixed(half: str | None, settings: EffectiveSettings) -> EffectiveSettings:
     """Return settings with what `mixed_precision`, or a flag of the Trainer, makes of a precision that is open."""
-    if half == "no" or settings.get("precision", UNSET).value not in (None, "fp32"):
+    if half in (None, "no") or settings.get("precision", UNSET).value not in (None, "fp32"):
         return settings
     # Under DeepSpeed, Accelerate switches its own autocast off (state.py:957), and the engine casts the weights.
     how = "cast" if "stage" in settings else "autocast"
@@ -254,21 +261,19 @@ def config_of_yaml(section: dict) -> dict:
     """
     devices = {part: section.get(f"{part}_device") for part in OFFLOADS}
     zero = {part: {"device": device} for part, device in devices.items() if device not in (None, "none")}
-    names = ("gradient_clipping", "gradient_accumulation_steps")
-    written = {name: section[name] for name in names if section.get(name)}
+    written = {name: section[name] for name in DEEPSPEED_NUMBERS if section.get(name)}
     return {"zero_optimization": {"stage": section.get("zero_stage", 2)} | zero} | written
 
 
 def _of_trainer(source: Source) -> EffectiveSettings:
-    arguments = source.content
-    half = next((name for name in AUTOCAST if arguments.get(name) is True), "no")
+    half = _half(source.content)
     if source.kind != TRAINER:
-        return _mixed(half, _at_paths("trainer", arguments, {}))
-    settings = _at_paths("trainer", arguments, library_defaults("trainer")[""])
+        return _mixed(half, _at_paths("trainer", source.content, {}))
+    settings = _at_paths("trainer", source.content, library_defaults("trainer")[""])
     if source.named:  # the DeepSpeed config's numbers count
         settings |= _of_deepspeed(source.named.content)
     else:
-        settings["engine"] = Setting("FSDP" if arguments.get("fsdp") else "DDP, or one process")
+        settings["engine"] = Setting("FSDP" if source.content.get("fsdp") else "DDP, or one process")
     return {"precision": Setting("fp32")} | _mixed(half, settings)
 
 
@@ -297,65 +302,54 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
 
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
-    # --- the launcher, or the script
-    launched = {name.removeprefix("ACCELERATE_"): value for name, value in os.environ.items()}
-    wanted: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
     if engine_config is not None:
-        wanted = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
-    elif "MIXED_PRECISION" in launched:
-        wanted = _asked_of_launcher(launched)
+        asked = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
+    elif "ACCELERATE_MIXED_PRECISION" in os.environ:
+        asked = _asked_of_launcher()
+    # --- a Trainer: the numbers of a DeepSpeed config count, and those of its arguments where that is open
     if arguments is not None:
-        wanted.pop("precision", None)  # the launcher's, which the Trainer replaces
-        # --- a Trainer: the numbers of a DeepSpeed config count, and those of its arguments where that is open
-        config = {}
+        config = {name: value for name, value in asked.items() if name != "precision"}  # which the Trainer replaces
         if arguments.deepspeed:
             config = _asked_of_deepspeed(_content(arguments.deepspeed))
-        elif wanted.get("deepspeed"):
-            config = dict(wanted)
-        wanted |= {
+        asked = {
             "source": "TrainingArguments",
             "clipping": float(arguments.max_grad_norm or 0),
-            "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
+            "precision": _half(vars(arguments)) or "no",
             "accumulation": arguments.gradient_accumulation_steps,
             "checkpointing": arguments.gradient_checkpointing,
-        }
-        wanted |= {name: value for name, value in config.items() if value is not None}
-    return Promised.model_validate(wanted | {"ranks": _number_in(os.environ.get("WORLD_SIZE"))})
+        } | config
+    return Promised.model_validate({"ranks": os.environ.get("WORLD_SIZE")} | asked)
 
 
-def _asked_of_launcher(launched: dict[str, str]) -> dict[str, Any]:
+def _asked_of_launcher() -> dict[str, Any]:
     """Return what the environment of `accelerate launch` asks for."""
+    launched = {name.removeprefix("ACCELERATE_").lower(): value for name, value in os.environ.items()}
     file = machine.launcher_config()
-    wanted: dict[str, Any] = {
+    asked: dict[str, Any] = {
         "source": file.name if file else "Accelerate's environment",
-        "deepspeed": launched.get("USE_DEEPSPEED") == "true",
-        "fsdp": launched.get("USE_FSDP") == "true",
-        "precision": launched["MIXED_PRECISION"],
+        "deepspeed": launched.get("use_deepspeed") == "true",
+        "fsdp": launched.get("use_fsdp") == "true",
+        "precision": launched["mixed_precision"],
     }
-    if not wanted["deepspeed"]:
-        return wanted
-    if path := launched.get("DEEPSPEED_CONFIG_FILE"):  # Accelerate's precision is then the file's
-        return wanted | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
+    if not asked["deepspeed"]:
+        return asked
+    if path := launched.get("deepspeed_config_file"):  # Accelerate's precision is then the file's
+        return asked | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
     # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
-    written = launched.get("CONFIG_DS_FIELDS", "").split(",")
-    config: dict[str, Any] = {key: launched.get(key.upper()) for key in written}
-    devices = {part: {"device": launched.get(f"DEEPSPEED_{part.upper()}_DEVICE")} for part in OFFLOADS}
-    config["zero_optimization"] = {"stage": launched.get("DEEPSPEED_ZERO_STAGE")} | devices
-    return _asked_of_deepspeed(config) | wanted
+    unwritten = {*DEEPSPEED_NUMBERS}.difference(launched.get("config_ds_fields", "").split(","))
+    section = {name.removeprefix("deepspeed_"): value for name, value in launched.items() if value != "none"}
+    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | asked
 
 
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
     """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
-    zero = zero_section(config)
-    return {
-        "deepspeed": True,
-        "stage": _number_in(zero.get("stage", 0)),
-        "offload_optimizer": section_at(zero, "offload_optimizer").get("device", "none"),
-        "offload_param": section_at(zero, "offload_param").get("device", "none"),
-        "clipping": _number_in(config.get("gradient_clipping")),
-        "accumulation": _number_in(config.get("gradient_accumulation_steps")),
-        "precision": next((name for name in AUTOCAST if value_at(config, f"{name}.enabled") is True), None),
-    }
+    zero = {"stage": 0} | {part: {"device": "none"} for part in OFFLOADS} | zero_section(config)
+    written = _at_paths("deepspeed", config | {"zero_optimization": zero}, {})
+    asked = {name: written[name].value for name in ASKED if name in written}
+    if half := _half(config, "{}.enabled"):
+        asked["precision"] = half
+    return {"deepspeed": True} | asked
 
 
 def _content(config: dict | str | Path) -> dict:
@@ -364,10 +358,3 @@ def _content(config: dict | str | Path) -> dict:
     with contextlib.suppress(Stop):
         return read(Path(config)).content
     return {}
-
-
-def _number_in(value) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):  # "auto", "none", or nothing
-        return None
