@@ -13,7 +13,7 @@ from study.predict.front import Wanted
 from study.records import store
 from study.watch import sources
 from study.watch.about import about
-from study.watch.differences import Difference, compare, found_in_one, is_secret, mistakes, printable, shown
+from study.watch.differences import Difference, compare, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
@@ -31,10 +31,10 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
-    It also reads Flight Recorder dumps of several ranks, in a folder.
+    It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
     Args:
-        runs: Folders of runs, record.json files, dumps, or configs, whose mistakes are named.
+        runs: Folders of runs, record.json files, or folders of dumps.
         as_json: Print everything as JSON.
     """
     if not runs:
@@ -90,8 +90,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     compared = compare(first, second)
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
-    pairs = ((first, second), (second, first))
-    by_side = [[*mistakes(side), *found_in_one(side, other)] for side, other in pairs]
+    by_side = [list(mistakes(side)) for side in (first, second)]
     if as_json:
         rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
         return rows | {"found_in_a": list(map(asdict, by_side[0])), "found_in_b": list(map(asdict, by_side[1]))}

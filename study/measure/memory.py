@@ -51,12 +51,6 @@ def peaks() -> RankMemory:
     return result
 
 
-def freed_bytes() -> int | None:
-    """Return the host memory that this process had at its highest point and has given back. None if unknown."""
-    host = peaks()
-    return metrics.difference(host.host_peak_bytes, host.host_resident_bytes)
-
-
 def io_bytes() -> dict[str, int | None]:
     """Return bytes that this process has moved so far, by the kernel. None if it does not count them.
 

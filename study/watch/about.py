@@ -5,6 +5,7 @@ from pathlib import Path
 
 from study.core.text import number_of
 from study.records import collectives, store
+from study.records.schema import Record
 from study.watch import hangs, sources, trends
 from study.watch.diagnosis import judge
 from study.watch.differences import mistakes
@@ -14,10 +15,10 @@ from study.watch.oom.explain import memory_full
 
 @dataclass
 class About:
-    """A run, or what else a path leads to: a config, or Flight Recorder dumps."""
+    """A run, or Flight Recorder dumps."""
 
     run: str
-    how: str = "no record yet"  # what it is, and how it ended
+    how: str = "no record"  # what it is, and how it ended
     findings: list[Finding] = field(default_factory=list)
     error: dict | None = None  # of its record
     ranks: str | None = None  # when they last wrote, if they may still wait for each other
@@ -25,35 +26,32 @@ class About:
 
 
 def about(path: Path) -> About:
-    """What is known of a run folder, a record, a config, or the dumps of ranks. Raise Stop if it is none of these."""
+    """Return what is known of a run folder, a record, or the dumps of ranks. Raise Stop if it is none of these."""
     answer = About(path.name)
-    if config := sources.read_config(path):
-        answer.how = config.words
-        answer.findings = list(mistakes(config))
-        return answer
-    folder, file, logs = path.parent, path, []
-    if path.is_dir():
-        folder, file, logs = path, path / store.RECORD, collectives.load(path)
-    has_record = (folder / store.RECORD).exists()
-    if not has_record and not logs and (path.is_file() or (path.is_dir() and hangs.dumps_in(path))):
-        logs = hangs.dumps(path)
-        answer.how = "Flight Recorder dumps"
-    elif has_record or not logs:
+    file = path / store.RECORD if path.is_dir() else path
+    logs = collectives.load(path) or hangs.dumps(path)
+    if file.with_name(store.RECORD).exists() or not logs:
         record = store.read(file)
-        observed = record.observed
-        arm = observed.arm or record.requested.arm or observed.wrapper or "unknown"
-        virtual = ", virtual" if record.is_virtual else ""
-        answer.run = record.run_id
-        answer.how = f"{arm} on {number_of(observed.ranks or 0, 'ranks')}{virtual}, {record.status}"
-        if record.error:
-            answer.error = record.error.model_dump()
-        judged, answer.not_known = judge(record)
-        steps = trends.findings(trends.load(folder))
-        # Memory that was full ended the run: whatever else is found, this comes first.
-        answer.findings = [*memory_full(record, file), *ordered([*mistakes(sources.read(file)), *steps, *judged])]
+        answer = _of_record(record, file)
         if record.status == "done":
             logs = []  # nobody waits any more
     if logs:
         answer.ranks = hangs.state(logs)
         answer.findings = [*hangs.causes(logs), *hangs.hangs(logs), *answer.findings]
     return answer
+
+
+def _of_record(record: Record, file: Path) -> About:
+    seen = record.observed
+    arm = seen.arm or record.requested.arm or seen.wrapper or "unknown"
+    virtual = ", virtual" if record.is_virtual else ""
+    findings, not_known = judge(record)
+    steps = trends.findings(trends.load(file.parent))
+    return About(
+        run=record.run_id,
+        how=f"{arm} on {number_of(seen.ranks or 0, 'ranks')}{virtual}, {record.status}",
+        # Memory that was full ended the run: whatever else is found, this comes first.
+        findings=[*memory_full(record, file), *ordered([*mistakes(sources.read(file)), *steps, *findings])],
+        error=record.error and record.error.model_dump(),
+        not_known=not_known,
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import transformers
 
-from study.watch.training import AFTER, Training, Watch
+from study.watch.training import AFTER, Watch
 
 
 class WatchCallback(transformers.TrainerCallback):
@@ -26,8 +26,8 @@ class WatchCallback(transformers.TrainerCallback):
             sys.stderr.write("study.watch has not started: no Trainer called this callback\n")
             return
         loop = type(trainer).__name__
-        training = Training(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, args, loop)
-        self.watch = Watch(training, self.run_dir, self.after).__enter__()
+        objects = trainer.accelerator, trainer.model_wrapped, trainer.optimizer
+        self.watch = Watch(*objects, run_dir=self.run_dir, after=self.after, arguments=args, loop=loop).__enter__()
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -22,8 +22,6 @@ FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 LARGE = 0.1  # of the peak: a smaller share gets no finding
 WHOLE = 0.9  # of the weights
-UNFAIR = 1.5  # times a rank's part of the parameters
-NOTICEABLE_BYTES = 500e6  # of weights: a process frees less in its imports
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 STATES = ("weights", "gradients", "master", "moments")
 KEPT = {None, "none"}  # where what is not offloaded is
@@ -173,24 +171,13 @@ def accumulation(facts: Facts) -> Results:
         yield "accumulation_set_twice", {}
     if parts not in (1, passes):
         yield "accumulate_unused" if passes == 1 else "passes_differ", {}
-    # The script's own division may be for something else, but not if it is by the same number.
-    if parts > 1 and facts.watched.loss_divisor == parts:
-        yield "loss_divided_twice", {}
-    if facts.watched.passes_cleared:
-        yield "gradients_cleared", {}
 
 
 def rows(facts: Facts) -> Results:
-    """Name ranks with other numbers of rows, and ranks with the same rows. Constant inputs say nothing."""
-    rows = required(facts.watched.rows_per_rank or None)
-    least = min(rows)
-    if least < max(rows):
-        yield "unequal_rows", {"least": least, "most": max(rows), "rank": rows.index(least)}
-    if facts.seen.tensor_ranks or facts.seen.sequence_ranks:  # they share rows on purpose
-        return
+    """Name ranks with the same rows. Constant inputs say nothing."""
     inputs = required(facts.watched.inputs_per_rank or None)
     alike = [str(rank) for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
-    if alike:
+    if alike and not (facts.seen.tensor_ranks or facts.seen.sequence_ranks):  # these share rows on purpose
         yield "same_rows", {"ranks": ", ".join(alike), "count": len(inputs[0])}
 
 
@@ -274,21 +261,6 @@ def gathered_weights(facts: Facts) -> Results:
         yield id, {"memory_bytes": gathered}
 
 
-def partitions(facts: Facts) -> Results:
-    """Name a rank that holds clearly more than its part: padding and small tensors make it a little more."""
-    if facts.stage < 3 or facts.ranks == 1:
-        return
-    fair = facts.parameters / facts.ranks
-    largest = max(facts.seen.held_parameters_per_rank, default=0)
-    if largest > UNFAIR * fair:
-        values = {
-            "share": largest / facts.parameters,
-            "fair_share": 1 / facts.ranks,
-            "memory_bytes": int((largest - fair) * facts.element_bytes),
-        }
-        yield "not_all_partitioned", values
-
-
 def activations(facts: Facts) -> Results:
     """Name activations that are most of the peak, which no stage can change."""
     activations = facts.peak.get("activations", 0)
@@ -303,14 +275,6 @@ def states(facts: Facts) -> Results:
         sharable = facts.peak.get("moments", 0) + facts.peak.get("master", 0)
         saved = sharable - sharable // facts.ranks
         yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
-
-
-def loading(facts: Facts) -> Results:
-    """Name sharded ranks that each held about as much as the whole model before the loop, and gave it back."""
-    freed = required(facts.watched.host_freed_bytes or None)
-    whole = facts.weights_bytes
-    if facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * whole >= WHOLE * NOTICEABLE_BYTES:
-        yield "loaded_whole", {"each_bytes": min(freed), "node_bytes": sum(freed), "weights_bytes": whole}
 
 
 # --- costs in traffic, by the collectives that were counted in one step --------------------------------------------
@@ -337,7 +301,7 @@ def traffic(facts: Facts) -> Results:
 
 
 MISTAKES = (deepspeed, fsdp, ranks, clipping, accumulation, rows, precision, offloading, checkpointing)
-COSTS = (buckets_and_copies, gathered_weights, partitions, activations, states, loading, traffic)
+COSTS = (buckets_and_copies, gathered_weights, activations, states, traffic)
 
 
 def diagnose(record: Record) -> list[Finding]:

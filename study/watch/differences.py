@@ -11,7 +11,6 @@ from typing import Any
 
 from study.core.arms import OFFLOADS, Library, library_defaults
 from study.core.text import short
-from study.watch.diagnosis import diagnose
 from study.watch.findings import Finding, finding
 from study.watch.sources import (
     ACCELERATE,
@@ -23,7 +22,6 @@ from study.watch.sources import (
     EffectiveSettings,
     Setting,
     Source,
-    config_of_yaml,
     descriptions,
     effective_settings,
     flat,
@@ -53,44 +51,30 @@ class Difference:
     b: Setting
     description: Description | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether it explains something. A setting that only one side has counts by its `unless`."""
+        about = self.description
+        if about is None or about.changes is None:
+            return False
+        values = [side.value for side in (self.a, self.b) if side != UNSET]
+        return len(values) == 2 or (about.unless is not None and not same(*values, about.unless))
+
 
 def compare(a: Source, b: Source) -> list[Difference]:
     """Return everything in which the two differ: known causes first, then all other keys, also as written.
 
     Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
     """
-    first = effective_settings(a)
-    second = effective_settings(b)
-    if a.kind == b.kind:
-        first = first | _raw(a)
-        second = second | _raw(b)
-    known = []
-    other = []
-    for name in dict.fromkeys((*descriptions(), *first, *second)):
-        difference = Difference(
-            name=name,
-            a=first.get(name, UNSET),
-            b=second.get(name, UNSET),
-            description=descriptions().get(name),
-        )
-        if same(difference.a.value, difference.b.value):
-            continue
-        if _is_known(difference):
-            known.append(difference)
-        elif not (difference.a.is_default or difference.b.is_default):  # most keys of a library are in one file only
-            other.append(replace(difference, description=None))
-    return known + other
-
-
-def _is_known(difference: Difference) -> bool:
-    """Return whether it explains something. A setting that only one side has counts by its `unless`."""
-    about = difference.description
-    if about is None or about.changes is None:
-        return False
-    if UNSET not in (difference.a, difference.b):
-        return True
-    alone = difference.a.value if difference.b == UNSET else difference.b.value
-    return about.unless is not None and not same(alone, about.unless)
+    sides = [effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b)]
+    compared = [
+        Difference(name, *(side.get(name, UNSET) for side in sides), descriptions().get(name))
+        for name in dict.fromkeys((*descriptions(), *sides[0], *sides[1]))
+    ]
+    differ = [each for each in compared if not same(each.a.value, each.b.value)]
+    # Most keys of a library are in one file only.
+    others = [each for each in differ if not (each.is_known or each.a.is_default or each.b.is_default)]
+    return [*(each for each in differ if each.is_known), *(replace(each, description=None) for each in others)]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -98,14 +82,18 @@ def same(a: Any, b: Any) -> bool:
 
     YAML reads 1e-5 as a text, because it has no point.
     """
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
+    return _comparable(a) == _comparable(b)
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_comparable, value))
+    if isinstance(value, bool):
+        return str(value)
     try:
-        return float(a) == float(b)
+        return float(value)
     except (TypeError, ValueError, OverflowError):
-        return a == b
+        return value
 
 
 def _raw(source: Source) -> EffectiveSettings:
@@ -121,7 +109,7 @@ def _raw(source: Source) -> EffectiveSettings:
     covered: set[str] = set()
     for name, each in descriptions().items():
         paths = (name, each.deepspeed, each.accelerate, each.trainer, each.record, *each.keys)
-        covered |= {path.rpartition(".")[2] for path in paths if path}
+        covered.update(path.rpartition(".")[2] for path in filter(None, paths))
     return {
         name: Setting(value)
         for name, value in values.items()
@@ -155,17 +143,6 @@ def printable(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def found_in_one(source: Source, other: Source) -> list[Finding]:
-    """Return the findings of a record that the other record does not have.
-
-    Configs have none: what would come of a config is not known before it trains.
-    """
-    if source.record is None or other.record is None:
-        return []
-    theirs = {each.id for each in diagnose(other.record)}
-    return [each for each in diagnose(source.record) if each.id not in theirs]
-
-
 # --- mistakes within one config ------------------------------------------------------------------------------------
 
 
@@ -177,20 +154,12 @@ def mistakes(source: Source) -> Iterator[Finding]:
     content = source.content
     if source.record is not None:
         content = source.record.observed.deepspeed or {}
-    # --- keys that no library knows
     if source.kind in LIBRARIES:
         yield from _mistyped(LIBRARIES[source.kind], content)
-    # --- values without an effect
-    if source.kind == DEEPSPEED:
-        yield from _in_deepspeed(content)
     if source.kind == ACCELERATE:
-        kind = str(content.get("distributed_type") or "NO")
-        for engine in ("deepspeed", "fsdp"):
-            if content.get(f"{engine}_config") and kind != engine.upper():
-                yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
-        if kind == "DEEPSPEED" and not (source.named or source.unread):
-            yield from _in_deepspeed(config_of_yaml(section_at(content, "deepspeed_config")))
-    # --- the file that it names
+        yield from _unused_sections(content)
+    if source.kind == DEEPSPEED:
+        yield from _without_effect(zero_section(content))
     if source.unread:
         yield finding("file_not_read", why=source.unread)
     if source.named:
@@ -208,10 +177,16 @@ def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
                 yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), near=near)
 
 
-def _in_deepspeed(config: dict) -> Iterator[Finding]:
-    zero = zero_section(config)
+def _without_effect(zero: dict) -> Iterator[Finding]:
     for part in OFFLOADS:
         if value_at(zero, f"{part}.device") == "nvme" and not value_at(zero, f"{part}.nvme_path"):
             yield finding("no_nvme_path_written", part=part)
     if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage") != 3:
         yield finding("offload_param_needs_stage_3")
+
+
+def _unused_sections(content: dict) -> Iterator[Finding]:
+    kind = str(content.get("distributed_type") or "NO")
+    for engine in ("deepspeed", "fsdp"):
+        if content.get(f"{engine}_config") and kind != engine.upper():
+            yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())

@@ -31,7 +31,7 @@ def texts(file: str = "findings.toml") -> dict[str, dict[str, Any]]:
 
     Texts are in TOML, so that they can be read and corrected without the rules.
     """
-    return tomllib.loads(Path(__file__).with_name(file).read_text())
+    return tomllib.loads((Path(__file__).parent / file).read_text())
 
 
 def finding(id: str, **values: Any) -> Finding:

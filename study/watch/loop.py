@@ -9,11 +9,9 @@ import copy
 import functools
 import hashlib
 import math
-import statistics
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
@@ -24,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from study.core.settings import AUTOCAST
+from study.core.text import is_number
 from study.measure import roles, traffic
 from study.measure.memory import ComponentLook
 from study.measure.readback import device_of
@@ -60,16 +59,11 @@ class Loop:
         self.log = watch.steps
         self.observed = watch.record.observed
         self.watched = watch.record.watched
-        self.accelerator = watch.training.accelerator
-        self.model: Any = watch.training.model
-        self.inner = roles.inner_optimizer(watch.training.optimizer)
+        self.accelerator = watch.accelerator
+        self.model = watch.model
         self.step = Step()
         self.inputs: list[str] = []  # shapes and digests, of the first passes
-        self._is_engine = hasattr(self.model, "zero_optimization_stage")
-        is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
-        self._trained = [each for each in self.model.parameters() if each.requires_grad and is_plain]
-        self._with_gradient: torch.nn.Parameter | None = None
-        self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
+        self._is_engine = watch.is_engine
         self._device = device_of(self.model).type
         self._undo = contextlib.ExitStack()
 
@@ -82,7 +76,8 @@ class Loop:
             self._replace(self.model, "step", self._engine_step)
             self._replace(self.model, "backward", self._backward)
         else:
-            self._undo.callback(self.inner.register_step_post_hook(lambda *_: self._end_step()).remove)
+            inner = roles.inner_optimizer(self.watch.optimizer)
+            self._undo.callback(inner.register_step_post_hook(lambda *_: self._end_step()).remove)
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         # --- what the loop does besides
         if self.accelerator is not None:
@@ -94,7 +89,7 @@ class Loop:
         # DDP waits for its collectives in C++, after the last gradient, which is that of the first parameter. Without
         # this mark the waiting would count as a rank's own work.
         if isinstance(self.model, DistributedDataParallel):
-            first = self._trained[0]
+            first = next(each for each in self.model.parameters() if each.requires_grad)
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
 
     def detach(self) -> None:
@@ -139,10 +134,7 @@ class Loop:
 
     def _clip(self, section, name: str, original, parameters, max_norm, *args, **kwargs):
         """Note the value; 0 means off. The Trainer gives infinity to get only the norm. A tensor may be on a GPU."""
-        value = None
-        if isinstance(max_norm, (int, float)):
-            value = 0.0 if math.isinf(max_norm) else float(max_norm)
-        setattr(section, name, value)
+        setattr(section, name, {math.inf: 0.0}.get(max_norm, max_norm) if is_number(max_norm) else None)
         return original(parameters, max_norm, *args, **kwargs)
 
     @guarded
@@ -156,25 +148,25 @@ class Loop:
             return
         self.log.mark("outside")
         # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
-        inputs = [each for each in tree_leaves([args, kwargs]) if isinstance(each, torch.Tensor) and each.ndim]
+        inputs = [each for each in tree_leaves([args, kwargs]) if torch.is_tensor(each) and each.ndim]
         tokens = [each for each in inputs if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        if inputs:
-            rows = [*tokens, *inputs][0].shape[0]
-            self.step.rows += rows
-            self.watched.rows_per_pass = self.watched.rows_per_pass or rows
-        if tokens:
-            self.step.tokens += tokens[0].numel()
+        self.step.tokens += sum(each.numel() for each in tokens[:1])
+        for each in [*tokens, *inputs][:1]:
+            self.step.rows += each.shape[0]
+            self.watched.rows_per_pass = self.watched.rows_per_pass or each.shape[0]
         if len(self.inputs) < READ_PASSES:
-            self.inputs.append(_digest(inputs))
-            if torch.is_autocast_enabled(self._device):
-                self.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
+            self._read(inputs)
+
+    def _read(self, inputs: list[torch.Tensor]) -> None:
+        self.inputs.append(_digest(inputs))
+        if torch.is_autocast_enabled(self._device):
+            self.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
 
     @guarded
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
-        self._look_for_cleared()
         self.step.backwards += 1
         # The library divides the loss of each pass by this, so that their sum is the loss of the step.
         parts = 1
@@ -184,43 +176,19 @@ class Loop:
             parts = self.accelerator.gradient_accumulation_steps
         elif self.observed.autocast == "fp16":
             return  # a GradScaler scales the loss, with an unknown scale
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            if self.watched.loss_parts is None:
-                self.watched.loss_parts = parts
-                self.watched.loss_divisor = _divisor(loss)
+        if torch.is_tensor(loss) and loss.numel() == 1:
+            self.watched.loss_parts = parts
             self.step.losses.append(loss.detach() / parts)
 
     @guarded
     def _end_backward(self) -> None:
         last_phase = self.log.marks[-1][0]
         self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
-        self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
     @guarded
     def _end_step(self) -> None:
-        self._look_for_cleared()
-        self._with_gradient = None
-        step = self.step
+        self.watch.add(self.step)
         self.step = Step()
-        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
-        self._cleared.append(step.cleared)
-        self.watched.passes_cleared = statistics.mode(self._cleared)
-        self.watch.add(step)
-
-    def _look_for_cleared(self) -> None:
-        if self._with_gradient is not None and self._with_gradient.grad is None:
-            self.step.cleared = self.step.backwards
-
-
-def _divisor(loss: torch.Tensor) -> float | None:
-    """Return the number by which a script has divided its loss; None if that was not its last operation."""
-    divided: Any = loss.grad_fn
-    if type(divided).__name__ != "DivBackward0":
-        return None
-    divisor = divided._saved_other  # of a Python number, PyTorch makes a tensor without dimensions on the CPU
-    if divisor.ndim or divisor.device.type != "cpu":
-        return None
-    return float(divisor)
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:
@@ -232,67 +200,56 @@ def _digest(tensors: list[torch.Tensor]) -> str:
     return shapes
 
 
-ATTEMPTS = 3  # a look at a step with an evaluation in it is repeated
+MOST_LOOKS = 9  # steps: a look at a step with an evaluation in it begins again
 
 
 class Instruments:
     """Decide after each step whether the next one is looked at. Every rank decides alone: nothing here waits."""
 
-    def __init__(self, model, optimizer, device_type: str, after: int):
+    def __init__(self, model, optimizer, device_type: str, after: float):
         self.after = after
         self.looked_at: list[int] = []
         self.counts: dict[str, Collective] | None = None
-        self.dtypes: dict[str, str] = {}
         self.components: RankComponents | None = None
         self._objects = model, optimizer, device_type
         self._modes = _get_current_dispatch_mode_stack()  # the script's own
-        self._attempts = 0
         self._look: ComponentLook | None = None
         self._open = contextlib.ExitStack()
 
-    def step_ended(self, step: int, evaluated: bool) -> bool:
-        """Return whether the instruments are done with this step, whose number counts from 1."""
+    def step_ended(self, step: int, evaluated: bool) -> None:
+        """Look at the next step, or end a look. The numbers of steps count from 1."""
         stack = _get_current_dispatch_mode_stack()
         if self._look is None:
             # Dispatch modes are a stack, of which each ends the one on top.
             # Only beside the script's own modes: otherwise another mode would be ended instead.
-            if step >= self.after and self._attempts < ATTEMPTS and stack == self._modes:
-                self._begin()
-            return False
+            if step >= self.after and stack == self._modes:
+                self._begin(step)
+            return
         self.looked_at.append(step)
         self._look.step_ended()
-        self._steps += 1
         if self.counts is None:
             traffic.refuse_uncounted(self._counter)
             self.counts = copy.deepcopy(self._counter.counts)
         # --- leave the look, or begin it again if the memory of an evaluation is in it
         if stack[-1] is not self._counter:
-            return False  # the script began a mode within the step: wait until that has ended
-        if evaluated and self._attempts < ATTEMPTS:
+            return  # the script began a mode within the step: wait until that has ended
+        if evaluated and len(self.looked_at) < MOST_LOOKS:
             self._open.close()
-            self._begin()
-        elif self._steps >= self._look.STEPS:
+            self._begin(step)
+        elif step >= self._last:
             self.stop()
-        return self._look is None
 
     def stop(self) -> None:
         """Keep the result of an unfinished look, because the loop or its watch is over."""
-        self._attempts = ATTEMPTS
+        self.after = math.inf
         self._open.close()
         if self._look is not None:
             self.components = self._look.components()
         self._look = None
 
-    def _begin(self) -> None:
-        model, optimizer, device_type = self._objects
-        self._attempts += 1
-        self._steps = 0
+    def _begin(self, step: int) -> None:
         self.counts = None
         self._counter = traffic.CollectiveCounter()
-        self._open.enter_context(roles.before_each_update(optimizer, self._read_dtypes))
-        self._look = self._open.enter_context(ComponentLook(model, optimizer, device_type, exact=False))
+        self._look = self._open.enter_context(ComponentLook(*self._objects, exact=False))
+        self._last = step + self._look.STEPS
         self._open.enter_context(self._counter)
-
-    def _read_dtypes(self) -> None:
-        with contextlib.suppress(Exception):  # a mistake here must not end the user's update
-            self.dtypes |= {role: dtype for role, dtype in roles.dtypes(*self._objects[:2]).items() if dtype}

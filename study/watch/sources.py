@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from study.core.settings import AUTOCAST
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Promised
+from study.watch.findings import texts
 
 MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
 RECORD = "record"
@@ -52,14 +52,6 @@ class Source:
         return f"{self.kind} and {self.named.kind}" if self.named else self.kind
 
 
-def read_config(path: Path) -> Source | None:
-    """Return a config of a known kind; None for all other files, such as logs and dumps."""
-    with contextlib.suppress(Stop):
-        if path.suffix in (".json", ".yaml", ".yml") and (source := read(path)).kind in KEYS:
-            return source
-    return None
-
-
 def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
@@ -71,6 +63,8 @@ def read(path: Path) -> Source:
     kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
     # --- the DeepSpeed config in it, or the file that it names
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
+    if section is None and content.get("distributed_type") == "DEEPSPEED":
+        section = _config_of_yaml(section_at(content, "deepspeed_config"))
     if isinstance(section, dict):
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
     if not isinstance(section, str):
@@ -135,8 +129,7 @@ class Description:
 @functools.cache
 def descriptions() -> dict[str, Description]:
     """Return all descriptions by name. The settings that matter most come first."""
-    content = tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
-    return {name: Description(**fields) for name, fields in content.items()}
+    return {name: Description(**fields) for name, fields in texts("settings.toml").items()}
 
 
 @dataclass(frozen=True)
@@ -246,15 +239,14 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     if kind != "FSDP":  # its section is not read
         config = config | {"fsdp_config": None}
     settings = _at_paths("accelerate", config, {}) | {"engine": Setting(ENGINES.get(kind, kind))}
-    if kind == "DEEPSPEED":
-        if source.unread is not None:
-            return settings
-        from_yaml = config_of_yaml(section_at(config, "deepspeed_config"))
-        settings = _of_deepspeed(source.named.content if source.named else from_yaml) | settings
+    if source.unread is not None:
+        return settings
+    if source.named:
+        settings = _of_deepspeed(source.named.content) | settings
     return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
 
 
-def config_of_yaml(section: dict) -> dict:
+def _config_of_yaml(section: dict) -> dict:
     """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0.
 
     DeepSpeed's default of 1.0 then takes its place (utils/dataclasses.py:1321 of Accelerate 1.15.0).
@@ -339,7 +331,7 @@ def _asked_of_launcher() -> dict[str, Any]:
     # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
     unwritten = {*DEEPSPEED_NUMBERS}.difference(launched.get("config_ds_fields", "").split(","))
     section = {name.removeprefix("deepspeed_"): value for name, value in launched.items() if value != "none"}
-    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | asked
+    return _asked_of_deepspeed(_config_of_yaml(section | dict.fromkeys(unwritten))) | asked
 
 
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Time the phases of every step of a user's loop, and keep a line for each step in the rank's file.
 
 A phase is the time between two marks, and the later mark names it. On a GPU a mark is an event, and a loss is copied
-without waiting: both are read once the GPU has passed them. The live line and the summary show the same rows.
+without waiting: both are read once the GPU has passed them.
 """
 
 import math
@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from tqdm import tqdm
 
 from study.core.text import short
 from study.measure.clock import now, seconds_between
 from study.measure.hardware import CUDA
-from study.watch.trends import COLUMNS, FIELDS, FILE, PHASES, WORDS, Table, seconds, shares
+from study.watch.trends import COLUMNS, FILE, PHASES, WORDS, Table, seconds, shares
 
 FLUSH_S = 1.0
 READ_S = 0.1  # between two looks at the memory, which take tens of microseconds
-SHOWN = 50  # the last steps, which the live line averages
 
 Mark = tuple[str, Any]  # the phase that it ends, and the moment
 
@@ -34,10 +32,9 @@ class Step:
 
     losses: list[torch.Tensor] = field(default_factory=list)  # of its passes: they sum to the step's loss
     backwards: int = 0
-    cleared: int = 0  # backward passes whose gradients were cleared before the update
     forwards: int = 0
-    rows: int = 0  # or unknown
-    tokens: int = 0  # or unknown
+    rows: int = 0  # 0: unknown
+    tokens: int = 0
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     clean: bool = True  # no instrument and no evaluation was in it
     loss: torch.Tensor | float = math.nan
@@ -58,9 +55,6 @@ class StepLog:
         self._process = psutil.Process()
         self._read_s = -math.inf
         self._pending: deque[Step] = deque()
-        self._recent: deque[tuple] = deque(maxlen=SHOWN)
-        # Only of the first rank, and only in a terminal: that is what None means.
-        self._line = tqdm(bar_format="{desc}", leave=False, disable=True if rank else None)
         self.begin()
 
     def begin(self) -> None:
@@ -74,11 +68,10 @@ class StepLog:
     def add(self, step: Step) -> None:
         """End a step here."""
         self.count += 1
-        if step.losses and len(step.losses) == step.backwards:
+        self.knows_losses &= 0 < step.backwards == len(step.losses)
+        if self.knows_losses:
             # A new tensor, as the script may change its own. On a GPU it is copied into pinned memory.
             step.loss = torch.stack([each.float() for each in step.losses]).sum().to("cpu", non_blocking=True)
-        else:
-            self.knows_losses = False
         self.mark("update")  # after the copy: once the GPU has passed this mark, the loss can be read
         step.losses = []
         if time.monotonic() - self._read_s >= READ_S:
@@ -92,7 +85,7 @@ class StepLog:
             self.flush()
 
     def flush(self, wait: bool = False) -> None:
-        """Write the steps that the device has passed, or all if it should wait for them, and show the last ones."""
+        """Write the steps that the device has passed, or all if it should wait for them."""
         self._flushed_s = time.monotonic()
         rows = []
         while self._pending:
@@ -104,14 +97,6 @@ class StepLog:
             rows.append(self._row(self._pending.popleft()))
         with self.path.open("a") as file:
             np.savetxt(file, rows, "%.16g", ",")
-        self._recent.extend(rows)
-        if not self._line.disable and self._recent:
-            self._line.set_description_str(f"step {self._written}: {in_words(np.array(self._recent, FIELDS))}")
-
-    def close(self) -> None:
-        """Write the last steps, and remove the line. On a GPU this waits for the steps."""
-        self.flush(wait=True)
-        self._line.close()
 
     def _row(self, step: Step) -> tuple:
         """Return a step with COLUMNS, once the device has passed it."""
@@ -120,7 +105,7 @@ class StepLog:
         between = seconds_between([moment for _, moment in step.marks])
         for (phase, _), passed_s in zip(step.marks[1:], between, strict=True):
             spent[phase] += passed_s
-        sizes = step.backwards or step.forwards, step.rows or math.nan, step.tokens or math.nan
+        sizes = step.backwards or step.forwards, step.rows, step.tokens
         return (self._written, step.clean, *sizes, float(step.loss), step.memory_bytes, *spent.values())
 
 

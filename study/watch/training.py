@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from study.core.errors import Stop
 from study.core.text import say
 from study.measure import hardware, readback, roles
 from study.measure.collectives import CollectiveLog
-from study.measure.memory import freed_bytes, peaks
+from study.measure.memory import peaks
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Watched
-from study.watch import monitor, results, trends
+from study.watch import results, trends
 from study.watch.loop import Instruments, Loop
 from study.watch.results import RankMeasurements
 from study.watch.sources import intended_settings
@@ -36,45 +35,43 @@ AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetc
 MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
 
 
-@dataclass(frozen=True)
-class Training:
-    """The objects of a user's training. `arguments` are those of a Trainer, and `loop` is its class."""
-
-    accelerator: Any
-    model: torch.nn.Module
-    optimizer: Any
-    arguments: Any = None
-    loop: str | None = None
-
-
-def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched", after: int = AFTER) -> "Watch":
-    """Record what a training loop really does: `with watch(accelerator, model, optimizer): ...`, after `prepare`.
-
-    Args:
-        accelerator: The Accelerator. Leave it out in a loop without Accelerate.
-        model: The model that the loop calls: a prepared model, a DDP or FSDP model, or a DeepSpeed engine.
-        optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
-        run_dir: The folder for the record. If it holds a run already, a number is added to its name.
-        after: The instruments look at the three steps after so many steps. They do not slow down any other step.
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise Stop(
-            f"watch needs the prepared model, not {type(model).__name__}",
-            "call watch(accelerator, model, optimizer), or without Accelerate watch(model=model, optimizer=optimizer)",
-        )
-    if optimizer is None:
-        if not hasattr(model, "zero_optimization_stage"):
-            raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
-        optimizer = model.optimizer
-    return Watch(Training(accelerator, model, optimizer), Path(run_dir), after)
-
-
 class Watch:
     """The context manager around a loop. It catches every error of its own."""
 
-    def __init__(self, training: Training, run_dir: Path, after: int):
-        self.training = training
-        self.run_dir = run_dir
+    def __init__(
+        self,
+        accelerator=None,
+        model=None,
+        optimizer=None,
+        *,
+        run_dir: str | Path = "runs/watched",
+        after: int = AFTER,
+        arguments=None,
+        loop: str | None = None,
+    ):
+        """Record what a training loop really does: `with watch(accelerator, model, optimizer): ...`, after `prepare`.
+
+        Args:
+            accelerator: The Accelerator. Leave it out in a loop without Accelerate.
+            model: The model that the loop calls: a prepared model, a DDP or FSDP model, or a DeepSpeed engine.
+            optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
+            run_dir: The folder for the record. If it holds a run already, a number is added to its name.
+            after: The instruments look at the three steps after so many steps. They do not slow down any other step.
+            arguments: Those of a Trainer.
+            loop: The class of a Trainer.
+        """
+        if not isinstance(model, torch.nn.Module):
+            what = f"watch needs the prepared model, not {type(model).__name__}"
+            raise Stop(what, "call watch(accelerator, model, optimizer), or watch(model=model, optimizer=optimizer)")
+        self.is_engine = hasattr(model, "zero_optimization_stage")
+        if optimizer is None and not self.is_engine:
+            raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
+        self.accelerator = accelerator
+        self.model: Any = model
+        self.optimizer = optimizer or self.model.optimizer
+        self.arguments = arguments
+        self.kind = loop
+        self.run_dir = Path(run_dir)
         self.after = after
         self.active = False
         self._open = contextlib.ExitStack()  # what works until the record is completed
@@ -106,7 +103,8 @@ class Watch:
             self.give_up(mistake)
         self.active = False
         self._last.close()
-        for name in ("training", "loop", "instruments"):  # the model may be large, and a watch outlives its loop
+        # The model may be large, and a watch outlives its loop.
+        for name in ("accelerator", "model", "optimizer", "loop", "instruments"):
             self.__dict__.pop(name, None)
 
     def give_up(self, error: Exception) -> None:
@@ -126,20 +124,17 @@ class Watch:
         folder = self.ranks.agree_on_folder(self.run_dir)
         if folder is None:
             return  # this rank is in no group with the first
-        training = self.training
         self.folder = folder
-        self.record = _new_record(training, folder)
+        self.record = self._new_record()
         if self.ranks.rank == 0:
             store.write(folder, self.record)
         # --- what works during the loop, in the order in which it may fail
-        self._last.callback(monitor.dismiss, monitor.start(folder, self.ranks.rank))
-        self._freed_bytes = freed_bytes()  # before the loop
         self.steps = StepLog(folder, self.ranks.rank)
-        self._open.callback(self.steps.close)
+        self._open.callback(self.steps.flush, wait=True)
         if self.ranks.count > 1:
             self._open.enter_context(CollectiveLog(folder, self.ranks.rank))
         device = self.record.observed.device or "cpu"
-        self.instruments = Instruments(training.model, training.optimizer, device, self.after)
+        self.instruments = Instruments(self.model, self.optimizer, device, self.after)
         self._open.callback(self.instruments.stop)
         self.loop = Loop(self)
         self._last.callback(self.loop.detach)
@@ -150,14 +145,10 @@ class Watch:
     def add(self, step: Step) -> None:
         """Add a step that has ended. The loop calls this."""
         number = self.steps.count + 1
-        are_over = self.instruments.step_ended(number, step.evaluated)
+        self.instruments.step_ended(number, step.evaluated)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
         step.clean = not (step.evaluated or number in looked_at or number - 1 in looked_at)
         self.steps.add(step)
-        if are_over and self.ranks.rank == 0:  # in case its process is killed later
-            self.steps.flush()
-            self._fill([self._measurements()])
-            store.keep(self.folder, self.record)
 
     def _complete(self, error: BaseException | None) -> None:
         """Complete the record. `error` ended the loop."""
@@ -166,22 +157,21 @@ class Watch:
             self._open.close()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.steps.count + 1}"
-            store.end_badly(self.folder, results.reason(error, where, self.training), type(error).__name__)
+            store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
             self._open.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
         mine = self._measurements()
         if rank != 0:
             self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
             return
-        if error is None:  # others may have died of an error, and are not waited for
-            diverged_in = self._fill([mine, *self._received()])
+        others = self._received() if error is None else ()  # these may have died of an error, and are not waited for
+        diverged_in = self._fill([mine, *others])
+        if error is None:
             self.record.status = "done"
             self.record.finished_utc = store.now_utc()
             if diverged_in is not None:
                 remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
                 stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
                 self.record = store.ended(self.record, stop, "Stop")
-        else:
-            self._fill([mine])
         store.keep(self.folder, self.record)
         say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
 
@@ -195,14 +185,13 @@ class Watch:
             yield RankMeasurements.model_validate_json(text)
 
     def _measurements(self) -> RankMeasurements:
-        divided = getattr(self.training.accelerator, "parallelism_config", None)
+        divided = getattr(self.accelerator, "parallelism_config", None)
         has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
         return RankMeasurements(
             memory=peaks(),
             held_parameters=self.record.observed.held_parameters,
             components=self.instruments.components,
             traffic=self.instruments.counts,
-            host_freed_bytes=self._freed_bytes,
             inputs=self.loop.inputs if has_own_rows else None,
             knows_losses=self.steps.knows_losses,
         )
@@ -211,33 +200,33 @@ class Watch:
         """Fill in what was measured. Return the first step without a finite loss."""
         self.record.watched.looked_at = self.instruments.looked_at
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
-            self.record.observed.dtypes = roles.dtypes(self.training.model, self.training.optimizer)
-        self.record.observed.dtypes |= self.instruments.dtypes
+            self.record.observed.dtypes = roles.dtypes(self.model, self.optimizer)
         tables = [table for rank, table in trends.load(self.folder).items() if rank < len(ranks)]
         return results.fill(self.record, ranks, tables, self.after)
 
+    def _new_record(self) -> Record:
+        """Return a record of the machine, of what was asked for, and of what was prepared."""
+        record = store.new(self.folder.name, sys.argv)
+        config = None
+        kind = "accelerate"
+        if self.accelerator is None:
+            kind = "torch"
+            if self.is_engine:
+                kind = "deepspeed"
+                config = self.model.config
+        record.promised = intended_settings(config, self.arguments)
+        name = type(roles.plain_model(self.model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
+        record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.kind or kind, model=name)
+        record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
+        record.observed.arm = results.arm_of(record.observed)
+        if roles.fsdp_version(self.model) == 1:
+            record.observed.clipping = None  # unknown: FSDP1 has a function of its own
+        record.hardware = hardware.describe()
+        record.software = hardware.versions()
+        return record
 
-def _new_record(training: Training, folder: Path) -> Record:
-    """Return a record of the machine, of what was asked for, and of what was prepared."""
-    record = store.new(folder.name, sys.argv)
-    model: Any = training.model
-    config = None
-    kind = "accelerate"
-    if training.accelerator is None:
-        kind = "torch"
-        if hasattr(model, "zero_optimization_stage"):
-            kind = "deepspeed"
-            config = model.config
-    record.promised = intended_settings(config, training.arguments)
-    name = type(roles.plain_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
-    record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=training.loop or kind, model=name)
-    record.observed = readback.distribution(training.accelerator, model, training.optimizer)
-    record.observed.arm = results.arm_of(record.observed)
-    if roles.fsdp_version(model) == 1:
-        record.observed.clipping = None  # unknown: FSDP1 has a function of its own
-    record.hardware = hardware.describe()
-    record.software = hardware.versions()
-    return record
+
+watch = Watch
 
 
 FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder

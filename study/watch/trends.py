@@ -6,7 +6,6 @@ killed. A step's seconds are divided into phases. Time in which a rank waits for
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +39,9 @@ Column = NDArray[np.float64]
 
 def load(folder: Path) -> dict[int, Table]:
     """Return the steps of each rank that has a file."""
-    tables = {}
-    for rank in range(MAX_RANKS):
-        path = folder / FILE.format(rank=rank)
-        # A stranger's folder may have links to other files of this machine.
-        if path.is_file() and not path.is_symlink():
-            tables[rank] = _read(path)
+    paths = {rank: folder / FILE.format(rank=rank) for rank in range(MAX_RANKS)}
+    # A stranger's folder may have links to other files of this machine.
+    tables = {rank: _read(path) for rank, path in paths.items() if path.is_file() and not path.is_symlink()}
     return {rank: table for rank, table in tables.items() if len(table)}
 
 
@@ -57,8 +53,8 @@ def _read(path: Path) -> Table:
     except (OSError, ValueError) as error:
         raise Stop(f"{path} holds no steps ({files.why(error)})", "move it away: no rank wrote it") from None
     # Only counts and losses may be unknown, or infinite.
-    known = np.all([(table[name] >= 0) & (table[name] < LARGEST) for name in ("step", *PHASES)], axis=0)
-    return table[known]
+    known = [(table[name] >= 0) & (table[name] < LARGEST) for name in ("step", *PHASES)]
+    return table[np.all(known, axis=0)]
 
 
 def seconds(table: Table, phases: tuple[str, ...] = PHASES) -> Column:
@@ -92,50 +88,43 @@ def findings(tables: dict[int, Table]) -> list[Finding]:
     judged = np.all((steps["clean"] > 0) & (steps["step"] > WARM_UP), axis=0)
     if judged.sum() < FEWEST:
         return []
-    return [finding(id, **values) for id, values in _found(list(tables), steps[:, judged])]
+    return [each for rule in (_idle, _slow, _creeping) for each in rule(list(tables), steps[:, judged])]
 
 
-def _found(ranks: list[int], steps: Table) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield findings and their values. `steps` has a row for each rank, and a column for each step."""
-    # --- a phase in which a rank does nothing for the training: that of the rank in which it is longest
+# --- rules, for steps with a row for each rank and a column for each step
+
+
+def _idle(ranks: list[int], steps: Table) -> Iterator[Finding]:
+    """Name a phase in which a rank does nothing for the training, for the rank in which it is longest."""
     step_s = seconds(steps).mean(axis=1)
     for phase, least, id in (("data", WAITING, "loader_waits"), ("outside", OUTSIDE, "outside_steps")):
         spent_s = steps[phase].mean(axis=1)
         row = int(np.argmax(spent_s / step_s))
         share = spent_s[row] / step_s[row]
         if share >= least:
-            values: dict[str, Any] = {
-                "share": share,
-                "lost_s": float(spent_s[row]),
-                "step_s": step_s[row],
-                "rank": ranks[row],
-            }
-            yield id, values
-    # --- a rank whose own work takes longer than the others', and the phase in which it loses most
+            yield finding(id, share=share, lost_s=float(spent_s[row]), step_s=step_s[row], rank=ranks[row])
+
+
+def _slow(ranks: list[int], steps: Table) -> Iterator[Finding]:
+    """Name a rank whose own work takes longer than the others', and the phase in which it loses most."""
+    if len(ranks) == 1:
+        return
     own_s = seconds(steps, OWN)
     for row, rank in enumerate(ranks):
-        if len(ranks) == 1:
-            break
-        others = np.delete(steps, row, axis=0)
         # By shares and medians of steps: a few slow ones, such as of a disk, say nothing of a rank.
-        slower = own_s[row] > (1 + SLOWER) * np.median(np.delete(own_s, row, axis=0), axis=0)
-        if slower.mean() >= OFTEN:
+        often = float(np.mean(own_s[row] > (1 + SLOWER) * np.median(np.delete(own_s, row, axis=0), axis=0)))
+        if often >= OFTEN:
+            others = np.delete(steps, row, axis=0)
             lost_s = {phase: float(np.median(steps[phase][row]) - np.median(others[phase])) for phase in OWN}
-            values = {
-                "rank": rank,
-                "often": float(slower.mean()),
-                "lost_s": sum(lost_s.values()),
-                "phase": max(lost_s, key=lambda phase: lost_s[phase]),
-            }
-            yield "straggler", values
-    # --- the rank whose memory grows most, if it grows all the time: from each quarter of the run to the next
+            phase = max(lost_s, key=lost_s.__getitem__)
+            yield finding("straggler", rank=rank, often=often, lost_s=sum(lost_s.values()), phase=phase)
+
+
+def _creeping(ranks: list[int], steps: Table) -> Iterator[Finding]:
+    """Name the rank whose memory grows most, if it grows from each quarter of the run to the next."""
     quarters = np.array([np.median(part, axis=1) for part in np.array_split(steps["memory_bytes"], 4, axis=1)])
     row = int(np.argmax(quarters[-1] - quarters[0]))
     first, _, before, last = quarters[:, row]
     if np.diff(quarters[:, row]).min() > 0 and last - first >= max(CREEP_BYTES, CREEP * first):
-        values = {
-            "rank": ranks[row],
-            "growth_bytes": 4 * (last - before) / steps.shape[1],  # of the last quarter, after caches have filled
-            "memory_bytes": int(last - first),
-        }
-        yield "memory_creeps", values
+        growth_bytes = 4 * (last - before) / steps.shape[1]  # of the last quarter, after caches have filled
+        yield finding("memory_creeps", rank=ranks[row], growth_bytes=growth_bytes, memory_bytes=int(last - first))

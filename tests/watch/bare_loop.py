@@ -17,7 +17,7 @@ parser.add_argument("--kind", default="plain", choices=KINDS)
 parser.add_argument("--run_dir")  # without: the same loop without a watch
 parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--evaluate_in", type=int, nargs="*", default=[])
-parser.add_argument("--end", choices=("error", "SIGINT", "SIGKILL"))
+parser.add_argument("--end", choices=("error", "SIGINT"))
 parser.add_argument("--losses")
 args = parser.parse_args()
 

@@ -122,16 +122,10 @@ def test_a_launcher_that_wrapped_nothing_gets_the_right_remedy(tmp_path):
     assert "`use_cpu: true`" in first.remedy
 
 
-@pytest.mark.parametrize("name", [name for name, ids in EVERYDAY.items() if ids])
-def test_diff_of_a_wrong_run_against_the_right_one_names_the_mistake(everyday, name):
-    compared = command.diff(everyday / name, everyday / "right", as_json=True)
-    assert ({each["id"] for each in compared["found_in_a"]}, compared["found_in_b"]) == (EVERYDAY[name], [])
-
-
 def test_memory_that_was_full_in_step_0_says_what_was_held_and_what_to_ask(everyday, capsys):
     run = store.load(everyday / "oom")
     assert run.status == "oom"
-    assert "unallocated.); this rank then held weights 8.71 kB" in run.error.message
+    assert run.error.message.endswith("unallocated.)")
     command.diagnose((everyday / "oom",))
     printed = " ".join(capsys.readouterr().out.split())
     assert "The memory was full" in printed

@@ -22,7 +22,7 @@ from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 from study.training.launch import ranks_that_died
 from study.watch.findings import texts
-from study.watch.hangs import causes, hangs, state
+from study.watch.hangs import causes, dumps, hangs, state
 
 # PyTorch is imported once; the ranks are forked.
 RANKS = """
@@ -180,6 +180,35 @@ def test_a_cause_needs_ranks_that_wait_and_is_not_the_ctrl_c_that_ended_them():
     assert causes([waiting]) == causes([working, working]) == []
     assert sentences([waiting, stopped]) == [f"Rank 1 has not begun all_reduce 5, where rank 0 is: it {place}"]
     assert [cause.id for cause in causes([waiting, stopped])] == ["a_branch"]
+
+
+# --- Flight Recorder dumps, made here by PyTorch -------------------------------------------------------------------
+
+DUMPS = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch._C import _distributed_c10d as native
+
+os.chdir(sys.argv[1])
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+if rank == 0:
+    work = dist.all_gather([torch.ones(2) for _ in range(2)], torch.ones(2), async_op=True)
+time.sleep(0.5)  # a thread marks what has ended
+with open(f"nccl_trace_rank_{rank}.json", "w") as file:
+    dump = native._dump_fr_trace_json()
+    file.write(dump if isinstance(dump, str) else dump.decode())
+os._exit(0)
+"""
+
+
+def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path):
+    assert ranks_of(DUMPS, tmp_path, str(tmp_path)).code == 0
+    (answer,) = command.diagnose((tmp_path,), as_json=True)
+    assert "Rank 1 has not begun all_gather 2, where rank 0 is" in answer["findings"][0]["sentence"]
+    (tmp_path / "nccl_trace_rank_0.json").rename(tmp_path / "nccl_trace_rank_2.json")
+    assert "Rank 0 left no log" in sentences(dumps(tmp_path))[0]
 
 
 # --- the study's own trainer ---------------------------------------------------------------------------------------

@@ -119,12 +119,6 @@ def test_a_config_and_a_log_say_how_the_training_is_distributed(tmp_path):
     assert found.training.model.name == "llama3-8b"
 
 
-def test_states_that_fill_a_gpu_leave_no_other_cause():
-    full = new("194.00 MiB", free="0.10 GiB")
-    assert ids(full, "llama3-8b", arm="ddp")[0] == "weights"
-    assert ids(full, "llama3-8b", arm="zero3_cpu", ranks=8)[0] != "weights"
-
-
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     with pytest.raises(Stop, match="no error about memory"):
         reading.find("hello\0world " * 1000)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -97,7 +96,7 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
     (rank,) = record.memory.components.per_rank
     assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
     assert rank.at_peak["moments"] == 8 * seen.parameters
-    assert seen.dtypes == {"weights": "float32", "gradients": "float32", "master": None, "moments": "float32"}
+    assert seen.dtypes == {"weights": "float32", "gradients": None, "master": None, "moments": "float32"}
     assert record.traffic.per_rank == [{}]
     train(tmp_path / "mine", steps=2)
     assert store.load(tmp_path / "mine-2").observed.steps == 2
@@ -107,11 +106,9 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
 MISTAKES = (
     "study.measure.memory.ComponentLook.step_ended",
     "study.watch.loop._digest",
-    "study.watch.loop._divisor",
     "study.watch.steps.StepLog.mark",
     "study.watch.steps.StepLog.add",
     "study.watch.results.summary",
-    "study.watch.monitor.start",
 )
 
 
@@ -121,7 +118,7 @@ def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(mistaken, tm
     assert train(tmp_path / "mine") == train(None)
     assert capsys.readouterr().err.count("study.watch has stopped") == 1
     assert not _get_current_dispatch_mode_stack()
-    if mistaken not in MISTAKES[-2:]:  # these leave a complete record, and none
+    if mistaken != MISTAKES[-1]:  # this one leaves a complete record
         assert "ZeroDivisionError" in store.load(tmp_path / "mine").error.message
 
 
@@ -148,26 +145,16 @@ def test_what_cannot_be_watched_is_said(tmp_path, capsys):
     [
         ("error", "failed", "ValueError: the data has a hole"),
         pytest.param("SIGINT", "interrupted", "interrupted", marks=SLOW),
-        ("SIGKILL", "killed", "without a message"),
     ],
 )
 def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
     folder = tmp_path / "bare_loop" / "single"
     start("tests/watch/bare_loop.py", "single", f"--end={end}", code=None)
-    record = _ended(folder)
+    record = store.load(folder)
     assert record.status == status
     assert message in record.error.message
     assert record.error.where.startswith("rank 0")
     assert record.memory.components.per_rank  # of the looks, which were over by then
-
-
-def _ended(folder: Path):
-    """The record, once the process beside the rank has seen that it died."""
-    for _ in range(100):
-        if (record := store.load(folder)).status != "running":
-            return record
-        time.sleep(0.1)
-    raise AssertionError("nobody has written how it ended")
 
 
 def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
@@ -250,10 +237,11 @@ def test_planted_mistakes_are_named(start, tmp_path):
         "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\nmain_process_port: 0\n"
         "deepspeed_config: {zero_stage: 2, gradient_clipping: 0.0}\n"
     )
-    output, record = start("examples/accelerate_loop.py", clips, "--steps=10")
+    _, record = start("examples/accelerate_loop.py", clips, "--steps=10")
     assert (record.promised.clipping, record.observed.clipping) == (0.0, 1.0)
-    assert "fp32_copies" in {finding.id for finding in diagnose(record)}
-    assert "Clipping is 1 although clips.yaml says 0" in output
+    found = {finding.id: finding.sentence for finding in diagnose(record)}
+    assert found["clipping_differs"] == "Clipping is 1 although clips.yaml says 0"
+    assert "fp32_copies" in found
 
 
 LAUNCHED = tomllib.loads((ROOT / "tests" / "watch" / "config_cases.toml").read_text())["launched"]

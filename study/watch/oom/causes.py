@@ -3,15 +3,13 @@
 Each sign gives points to a cause. Of equal causes the first in causes.toml comes first.
 """
 
-import functools
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from study.core.text import size
+from study.watch.findings import texts
 from study.watch.oom.reading import OomError
 
 PROOF = 5  # points of numbers that leave no other cause
@@ -23,7 +21,6 @@ CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without another process
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (memory_kinds.FRAGMENTATION is what is usual)
 EMPTY = 0.05  # of the GPU: no model is there
-STATES_SHARE = 0.9  # of the GPU: no room for a pass
 STEPS = r"(?i:\bstep|\biter(?:ation)?|\bit)s?[ \]:=/]{1,3}(\d{1,9})|\b(\d{1,9})/\d{1,9} \["
 MANY_STEPS = 10
 KINDS = {"host": "host", "killed": "host", "pinned": "pinned", "shared memory": "shared_memory", "disk": "disk"}
@@ -57,19 +54,9 @@ class Match:
     points: int
 
 
-@functools.cache
-def descriptions() -> dict[str, dict[str, str]]:
-    """Return what a cause is, its remedy, what tells it apart, and its clue, by its id."""
-    return tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
-
-
-def causes(error: OomError, matches: list[Match], states_bytes: float | None, shards_weights: bool) -> list[Cause]:
-    """Return the causes with the most points first.
-
-    `matches` are tensors of the asked size. `states_bytes` are the weights, gradients and optimizer's states on a GPU,
-    predicted.
-    """
-    signs = [*_clues(error), *_numbers(error), *_states(error, states_bytes), *_sizes(matches, shards_weights)]
+def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[Cause]:
+    """Return the causes with the most points first. `matches` are tensors of the asked size."""
+    signs = [*_clues(error), *_numbers(error), *_sizes(matches, shards_weights)]
     if error.where in KINDS:  # not a GPU's memory: nothing else counts
         signs = [(KINDS[error.where], PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
@@ -89,7 +76,7 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
             remedy=text["remedy"],
             apart=text["apart"],
         )
-        for id, text in descriptions().items()
+        for id, text in texts("oom/causes.toml").items()
         if id in points
     ]
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
@@ -98,7 +85,7 @@ def causes(error: OomError, matches: list[Match], states_bytes: float | None, sh
 def _clues(error: OomError) -> Iterator[Sign]:
     """Yield what the lines above the error name, and what it means that many steps had passed."""
     # --- functions of a traceback, and what a log says of its phase
-    for id, description in descriptions().items():
+    for id, description in texts("oom/causes.toml").items():
         if named := re.findall(description.get("clue", "(?!)"), error.context):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
     # --- the last number of a step, as loops and progress bars print it
@@ -134,17 +121,3 @@ def _sizes(matches: list[Match], shards_weights: bool) -> Iterator[Sign]:
         # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
         if match.cause == "weights" and shards_weights:
             yield "gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"
-
-
-def _states(error: OomError, states_bytes: float | None) -> Iterator[Sign]:
-    """Yield whether weights, gradients and the optimizer's states leave room for a pass.
-
-    This is predicted, and not read from the message: it needs the model and the arm.
-    """
-    if states_bytes is None or error.total is None:
-        return
-    needed = f"weights, gradients and the optimizer's states need about {size(states_bytes)} of {size(error.total)}"
-    if states_bytes > STATES_SHARE * error.total:
-        yield "weights", CLUE, needed
-    elif states_bytes < error.total / 2:
-        yield "activations", 1, f"{needed}: what grows with tokens fills the rest"

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,9 @@ from study.core.shapes import SHAPES, shape_of
 from study.core.text import is_number
 from study.predict.front import (
     BUCKETS,
-    Setup,
     Transformer,
     Wanted,
     asked_for,
-    default_sequence,
-    distribution,
-    estimate,
-    usual_precision,
-    with_zero,
 )
 from study.records.schema import Record
 from study.watch import sources
@@ -36,10 +30,9 @@ from study.watch.oom.causes import Cause, Match, causes
 from study.watch.oom.reading import Asked, OomError
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
-STATES = ("weights", "gradients", "master", "moments")
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary")
-OF_SETTINGS = {"rows per pass and rank": "micro_batch", "ranks": "ranks", "checkpointing": "checkpointing"}
+OF_CONFIG = ("arm", "ranks", "micro_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +49,6 @@ class Described:
     """Rows per GPU and pass."""
     sequence: int | None = None
     """Tokens per row."""
-    checkpointing: bool | None = None
-    """Activations are recomputed in the backward pass."""
     vocabulary: int | None = None
     """Size of the vocabulary, for a model that is not named."""
 
@@ -73,15 +64,14 @@ class Described:
 
 @dataclass(frozen=True)
 class Training:
-    """What is known of the training by its flags, its config and the log."""
+    """What is known of the training by its flags, its config and the log. Without an arm, what ZeRO has is tried."""
 
     given: Described
     model: Transformer | None
-    buckets: dict[str, Any] = field(default_factory=dict)  # their sizes in the config
+    buckets: dict[str, Any]  # their sizes in the config
 
     @property
     def arm(self) -> str:
-        """Name of the arm. If nothing is known, what ZeRO has is tried as well."""
         return self.given.arm or "zero"
 
 
@@ -95,34 +85,33 @@ class Explanation:
 
 
 def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
-    """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
+    """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong.
+
+    Flags win over the config, and that over what the log says.
+    """
     error = reading.find(text)
-    training = _training(wanted, given, reading.settings(text, error))
-    shards_weights = training.arm.startswith(SHARD_WEIGHTS)
-    return Explanation(
-        error, causes(error, _matches(error, training), _states_bytes(training), shards_weights), training
-    )
-
-
-def _training(wanted: Wanted, given: Described, log: dict[str, str]) -> Training:
-    """Return what is known of a training: flags win over the config, and that over what the log says."""
-    buckets = {}
-    if given.config is not None:
-        settings = sources.effective_settings(sources.read(given.config))
-        values = {name: setting.value for name, setting in settings.items()}
-        buckets = {name: values[name] for name in BUCKETS if is_number(values.get(name))}
-        arm = "single" if values.get("ranks") == 1 else "ddp"
-        given = given.filled(
-            arm=_sharded_arm(values) or arm, **{ours: values.get(name) for name, ours in OF_SETTINGS.items()}
-        )
+    log = reading.settings(text, error)
+    config = _of_config(given.config)
     numbers = {name: int(log[name]) for name in NUMBERS if name in log}
-    given = given.filled(arm=_sharded_arm(log), checkpointing="checkpointing" in log or None, **numbers)
+    given = given.filled(**{name: config.get(name) for name in OF_CONFIG}).filled(arm=_sharded_arm(log), **numbers)
     if wanted == Wanted() and shape_of(log.get("model", "")) in SHAPES:
         wanted = Wanted(model=shape_of(log["model"]))
     model = None
     if wanted.model or wanted.params:
         model = asked_for(wanted, given.sequence or 1)
-    return Training(given, model, buckets)
+    buckets = {name: config[name] for name in BUCKETS if is_number(config.get(name))}
+    training = Training(given, model, buckets)
+    shards_weights = training.arm.startswith(SHARD_WEIGHTS)
+    return Explanation(error, causes(error, _matches(error, training), shards_weights), training)
+
+
+def _of_config(path: Path | None) -> dict[str, Any]:
+    """Return the settings of a config by our names, and its arm."""
+    if path is None:
+        return {}
+    values = {name: each.value for name, each in sources.effective_settings(sources.read(path)).items()}
+    arm = "single" if values.get("ranks") == 1 else "ddp"
+    return values | {"arm": _sharded_arm(values) or arm, "micro_batch": values.get("rows per pass and rank")}
 
 
 def _sharded_arm(values: dict[str, Any]) -> str | None:
@@ -231,35 +220,6 @@ def _count(asked: Asked, unit_bytes: int, power: int, known: int | None) -> tupl
     digits = ((least - 1) ^ int(high)).bit_length() - 1
     roundest = int(high) >> digits << digits
     return roundest, POSSIBLE if roundest % ROUND else IS_ROUND
-
-
-def _states_bytes(training: Training) -> float | None:
-    """Return the predicted weights, gradients and optimizer's states on a GPU. None if the model or the arm is unknown.
-
-    What is not given is as usual: 8 ranks, one row of 2,048 tokens, 16 bits.
-    """
-    model = training.model
-    given = training.given
-    if model is None or given.arm is None:
-        return None
-    arm = arms.load_arm(given.arm)
-    if arm.deepspeed:
-        arm = with_zero(arm, training.buckets)
-    ranks = {"NO": 1}.get(arm.distributed_type, given.ranks or 8)
-    setup = Setup(
-        model=model,
-        attention="sdpa" if model.has_fused_attention else "eager",
-        frozen="bf16",
-        device="cuda",
-        ranks=ranks,
-        sequence=given.sequence or default_sequence(model),
-        micro_batch=given.micro_batch or 1,
-        precision=usual_precision(arm),
-        checkpointing=given.checkpointing or False,
-        **distribution(arm, ranks),
-    )
-    at_peak = estimate(setup).at_peak
-    return sum(at_peak.get(role, 0) for role in STATES)
 
 
 def memory_full(record: Record, file: Path) -> list[Finding]:

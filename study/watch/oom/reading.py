@@ -74,14 +74,14 @@ def content(where: str | None) -> str:
     """Return the text of a file, of the standard input (`-` or nothing), or the text itself."""
     if where is None and sys.stdin.isatty():
         raise Stop("no error is given", "paste it in quotes, name the log that holds it, or pipe the log in")
-    if where is None or where == "-":
+    if where in (None, "-"):
         return sys.stdin.buffer.read()[-MAX_BYTES:].decode(errors="replace")
-    if "\n" in where or len(where) > LONGEST_LINE or not Path(where).exists():
-        if re.fullmatch(r"\S*[/.]\S+", where):
-            raise Stop(f"there is no file {where:.200}", "name a log, or give the error in quotes")
+    if len(where) > LONGEST_LINE or not (re.fullmatch(r"\S*[/.]\S+", where) or Path(where).exists()):
         return where
     try:
         return files.read(Path(where), MAX_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        raise Stop(f"there is no file {where:.200}", "name a log, or give the error in quotes") from None
     except (OSError, ValueError) as error:
         raise Stop(f"{where!r} cannot be read ({files.why(error)})", "give its end: tail -c 10M train.log") from None
 
