@@ -41,7 +41,7 @@ GROUPS = {
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 EXAMPLES = """\
-  study advise --model gpt2-xl --gpus 8 --gpu H100
+  study advise --model gpt2-xl --gpus 8 --gpu H100 --json
   study sweep smoke --runs runs/smoke
   study claims S000-20 --runs runs/smoke"""
 
@@ -68,9 +68,9 @@ def main() -> None:
 
 
 def start(words: list[str]) -> None:
-    """Call the command that the first word names with the other words, and print what it returns as JSON."""
+    """Call the command that the first word names with the other words."""
     name, *options = words or ["--help"]
-    if name in ("-h", "--help", "help"):
+    if name in ("-h", "--help"):
         return say(*help_lines())
     if name == "--version":
         from study.records.store import commit_of_this_tree  # it runs git
@@ -79,37 +79,46 @@ def start(words: list[str]) -> None:
         return say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
-    import tyro  # takes longer to import than all that this module needs
-
-    from study.core.options import parsed
-    from study.core.text import progress_shown
-
-    stdout: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if "--json" in options:
-        # Some libraries print while they are imported: DeepSpeed its accelerator.
-        stdout = contextlib.redirect_stdout(sys.stderr)
     try:
-        with stdout, progress_shown():
-            command = getattr(importlib.import_module(COMMANDS[name][0]), name)
-            # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
-            answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
+        answer = _answer(name, options)
     except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version
         package = str(error.name).partition(".")[0]
         if package == "study":
             raise
         remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
         raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
-    # A command that has already printed its answer returns None.
-    if answer is not None:
-        say(json.dumps(answer, indent=1, default=str))
-    # Of `study doctor --json`, which has to print before it ends with its exit code.
+    # `study doctor` has to answer before it ends with its exit code.
     if isinstance(answer, dict) and answer.get("fine") is False:
         sys.exit(1)
     return None
+
+
+def _answer(name: str, options: list[str]) -> object:
+    """Call a command, which prints its answer in words. With --json, print what it returns instead."""
+    import tyro  # takes longer to import than all that this module needs
+
+    from study.core.options import parsed
+    from study.core.text import progress_shown
+
+    as_json = "--json" in options
+    words: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if as_json:
+        # Some libraries print while they are imported, too: DeepSpeed its accelerator.
+        words = contextlib.redirect_stdout(io.StringIO())
+    with words, progress_shown():
+        command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+        if as_json and command.__annotations__["return"]:  # of the others tyro says that there is no such option
+            options.remove("--json")
+        # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
+        answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
+    if as_json:
+        say(json.dumps(answer, indent=1, default=str))
+    return answer
 
 
 def help_lines() -> list[str]:
     lines = ["usage: study COMMAND ...", "", "A replication study of DeepSpeed ZeRO that anyone can run."]
     for heading, group in GROUPS.items():
         lines += ["", f"{heading}:", *(f"  {name:<11} {purpose}" for name, (_, purpose) in group.items())]
-    return [*lines, "", "`study COMMAND --help` explains a command. Examples:", "", EXAMPLES]
+    explained = "`study COMMAND --help` explains a command. With --json its answer is JSON. Examples:"
+    return [*lines, "", explained, "", EXAMPLES]

@@ -6,7 +6,6 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.options import AsJson
 from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped
 from study.predict.front import Wanted
@@ -25,7 +24,7 @@ IS_DEFAULT = {True: " (the library's default)", False: ""}
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
 
-def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
+def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
@@ -34,14 +33,11 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
     Args:
-        runs: Folders of runs, record.json files, or folders of dumps.
-        as_json: Print everything as JSON.
+        runs: Folders of runs, record.json files, dumps, or configs, whose mistakes are named.
     """
     if not runs:
         raise Stop("no run is given", "name the folder of a run, or its record.json")
     answers = [about(store.newest_try(path)) for path in runs]
-    if as_json:
-        return [asdict(answer) for answer in answers]
     for answer in answers:
         number = len(answer.findings)
         result = number_of(number, "findings") if number else "nothing was found"
@@ -54,7 +50,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
             _show_finding(f"{number:>2}. ", finding)
         if answer.not_known:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.", indent="  ")
-    return None
+    return list(map(asdict, answers))
 
 
 def _say_indented(*texts: str, indent: str = "    ") -> None:
@@ -73,7 +69,7 @@ def _show_finding(first: str, finding: Finding) -> None:
 # --- study diff ------------------------------------------------------------------------------------------------------
 
 
-def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> dict | None:
+def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dict:
     """List why the losses or the memory of two trainings differ: known causes first, then all other keys.
 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
@@ -82,7 +78,6 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     Args:
         a: The first: a config file, or a folder with a record.json.
         b: The second.
-        as_json: Print everything as JSON.
     """
     # --- what each side sets, whatever its kind of file, and what is wrong in one of them alone
     first = sources.read(store.newest_try(a))
@@ -91,9 +86,6 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
     by_side = [list(mistakes(side)) for side in (first, second)]
-    if as_json:
-        rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-        return rows | {"found_in_a": list(map(asdict, by_side[0])), "found_in_b": list(map(asdict, by_side[1]))}
     # --- what differs: names in one line, then each known cause with its values, then keys whose effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
@@ -108,7 +100,8 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    return None
+    rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
+    return rows | {"found_in_a": list(map(asdict, by_side[0])), "found_in_b": list(map(asdict, by_side[1]))}
 
 
 def _values(difference: Difference) -> str:
@@ -129,13 +122,7 @@ def _row(difference: Difference) -> dict:
 # --- study oom -------------------------------------------------------------------------------------------------------
 
 
-def oom(
-    error: tyro.conf.Positional[str | None] = None,
-    /,
-    *,
-    wanted: Wanted,
-    given: Described,
-) -> None:
+def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, training: Described) -> None:
     """Explain an error about memory: what its size is, and what made it. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
@@ -143,10 +130,10 @@ def oom(
 
     Args:
         error: The error in quotes, or the log that holds it. Default: the standard input.
-        wanted: The model.
-        given: The training.
+        model: The model.
+        training: The training.
     """
-    seen = explain(reading.content(error), wanted, given)
+    seen = explain(reading.content(error), model, training)
     if not seen.causes[0].is_likely:
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
     for number, cause in enumerate(seen.causes, 1):

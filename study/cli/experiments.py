@@ -35,7 +35,7 @@ def sweep(
     *,
     scale: Literal["paper", "one_gpu", "tiny"] = "tiny",
     runs: Path = Path("runs"),
-    only: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = (),
+    only: tuple[str, ...] = (),
     repeat: int = 1,
     timeout_s: float = 3600,
     minutes: float | None = None,
@@ -63,10 +63,8 @@ def sweep(
     """
     if not timeout_s > 0:  # nor nan
         raise Stop(f"--timeout-s must be above 0 (got {timeout_s:g})", "give a number of seconds")
-    if minutes is not None and not minutes >= 0:
-        raise Stop(f"--minutes must be 0 or more (got {minutes:g})", "give a number of minutes")
     # --- which cells, and in which order
-    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), tuple(itertools.chain(*only)))
+    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
     if pack is not None:
         if not (pack / "pack.json").exists():
             raise Stop(f"--pack {pack} holds no pack.json", "give the folder that gpu_windows.py wrote")

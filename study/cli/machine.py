@@ -6,7 +6,6 @@ from pathlib import Path
 from study.core import doctor as examination
 from study.core.arms import Arm, all_paths, load_arm
 from study.core.gpus import num_gpus
-from study.core.options import AsJson
 from study.core.text import say, say_wrapped, show
 from study.sweeps import launches
 
@@ -16,34 +15,26 @@ HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 MARKS = {True: "ok", False: "NO"}
 
 
-def arms(*, as_json: AsJson = False) -> list[dict] | None:
-    """List the arms, what their files say, and whether this machine can run them.
-
-    Args:
-        as_json: Print the rows as JSON instead of a table.
-    """
+def arms() -> list[dict]:
+    """List the arms, what their files say, and whether this machine can run them. With --json: the rows."""
     gpus = num_gpus()
-    rows: list[dict] = []
-    for name in all_paths():
-        arm = load_arm(name)
-        rows.append(
-            {
-                "arm": name,
-                "stage": arm.stage,
-                "optimizer states": HOMES[arm.offload_optimizer],
-                "weights": HOMES[arm.offload_param],
-                "here": _support(arm, gpus),
-            }
-        )
-    if as_json:
-        return rows
+    rows = [
+        {
+            "arm": arm.name,
+            "stage": arm.stage,
+            "optimizer states": HOMES[arm.offload_optimizer],
+            "weights": HOMES[arm.offload_param],
+            "here": _support(arm, gpus),
+        }
+        for arm in map(load_arm, all_paths())
+    ]
     # The reasons are sentences: they would make the table wider than a screen, so they come below it.
     missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
     say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
     show([row | {"here": row["here"].partition(":")[0]} for row in rows])
     files = "Files: accelerate_configs/NAME.yaml (the arms of the README) and accelerate_configs/variants/NAME.yaml."
     say_wrapped("", files, *missing, indent="    ")
-    return None
+    return rows
 
 
 def _support(arm: Arm, gpus: int) -> str:
@@ -56,31 +47,24 @@ def _support(arm: Arm, gpus: int) -> str:
     return "yes"
 
 
-def doctor(
-    *, nvme_dir: Path = Path("runs"), fix: tuple[str, ...] | None = None, as_json: AsJson = False
-) -> dict | None:
+def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
     """List what this machine has and lacks, and what to do about it. The exit code is 1 if anything is missing.
 
     Args:
-        nvme_dir: The folder for arms that offload to disk. The speed of its disk is measured.
         fix: Only compile the DeepSpeed operators that are missing: those that these arms need, or all. The exit code is
             1 if a compilation fails.
-        as_json: Print the findings as JSON instead of a table.
     """
     if fix is not None:
         for name in fix:
             load_arm(name)  # a misspelt name is refused before anything is compiled
         sys.exit(examination.compile_missing(fix))
-    # This writes and reads 128 MiB in --nvme-dir, so it takes a second or two.
-    findings = examination.examine(nvme_dir)
+    # This writes and reads 128 MiB in runs/, so it takes a second or two.
+    findings = examination.examine(Path("runs"))
     lacking = [finding for finding in findings if not finding.fine]
-    if as_json:
-        # The exit code follows from `fine`, after the JSON has been printed.
-        return {"fine": not lacking, "findings": [vars(each) | {"fine": each.fine} for each in findings]}
+    first = "This machine has everything that the study needs."
     if lacking:
-        say_wrapped(f"This machine lacks: {', '.join(finding.what for finding in lacking)}.", "")
-    else:
-        say("This machine has everything that the study needs.", "")
+        first = f"This machine lacks: {', '.join(finding.what for finding in lacking)}."
+    say_wrapped(first, "")
     show([{"": MARKS[finding.fine], "what": finding.what, "found": finding.found} for finding in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in lacking])
-    sys.exit(int(bool(lacking)))
+    return {"fine": not lacking, "findings": [vars(each) | {"fine": each.fine} for each in findings]}

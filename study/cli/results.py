@@ -8,16 +8,13 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.options import AsJson
-from study.core.text import number_of, say, say_wrapped, short, show, size
+from study.core.text import number_of, part_of, say, say_wrapped, short, show, size
 from study.ledger import texts
 from study.ledger.texts import Claim, Fault
 from study.records import compare as comparing
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
-
-SIZES = ("first", "second", "difference")  # columns in bytes
 
 
 def _load(folders: tuple[Path, ...]) -> Runs:
@@ -27,102 +24,79 @@ def _load(folders: tuple[Path, ...]) -> Runs:
     return records.load(folders, every_folder_has_runs=True)
 
 
-def _size(number: float | None) -> str | None:
-    if number is None:
-        return None
-    return size(number)
+def _with_sizes(row: dict, *names: str) -> dict:
+    """Return a row of a table with these numbers of bytes as a person reads them."""
+    return row | {name: size(row[name]) for name in names if row[name] is not None}
 
 
-def runs(
-    folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None, as_json: AsJson = False
-) -> list[dict] | None:
-    """List the runs below folders.
+def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None) -> list[dict]:
+    """List the runs below folders. With --json: the rows.
 
     Args:
         folders: Folders that contain runs, at any depth.
-        keep: Instead, copy the records into this machine's folder, such as reports/cpu-2core, without private paths.
-        as_json: Print the rows as JSON instead of a table.
+        keep: First copy the records into this machine's folder, such as reports/cpu-2core, without private paths.
     """
+    loaded = _load(folders)
     if keep:
         kept, left_out = records.keep([*folders], keep)
         say(*[f"left out: {sentence}" for sentence in left_out], f"{kept} records kept in {keep}")
-        return None
-    loaded = _load(folders)
-    if as_json:
-        return loaded.rows()
-    say(f"{len(loaded.done)} of {number_of(len(loaded), 'runs')} are done.", "")
+    say(f"{part_of(len(loaded.done), len(loaded), 'runs')} done.", "")
     show(loaded.rows())
     # What failed is a row above. Why, and what to do about it, is a sentence.
     ended = [(run.record.run_id, run.record.error) for run in loaded if run.record.error]
     say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
-    return None
+    return loaded.rows()
 
 
 # --- study compare: equal cells, the arms of a task, or two runs -----------------------------------------------------
 
 
-def compare(
-    folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = False, as_json: AsJson = False
-) -> dict | list[dict] | None:
+def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = False) -> dict | list[dict]:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
     Of two runs, it says why their memory differs: what each holds at its peak, component by component.
 
     Args:
         folders: Folders that contain runs, at any depth; or two runs, the first of which the second is compared with.
-        arms: Instead, compare the arms of each task with DDP, in sentences and a table.
-        as_json: Print the comparison as JSON instead of a table.
+        arms: Instead, compare the arms of each task with DDP.
     """
     tries = [store.newest_try(folder) for folder in folders]
     # Two folders that are runs themselves, and not folders of runs.
     if len(tries) == 2 and all((folder / store.RECORD).is_file() for folder in tries):
         first, second = (Run(folder, store.load(folder)) for folder in tries)
-        return _compare_peaks(first, second, as_json)
+        return _compare_peaks(first, second)
     loaded = _load(folders)
     if arms:
-        return _compare_arms(loaded, as_json)
+        return _compare_arms(loaded)
     comparison = comparing.compare(loaded)
-    if as_json:
-        return dataclasses.asdict(comparison)
     say_wrapped(comparing.answer(comparison), "")
     show(comparison.rows)
     say("", *comparing.notes(comparison))
-    return None
+    return dataclasses.asdict(comparison)
 
 
-def _compare_arms(loaded: Runs, as_json: bool) -> list[dict] | None:
+def _compare_arms(loaded: Runs) -> list[dict]:
     """Show sentences first, then the table that they come from."""
     from study.report.topics import arms  # it needs packages that the light install lacks
 
     compared = arms.by_task(loaded)
-    if as_json:
-        return compared
     for each in compared:
         say_wrapped(f"{each['group']}:", *(each["in_words"] or ["There is no DDP to compare with."]), "", indent="  ")
-        rows = []
-        for row in each["rows"]:
-            furthest = row["furthest nats"]
-            if furthest is not None:
-                furthest = f"{furthest:.1g}"  # mostly rounding errors, of which more digits say nothing
-            sizes = {"peak": _size(row["peak bytes"]), "sent in a step": _size(row["sent bytes"])}
-            of_losses = {"last loss": row["last loss"], "furthest (nats)": furthest}
-            rows.append({"arm": row["arm"], "status": row["status"], **of_losses, **sizes, "s/step": row["s/step"]})
-        show(rows)
+        rows = [_with_sizes(row, "peak bytes", "sent bytes") for row in each["rows"]]
+        show([{name: row[name] for name in row if name not in ("from", "why not")} for row in rows])
         say("")
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     # After the reasons: a record that was set aside may be the arm that is missing.
     if not compared:
         raise Stop("no task has runs of two arms to compare", "name folders that hold them")
-    return None
+    return compared
 
 
-def _compare_peaks(first: Run, second: Run, as_json: bool) -> dict | None:
+def _compare_peaks(first: Run, second: Run) -> dict:
     """Show how the peaks of two runs differ, and beside that their times and losses."""
     rows = comparing.peaks(first, second)
     unlike = comparing.unlike(first, second)
-    if as_json:
-        return {"unlike": unlike, "components": rows}
     # The sum of the components, which the rows for the rest of the device's memory follow.
     total = next(row for row in rows if row["component"] == comparing.TRACKED)
     held, held_first = size(total["second"]), size(total["first"])
@@ -132,36 +106,28 @@ def _compare_peaks(first: Run, second: Run, as_json: bool) -> dict | None:
         show(unlike)
         say("")
     # The reasons are sentences, which stand below the table.
-    reasons = [(row["component"], row.pop("why")) for row in rows]
-    show([row | {name: _size(row[name]) for name in SIZES} for row in rows])
+    table = [_with_sizes(row, "first", "second", "difference") for row in rows]
+    reasons = [(row["component"], row.pop("why")) for row in table]
+    show(table)
     say("")
     say_wrapped(*[f"{component}: {why}" for component, why in reasons if why], indent="  ")
-    return None
+    return {"unlike": unlike, "components": rows}
 
 
 # --- study claims and study report -----------------------------------------------------------------------------------
 
 
-def claims(
-    claim: tyro.conf.Positional[tuple[str, ...]] = (),
-    /,
-    *,
-    runs: tuple[Path, ...] = (),
-    as_json: AsJson = False,
-) -> list[dict] | None:
+def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[Path, ...] = ()) -> list[dict]:
     """Count how many published claims hold, or show everything about some of them.
 
     Args:
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
             contains, such as 60 GB.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
-        as_json: Print everything as JSON.
     """
     chosen: list[Claim | Fault] = [*texts.claims()]
     if claim:
         chosen = texts.named(claim)
-    if as_json:  # by alias: as the ledger's files have it
-        return [each.model_dump(mode="json", by_alias=True) for each in chosen]
     if runs:
         _compare_claims(chosen, _load(runs), in_full=bool(claim))
     elif not claim:
@@ -171,8 +137,10 @@ def claims(
         say_wrapped(*[f"{each.id} {each.outcome}. {each.found}" for each in chosen], "", indent="    ")
     else:
         for each in chosen:
-            say_wrapped(*_in_full(each), "", indent="    ")
-    return None
+            about = [f"{name}: {short(value)}" for name, value in vars(each).items() if value]
+            say_wrapped(f"{each.id} {each.outcome}", *about, "", indent="    ")
+    # By alias: as the ledger's files have it.
+    return [each.model_dump(mode="json", by_alias=True) for each in chosen]
 
 
 def _summary() -> None:
@@ -183,26 +151,6 @@ def _summary() -> None:
     columns = ("id", "question", "verdict", "certainty")
     show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
     say("", f"Apart from these: {len(texts.faults())} faults of libraries (study claims faults).")
-
-
-def _in_full(each: Claim | Fault) -> list[str]:
-    """Return everything about a claim, or about a fault of a library."""
-    first = f"{each.id} {each.outcome}"
-    certainty = f" ({each.certainty} certainty: {each.because})"
-    if isinstance(each, Fault):
-        evidence = f"evidence: python reproductions/{each.script}.py finds {short(each.value)}"
-        lines = [f"{first}{certainty}", each.what, each.found, evidence]
-        if each.thread:
-            lines.append(f"thread: {each.thread}")
-        return lines
-    # What cannot be decided has a verdict without a certainty.
-    if each.certainty is None:
-        certainty = ""
-    lines = [f"{first}.{certainty}", f"“{each.quote}” ({each.where})", each.found]
-    lines.append(f"What would change it: {each.changes}")
-    if each.idle:
-        lines.append("It counts nowhere: its evidence could not have come out otherwise.")
-    return [*lines, *(f"evidence: {evidence}" for evidence in each.evidence)]
 
 
 def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) -> None:

@@ -1,11 +1,8 @@
 """Reads options from the command line with tyro, whose help shows `--gpu STR` where None is the default."""
 
-import typing
 from collections.abc import Callable
 
 import tyro
-
-AsJson = typing.Annotated[bool, tyro.conf.arg(name="json")]
 
 
 def parsed(command: Callable, *config, **options):

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from study.core.machine import fields, text
 from study.measure.hardware import CUDA
 from study.measure.roles import before_each_update, claimed_storages
-from study.records import metrics
 from study.records.sections import RankComponents, RankMemory
 
 

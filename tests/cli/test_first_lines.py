@@ -15,7 +15,7 @@ CONFIG = {"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2, "of
 FIRST_LINES = {
     "arms": "arms can run on this machine.",
     "estimate --params 7.5e9 --layers 72 --hidden 2928 --ranks 64 --arm zero2": "A rank of 64 under zero2 needs ",
-    "estimate --model llama3-8b --gpu H100 --timeline": "A rank of 8 under zero3 needs ",
+    "estimate --model llama3-8b --gpu H100": "A rank of 8 under zero3 needs ",
     "advise --model gpt2-xl --gpus 8 --gpu H100": "Use zero1, ",
     "advise --model bert-base --gpu B200": "Enough: 1 x B200",
     "runs SMOKE": "runs are done.",

@@ -143,7 +143,7 @@ def test_full_memory_comes_first_and_a_key_that_deepspeed_ignored_is_named(tmp_p
     config = {"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2}}
     error = {"kind": "OutOfMemoryError", "message": CUDA_ERROR, "what_to_do": "take fewer rows"}
     put(tmp_path, changed(finished("full", "zero2"), status="oom", error=error, observed__deepspeed=config))
-    (answer,) = command.diagnose((tmp_path / "full",), as_json=True)
+    (answer,) = command.diagnose((tmp_path / "full",))
     first, second, *_ = answer["findings"]
     assert (first["id"], second["id"]) == ("memory_full", "key_mistyped")
     assert second["remedy"] == "write gradient_accumulation_steps"

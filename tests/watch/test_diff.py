@@ -61,7 +61,7 @@ def test_what_the_command_prints(file, tmp_path, capsys, monkeypatch, golden):
         file("b.yaml", b)
         diff(Path(name), Path("b.yaml"))
     printed = capsys.readouterr().out
-    assert "hf_mine" not in printed + json.dumps(diff(Path("a.json"), Path("b.yaml"), as_json=True))
+    assert "hf_mine" not in printed + json.dumps(diff(Path("a.json"), Path("b.yaml")))
     assert "\x1b" not in printed
     assert max(map(len, printed.splitlines())) <= 100
     golden("command_diff.txt", printed)

@@ -80,7 +80,7 @@ def test_what_is_planted_is_found_with_its_numbers(planted):
     assert found["memory_creeps"].memory_bytes == pytest.approx(50 * 2.1e6, rel=0.1)
     shares = trends.shares(tables[0])
     assert shares["waiting"] > 0.1, "rank 0 waits for rank 1"
-    (answer,) = command.diagnose((folder / "run",), as_json=True)
+    (answer,) = command.diagnose((folder / "run",))
     assert found.keys() <= {finding["id"] for finding in answer["findings"]}
 
 
