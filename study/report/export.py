@@ -1,4 +1,4 @@
-"""`study export`: the records, claims and answers of releases as tables that others load: Parquet, and one card.
+"""`study export`: the kept records, claims and answers of releases as tables that others load: Parquet, and one card.
 
 Every value is a number, a text or a truth value; nested values are JSON. Unknown is null. `columns.toml` has the
 meaning and the unit of each column.
@@ -22,41 +22,30 @@ from study.records.runs import Run, Runs
 from study.records.schema import Record
 
 CARD = Path(__file__).parent / "templates" / "card.md"
-FORMS = files.from_toml(Path(__file__).with_name("columns.toml").read_text())  # of each table
+COLUMNS = Path(__file__).with_name("columns.toml").read_text()
+FORMS = files.from_toml(COLUMNS)  # of each table
 DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": "boolean"}
 
 
-def export(folder: tyro.conf.Positional[Path], /, *, from_runs: tuple[Path, ...] = ()) -> None:
-    """Write the records, claims and answers of releases as Parquet tables, with a card.
+def export(folder: tyro.conf.Positional[Path], /) -> None:
+    """Write the records in reports/, claims and answers of releases as Parquet tables, with a card.
 
     Args:
         folder: The folder to write. An earlier export in it is replaced.
-        from_runs: Folders that contain runs. Default: the runs/ of every folder in reports/.
     """
     files.refuse_foreign(folder)  # before the work
-    loaded = runs.load(from_runs or sorted(ROOT.glob("reports/*/runs")), to_share=True)
+    loaded = runs.load(sorted(ROOT.glob("reports/*/runs")), to_share=True)
     frames = all_tables(loaded)
+    # The card begins with what the Hugging Face Hub reads.
+    configs = [{"config_name": name, "data_files": f"data/{name}.parquet"} for name in FORMS]
+    head = yaml.safe_dump({"configs": configs}, sort_keys=False)
     with files.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
             frame.to_parquet(out / f"data/{name}.parquet", compression="zstd", index=False)
-        (out / "README.md").write_text(_card())
+        (out / "README.md").write_text(CARD.read_text().format(configs=head, columns=COLUMNS))
     rows = ", ".join(f"{name} {len(frame)}" for name, frame in frames.items())
     say(f"{folder}: rows: {rows}", *(f"set aside: {each}" for each in loaded.set_aside))
-
-
-def _card() -> str:
-    """Return the card of the data set: the head that the Hugging Face Hub reads, and the meaning of each column."""
-    configs = [{"config_name": name, "data_files": f"data/{name}.parquet"} for name in FORMS]
-    # --- a table of columns for each table
-    lines = []
-    for name, form in FORMS.items():
-        lines += [f"## {name}", "", form["about"], "", "| column | type | meaning |", "|---|---|---|"]
-        lines += [f"| `{column}` | {kind} | {meaning} |" for column, (kind, meaning) in form["columns"].items()]
-        lines += [""]
-    # --- the head, between lines that the template has
-    head = yaml.safe_dump({"configs": configs}, sort_keys=False)
-    return CARD.read_text().format(configs=head, tables="\n".join(lines))
 
 
 def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
@@ -65,7 +54,8 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
     counting = {run.folder for run in loaded.counting}
     rows: dict[str, list[dict]] = defaultdict(list)
     for run in loaded:
-        place = {"run": run.record.run_id, "machine": _machine(run, loaded)}
+        machine = run.folder.relative_to(ROOT / "reports").parts[0]
+        place = {"run": run.record.run_id, "machine": machine}
         rows["runs"].append(_run(run) | place | {"counts": run.folder in counting})
         rows["steps"] += [place | row for row in _steps(run.record)]
         for rank, kinds in enumerate(run.record.traffic.per_rank):
@@ -75,13 +65,6 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
     rows["claims"] = [claim.model_dump(mode="json", by_alias=True) for claim in texts.claims()]
     rows["releases"] = releases.answers().to_dict("records")
     return {name: _typed(rows[name], form["columns"]) for name, form in FORMS.items()}
-
-
-def _machine(run: Run, loaded: Runs) -> str:
-    """Return the folder of a machine: of reports/NAME/runs it is NAME."""
-    # Several folders may be given: the one that holds this run counts.
-    top = next(top.resolve() for top in loaded.folders if run.folder.is_relative_to(top.resolve()))
-    return [part for part in top.parts if part != "runs"][-1]
 
 
 def _typed(rows: list[dict], columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
@@ -113,14 +96,14 @@ def _run(run: Run) -> dict:
 
 def _steps(record: Record) -> list[dict]:
     """Return the optimizer steps. A run that was resumed timed only its last part: its seconds are left out."""
-    seconds: dict[int, float] = {}
+    rows: dict[int, dict] = defaultdict(dict)
+    # A step may have any of the three: losses of steps that were not timed, and evaluations in between.
+    for step, loss in enumerate(record.loss.train, start=1):
+        rows[step]["train_loss"] = loss
     if record.observed.steps and not record.checkpoints.get("resumes"):
         timed = record.time.step_s
-        seconds = dict(enumerate(timed, start=record.observed.steps - len(timed) + 1))
-    # A step may have any of the three: losses of steps that were not timed, and evaluations in between.
-    losses = dict(enumerate(record.loss.train, start=1))
-    evaluations = {each.step: dict(each) for each in record.loss.eval}
-    return [
-        evaluations.get(step, {}) | {"step": step, "train_loss": losses.get(step), "step_s": seconds.get(step)}
-        for step in sorted({*losses, *seconds, *evaluations})
-    ]
+        for step, seconds in enumerate(timed, start=record.observed.steps - len(timed) + 1):
+            rows[step]["step_s"] = seconds
+    for evaluation in record.loss.eval:
+        rows[evaluation.step] |= dict(evaluation)
+    return [rows[step] | {"step": step} for step in sorted(rows)]

@@ -53,9 +53,11 @@ class Book:
         link = self._written(rows, name)
         return show(f"<figure>{image}<figcaption>{purpose}{link}</figcaption></figure>", name)
 
-    def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
-        """Draw one figure for each of the two groups with the most arms."""
-        for number, mine in enumerate(tables.largest_groups(rows, 2), 1):
+    def figures(
+        self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2
+    ) -> None:
+        """Draw one figure for each of the groups with the most arms."""
+        for number, mine in enumerate(tables.largest_groups(rows, most), 1):
             self.figure(draw, mine, f"{name}-{number}", command)
 
     def table(

@@ -7,6 +7,9 @@ from study.core.errors import Stop
 from study.core.shapes import SHAPES, VOCABULARY, config_of, shape_of
 from study.predict.front import Estimate, Setup, Transformer, estimate, inputs_bytes
 from study.records.schema import Record
+from study.records.sections import Observed, Requested
+
+EMBEDDED_ROWS = 1600  # of the corpus that comes with the study
 
 
 def predicted(record: Record) -> Estimate | None:
@@ -25,31 +28,18 @@ def setup_of(record: Record) -> Setup | None:
     """Return what theory needs to know of a run.
 
     None if its model, or the size of its data in the same memory, is not known here, for scripts that are not ours, and
-    for compiled models.
+    for compiled models: what a compiler keeps and fuses is unknown.
     """
-    requested = record.requested
-    observed = record.observed
-    if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
-        return None  # what a compiler keeps and fuses is unknown here
-    if requested.optimizer == "muon" and observed.stage:
-        return None
-    # --- the rows of the data set: with a GPU they stay on the host, and do not matter
+    requested, observed = record.requested, record.observed
     model = architecture(record)
-    rows = requested.train_rows  # on a rank, for training and for evaluation
-    if requested.task == "synthetic":
-        rows = rows or (requested.micro_batch or 1) * (requested.accumulation or 1)
-    elif rows or requested.data == "embedded":
-        rows = (rows or 1600) + (requested.eval_rows or 0)
-    if model is None or (rows is None and observed.device == "cpu"):  # None: all rows of the data set
+    rows = _rows(requested)
+    unknown = [record.is_script, record.is_watched, requested.compile, requested.precision == "fp8"]
+    unknown.append(requested.optimizer == "muon" and bool(observed.stage))
+    # With a GPU the rows of the data set stay on the host, and do not matter.
+    unknown.append(rows is None and observed.device == "cpu")
+    if model is None or any(unknown):
         return None
-    # --- how it is distributed, as it was observed
-    values: dict[str, Any] = {"ranks": observed.ranks, "device": observed.device, "deepspeed": observed.deepspeed}
-    values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
-    if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
-        sharded = {True: "full_shard", False: "shard_grad_op"}[bool(fsdp["units_resharded_after_forward"])]
-        values |= {"fsdp": sharded, "fsdp_by": "accelerate", "fsdp_offload": fsdp["offloads"]}
-        values["group"] = dict(enumerate(fsdp["mesh"][0])).get(1)  # of a mesh with two dimensions, the second shards
-    setup = Setup.of_settings(model, requested, **values)
+    setup = Setup.of_settings(model, requested, **_distribution(observed))
     # The rows are in the same memory as everything else, and so are those of the window that was read last: of the
     # steps whose rows the instruments found in memory, if no epoch ended between them.
     steps = 1
@@ -59,6 +49,28 @@ def setup_of(record: Record) -> Setup | None:
     # A row is all that a pass reads. A rank keeps whole rows, also where it reads a part of each.
     row_bytes = inputs_bytes(replace(setup, sequence_ranks=1)) // setup.micro_batch
     return replace(setup, data_bytes=((rows or 0) + read) * row_bytes)
+
+
+def _rows(requested: Requested) -> int | None:
+    """Return the rows of a rank, for training and for evaluation. None: all rows of the data set."""
+    rows = requested.train_rows
+    if requested.task == "synthetic":
+        return rows or (requested.micro_batch or 1) * (requested.accumulation or 1)
+    if rows or requested.data == "embedded":
+        return (rows or EMBEDDED_ROWS) + (requested.eval_rows or 0)
+    return None
+
+
+def _distribution(observed: Observed) -> dict[str, Any]:
+    """Return how a run was distributed, as it was observed."""
+    names = ("ranks", "device", "deepspeed")
+    values: dict[str, Any] = {name: getattr(observed, name) for name in names}
+    values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
+    if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
+        values["fsdp"] = "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op"
+        values |= {"fsdp_by": "accelerate", "fsdp_offload": fsdp["offloads"]}
+        values["group"] = dict(enumerate(fsdp["mesh"][0])).get(1)  # of a mesh with two dimensions, the second shards
+    return values
 
 
 def architecture(record: Record) -> Transformer | None:
@@ -74,6 +86,4 @@ def architecture(record: Record) -> Transformer | None:
         # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
         vocabulary = VOCABULARY + (size - model.parameters) // model.dimensions["n_embd"]
         model = Transformer.of(config_of(name, vocabulary), name, dropout=requested.dropout)
-    if size not in (None, model.parameters):
-        return None
-    return model
+    return model if size in (None, model.parameters) else None

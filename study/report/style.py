@@ -94,8 +94,7 @@ def name_bars(axes: Axes, names: Iterable[str]) -> None:
 class Stack(NamedTuple):
     """What bars of parts show, and how."""
 
-    value: str  # the column that is drawn
-    part: str  # the column with the names of parts
+    value: str  # the column that is drawn; the column `part` has the names
     colours: Mapping[str, str]  # by part
     words: Callable[[float], str]  # for a value
     label: str = ""  # of the axis
@@ -114,7 +113,7 @@ def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
 
 def stack_keys(rows: pd.DataFrame, stack: Stack) -> list:
     """Return the legend of stacks: the parts and the marks that there are."""
-    shown = {*rows[stack.part], *rows["source"]}  # in the order of the tables of looks, not of the rows
+    shown = {*rows["part"], *rows["source"]}  # in the order of the tables of looks, not of the rows
     tones = {name: tone for name, tone in stack.colours.items() if name in shown}
     patches = [Patch(facecolor=tone, edgecolor=FAINT, linewidth=0.6, label=name) for name, tone in tones.items()]
     return patches + keys({name: look for name, look in MARKS.items() if name in shown})
@@ -132,14 +131,14 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
         elif (pieces["kind"] != "real").any():
             look["hatch"] = "////"
         lengths = pieces[stack.value]
-        tones = [stack.colours.get(name, FAINT) for name in pieces[stack.part]]
+        tones = [stack.colours.get(name, FAINT) for name in pieces["part"]]
         ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **look)
         # --- the marks, and a number behind all of them
         ends = [lengths.sum()]
         for source, theirs in others:
             ends.append(theirs[stack.value].sum())
             ax.plot(ends[-1], place, **MARKS[source])
-        on_gpu = lengths[pieces[stack.part] != "host memory"].sum()  # host and GPU memory are never one number
+        on_gpu = lengths[pieces["part"] != "host memory"].sum()  # host and GPU memory are never one number
         annotate(ax, stack.words(on_gpu), max(ends), place)
     name_bars(ax, lines)
     ax.margins(x=0.2, y=0.02)  # the numbers need room

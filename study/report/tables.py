@@ -3,16 +3,18 @@
 Everything that is shown is escaped: records come from anybody.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from study.core.text import UNKNOWN, is_number, short, size
-from study.records.groups import by
+from study.records.groups import by, lines
 from study.records.runs import Run
 
+NUMBER = re.compile(r"[+-][\d.]+(e[+-]?\d+)?")  # one with a sign begins like a formula
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
@@ -27,13 +29,11 @@ HEADINGS = {
     "against": "compared with",
     "message": "error message",
 }
-UNITS = {"mb": "MB", "gb": "GB", "bytes": ""}  # as the last word of a name
 
 
 def heading(name: str) -> str:
-    """Return the words above a column."""
-    *words, last = name.split("_")  # names end with their unit
-    return HEADINGS.get(name) or " ".join([*words, UNITS.get(last, last)]).strip()
+    """Return the words above a column. A size has its unit in each cell."""
+    return HEADINGS.get(name) or name.removesuffix("bytes").replace("_", " ").strip()
 
 
 def cell(value: Any, name: str) -> str:
@@ -59,12 +59,7 @@ def write_csv(path: Path, rows: pd.DataFrame) -> None:
 
 def no_formula(value: object) -> object:
     """Return a value for a CSV file that no spreadsheet takes for a formula: those begin with one of FORMULA."""
-    if not isinstance(value, str) or not value.startswith(FORMULA):
-        return value
-    # A negative number begins like a formula.
-    try:
-        float(value)
-    except ValueError:
+    if isinstance(value, str) and value.startswith(FORMULA) and not NUMBER.fullmatch(value):
         return f"'{value}"
     return value
 
@@ -78,9 +73,24 @@ SETTINGS: tuple[str, ...] = (
 )
 
 
-def columns(run: Run, *names: str) -> dict[str, Any]:
-    """Return attributes of a run as columns."""
-    return {name: run.facts[name] for name in names}
+PLACE = ("arm", "ranks", "kind", "parameters", "rows_per_step")  # what each table says of a line
+
+
+def lines_of(members_of: dict[str, list[Run]]) -> Iterator[tuple[dict[str, Any], list[Run], list[Run]]]:
+    """Yield for each line of a figure the columns that say what it is, its runs, and all runs of its group."""
+    for group, members in members_of.items():
+        for line, repeats in lines(members).items():
+            about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
+            yield about | {name: repeats[0].facts[name] for name in PLACE}, repeats, members
+
+
+def stacked(about: dict[str, Any], value: str, parts_of: Mapping[str, Mapping[str, float]]) -> list[dict]:
+    """Return the parts of a line's bars as rows. Each source, such as a measurement, has a bar."""
+    return [
+        about | {"source": source, "part": part, value: number}
+        for source, parts in parts_of.items()
+        for part, number in parts.items()
+    ]
 
 
 def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:

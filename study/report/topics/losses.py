@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.records.compare import loss_distances
-from study.records.groups import groups, lines
+from study.records.groups import groups
 from study.records.runs import Runs
 from study.report import style
 from study.report.style import colour, marker
-from study.report.tables import columns, parts
+from study.report.tables import lines_of, parts
 
 EXACT = 1e-9  # nats: smaller differences are drawn as if the axis were linear
 DASH = 4  # points: lines alternate as dashes of this length, so that those which coincide are seen
@@ -34,14 +34,13 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
         and (not tasks or run.record.requested.task in tasks)
     ]
     curves = [pd.DataFrame()]  # so that no runs are an empty table
-    for group, members in groups(chosen).items():
-        for line, repeats in lines(members).items():
-            for run in repeats:
-                losses = run.record.loss.train
-                against, distances = loss_distances(run, members, baseline)
-                about: dict[str, Any] = {"group": group, "line": line, "run": run.record.run_id, "against": against}
-                about |= columns(run, "arm", "seed", "kind") | {"step": np.arange(1, len(losses) + 1), "loss": losses}
-                curves.append(pd.DataFrame(about | {"difference": distances or np.nan}))
+    for place, repeats, members in lines_of(groups(chosen)):
+        for run in repeats:
+            losses = run.record.loss.train
+            against, distances = loss_distances(run, members, baseline)
+            about = place | {"run": run.record.run_id, "seed": run.facts["seed"], "against": against}
+            about |= {"step": np.arange(1, len(losses) + 1), "loss": losses, "difference": distances or np.nan}
+            curves.append(pd.DataFrame(about))
     return pd.concat(curves, ignore_index=True)
 
 

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from study.core.text import size
 from study.predict.front import papers
 from study.records import metrics
-from study.records.groups import groups, lines
+from study.records.groups import groups
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
 from study.report.of_record import predicted
-from study.report.tables import SETTINGS, columns, split_by_ranks
+from study.report.tables import SETTINGS, lines_of, split_by_ranks, stacked
 
 PARTS = {  # that a figure shows, of the roles that records and predictions tell apart
     "weights": ("weights",),
@@ -25,7 +25,7 @@ PARTS = {  # that a figure shows, of the roles that records and predictions tell
     "other": ("temporaries", "constants", "other"),
 }
 PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
-BARS = style.Stack("bytes", "part", style.PARTS, size, "peak memory of a rank")
+BARS = style.Stack("bytes", style.PARTS, size, "peak memory of a rank")
 PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
 ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
 
@@ -33,26 +33,14 @@ ONE_MEMORY = "Offloading without a GPU: host and GPU memory are one"
 def table(runs: Runs) -> pd.DataFrame:
     """Return what a rank holds at its peak, by part: measured, predicted, and states by the ZeRO paper."""
     rows = []
-    known = split_by_ranks(groups([run for run in runs.done if metrics.components(run.record)], only=SETTINGS))
-    for group, members in known.items():
-        for line, repeats in lines(members).items():
-            run = max(repeats, key=held_bytes)  # a peak that was seen once has to fit
-            place = {"group": group, "panel": group, "line": line}
-            if has_one_memory(run):
-                place["panel"] = ONE_MEMORY
-            place |= columns(run, "arm", "ranks", "kind", "parameters")
-            parts = {"measured": held_parts(run), "predicted": predicted_parts(run), PAPER: _of_paper(run)}
-            rows += stacks(place, parts, len(repeats))
+    known = [run for run in runs.done if metrics.components(run.record)]
+    for place, repeats, _ in lines_of(split_by_ranks(groups(known, only=SETTINGS))):
+        run = max(repeats, key=held_bytes)  # a peak that was seen once has to fit
+        if has_one_memory(run):
+            place["panel"] = ONE_MEMORY
+        sources = {"measured": held_parts(run), "predicted": predicted_parts(run), PAPER: _of_paper(run)}
+        rows += stacked(place, "bytes", sources)
     return pd.DataFrame(rows)
-
-
-def stacks(place: dict, parts_of: Mapping[str, Mapping[str, float]], n: int) -> list[dict]:
-    """Return the parts of the bars of one line as rows. The bars are those of sources."""
-    return [
-        place | {"source": source, "part": part, "bytes": size_bytes, "n": n}
-        for source, parts in parts_of.items()
-        for part, size_bytes in parts.items()
-    ]
 
 
 def held_parts(run: Run) -> dict[str, float]:

@@ -5,11 +5,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.records import compare, metrics
-from study.records.groups import groups, lines
+from study.records.groups import groups
 from study.records.runs import Runs
 from study.report import style
 from study.report.style import FAINT, PUBLISHED, colour
-from study.report.tables import columns, parts, split_by_ranks
+from study.report.tables import lines_of, parts, split_by_ranks
 
 
 def frontier(runs: Runs) -> pd.DataFrame:
@@ -26,21 +26,15 @@ def frontier(runs: Runs) -> pd.DataFrame:
         and (run.record.observed.device == "cuda" or run.record.requested.hosts)
     ]
     rows = []
-    for group, members in split_by_ranks(groups(timed)).items():
-        for line, mine in lines(members).items():
-            # The median of the seconds, and the peak of the run that needs most.
-            row = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind", "rows_per_step")
-            row |= {"peak_bytes": max(metrics.value(run.record, "peak_bytes") or 0 for run in mine)}
-            rows.append(row | middle([metrics.value(run.record, "step_s") for run in mine]))
+    for place, repeats, _ in lines_of(split_by_ranks(groups(timed))):
+        # The median of the seconds, and the peak of the run that needs most.
+        seconds = [metrics.value(run.record, "step_s") for run in repeats]
+        median, low, high = compare.median_with_interval(seconds, np.random.default_rng(0))
+        if len(repeats) < compare.FEWEST_RUNS:  # an interval would say more than is known
+            low, high = None, None
+        peak_bytes = max(metrics.value(run.record, "peak_bytes") for run in repeats)
+        rows.append(place | {"peak_bytes": peak_bytes, "median": median, "low": low, "high": high})
     return pd.DataFrame(rows)
-
-
-def middle(values: list[float]) -> dict[str, float | None]:
-    """Return a median over runs with its interval, where there are enough runs, and their number."""
-    median, low, high = compare.median_with_interval(values, np.random.default_rng(0))
-    if len(values) < compare.FEWEST_RUNS:  # an interval would say more than is known
-        return {"median": median, "low": None, "high": None, "n": len(values)}
-    return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
 @style.figure

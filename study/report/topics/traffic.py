@@ -5,22 +5,22 @@ from matplotlib.figure import Figure
 
 from study.predict.front import papers
 from study.records import metrics
-from study.records.groups import groups, lines
+from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.tables import columns
+from study.report.tables import lines_of, stacked
 
 COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
 # By stage, in all-reduces of the gradients. A reduce-scatter and an all-gather send half of what an all-reduce sends.
 # Stage 3 gathers the weights before both passes.
-OF_PAPER = {
-    0: {"all-reduce": 1.0},
-    1: {"reduce-scatter": 0.5, "all-gather": 0.5},
-    2: {"reduce-scatter": 0.5, "all-gather": 0.5},
-    3: {"reduce-scatter": 0.5, "all-gather": 1.0},
-}
+OF_PAPER = (
+    {"all-reduce": 1.0},
+    {"reduce-scatter": 0.5, "all-gather": 0.5},
+    {"reduce-scatter": 0.5, "all-gather": 0.5},
+    {"reduce-scatter": 0.5, "all-gather": 1.0},
+)
 LABEL = "bytes sent in a step (1 = one all-reduce of the gradients)"
-BARS = style.Stack("times", "collective", style.COLLECTIVES, "{:.3g}".format, LABEL)
+BARS = style.Stack("times", style.COLLECTIVES, "{:.3g}".format, LABEL)
 LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar
 
 
@@ -30,25 +30,13 @@ def table(runs: Runs) -> pd.DataFrame:
     Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
-    known = groups([run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)])
-    for group, members in known.items():
-        for line, repeats in lines(members).items():
-            run = repeats[0]  # repeats send the same
-            about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
-            about |= columns(run, "arm", "ranks", "kind")
-            counted = {
-                kind.replace("_", "-"): sent / _all_reduce_bytes(run)
-                for kind, sent in sent_bytes(run).items()
-                if sent > LEAST * _all_reduce_bytes(run)
-            }
-            times = {COUNTED: counted, PAPER: OF_PAPER[run.record.observed.stage or 0]}
-            if run.record.observed.fsdp:  # the paper is older
-                del times[PAPER]
-            rows += [
-                about | {"source": source, "collective": kind, "times": number}
-                for source, kinds in times.items()
-                for kind, number in kinds.items()
-            ]
+    sending = [run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)]
+    for place, (run, *_), _ in lines_of(groups(sending)):  # repeats send the same
+        times = {kind.replace("_", "-"): sent / _all_reduce_bytes(run) for kind, sent in sent_bytes(run).items()}
+        sources = {COUNTED: {kind: number for kind, number in times.items() if number > LEAST}}
+        if not run.record.observed.fsdp:  # the paper is older
+            sources[PAPER] = OF_PAPER[run.record.observed.stage or 0]
+        rows += stacked(place, "times", sources)
     return pd.DataFrame(rows)
 
 
