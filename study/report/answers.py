@@ -56,21 +56,35 @@ class Answer:
 
 def answers(runs: Runs) -> list[Answer]:
     """Return the answers of the index, in their order."""
-    return [of_losses(runs), of_memory(runs), of_time(), of_traffic(runs)]
+    here = trained_here(runs)
+    at_scale = of_scale(runs)
+    return [of_losses(here), of_memory(here, at_scale), of_time(), of_traffic(here, at_scale)]
 
 
-def title_of(run: Run) -> str:
-    """Return the model of a run as people call it."""
-    model = run.record.requested.model or "a model"
-    return TITLES.get(model, model)
+def trained_here(runs: Runs) -> list[Run]:
+    """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
+    for chosen in (runs.select(**TINY), runs):
+        real = [run for run in chosen.done if metrics.components(run.record) and not run.record.is_virtual]
+        if with_baseline := list(filter(_has_baseline, groups(real).values())):
+            return max(with_baseline, key=lambda mine: len({run.record.arm for run in mine}))
+    return []
 
 
-# --- losses --------------------------------------------------------------------------------------------------------
+def of_scale(runs: Runs) -> list[list[Run]]:
+    """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
+    known = runs.select(ranks=RANKS, virtual=True)
+    several = (known.select(model=MODEL, checkpointing=True), known.select(model=SMALL))
+    of_protocol = [[run for run in mine.done if run.record.cell.protocol == PROTOCOL] for mine in several]
+    return list(filter(_has_baseline, of_protocol))
 
 
-def of_losses(runs: Runs) -> Answer:
+def _has_baseline(members: list[Run]) -> bool:
+    return any(run.record.arm == BASELINE for run in members)
+
+
+def of_losses(here: list[Run]) -> Answer:
     """Return how far the arms of one training are apart, step by step."""
-    rows = losses.table(Runs(tuple(trained_here(runs))))
+    rows = losses.table(Runs(tuple(here)))
     if rows.empty or rows["difference"].isna().all():
         return Answer("losses", SMOKE)
     curves = rows.groupby("line", sort=False)
@@ -79,35 +93,13 @@ def of_losses(runs: Runs) -> Answer:
     return Answer("losses", "", table.reset_index(names="arm"), rows, losses.figure(rows))
 
 
-def trained_here(runs: Runs) -> list[Run]:
-    """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
-    # A group without DDP has no baseline.
-    for chosen in (runs.select(**TINY), runs):
-        real = [run for run in chosen.done if metrics.components(run.record) and not run.record.is_virtual]
-        if with_baseline := [mine for mine in groups(real).values() if BASELINE in _arms(mine)]:
-            return max(with_baseline, key=lambda mine: len(_arms(mine)))
-    return []
-
-
-def _unless(at_scale: list[list[Run]]) -> str:
-    """Return the command that makes the runs of usual size, unless they are there."""
-    if at_scale:
-        return ""
-    return AT_SCALE
-
-
-def _arms(members: list[Run]) -> set[str]:
-    return {run.record.arm for run in members}
-
-
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def of_memory(runs: Runs) -> Answer:
+def of_memory(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
-    at_scale = of_scale(runs)
     # The last run of each arm. One process alone is no rank of several.
-    tiny = {run.record.arm: run for run in trained_here(runs) if run.record.observed.ranks != 1}
+    tiny = {run.record.arm: run for run in here if run.record.observed.ranks != 1}
     members = [*itertools.chain(*at_scale), *tiny.values()]
     rows = pd.DataFrame([row for run in members for row in memory_rows(run)])
     if rows.empty:
@@ -117,15 +109,7 @@ def of_memory(runs: Runs) -> Answer:
     peaks = rows[(rows["source"] == first) & (rows["part"] != "host memory")]
     wide = peaks.groupby(["arm", "model"], sort=False)["bytes"].sum().unstack("model", sort=False)
     table = wide.map(size, na_action="ignore").assign(basis=peaks.groupby("arm")["source"].first()).reset_index()
-    return Answer("memory", _unless(at_scale), table, rows, memory.figure(rows))
-
-
-def of_scale(runs: Runs) -> list[list[Run]]:
-    """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
-    known = [run for run in runs.select(ranks=RANKS, virtual=True).done if run.record.cell.protocol == PROTOCOL]
-    large = [run for run in known if run.record.requested.model == MODEL and run.record.requested.checkpointing]
-    small = [run for run in known if run.record.requested.model == SMALL]
-    return [mine for mine in (large, small) if BASELINE in _arms(mine)]
+    return Answer("memory", "" if at_scale else AT_SCALE, table, rows, memory.figure(rows))
 
 
 def memory_rows(run: Run) -> list[dict]:
@@ -136,28 +120,30 @@ def memory_rows(run: Run) -> list[dict]:
     """
     model, arm = run.record.requested.model or "", run.record.arm
     # --- what our bars show
-    parts: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
     if not memory.has_one_memory(run):
-        parts = {MEASURED: memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
+        sources = {MEASURED: memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
     elif model == MODEL and (setup := setup_of(run.record)):
         on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
-        parts = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
-    about = {"model": title_of(run), "panel": _panel(run), "line": arm, "n": 1}
-    about |= tables.columns(run, "arm", "ranks", "kind", "parameters")
+        sources = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
     # --- and the numbers of others, of which no parts are known
-    rows = memory.stacks(about, parts, 1)
     for other in published(model):
         if run.record.is_virtual and other.memory_bytes and other.arm == arm:
-            rows.append(about | {"source": PUBLISHED, "part": "parts not given", "bytes": other.memory_bytes})
-    return rows
+            sources[PUBLISHED] = {"parts not given": other.memory_bytes}
+    about = {"model": _title(run), "panel": _panel(run), "line": arm, "arm": arm, "kind": run.kind}
+    return tables.stacked(about, "bytes", sources)
+
+
+def _title(run: Run) -> str:
+    """Return the model of a run as people call it."""
+    model = run.record.requested.model or "a model"
+    return TITLES.get(model, model)
 
 
 def _panel(run: Run) -> str:
     asked, seen = run.record.requested, run.record.observed
-    activations = "kept"
-    if asked.checkpointing:
-        activations = "recomputed"
-    about = f"{title_of(run)}, {count(seen.parameters or 0)} parameters, on {seen.ranks} {run.kind} ranks"
+    activations = "recomputed" if asked.checkpointing else "kept"
+    about = f"{_title(run)}, {count(seen.parameters or 0)} parameters, on {seen.ranks} {run.kind} ranks"
     return f"{about}\n{asked.micro_batch} x {asked.sequence} tokens in a pass, activations {activations}"
 
 
@@ -186,14 +172,11 @@ def steps() -> list[dict]:
         times = {arm: step_time(Setup.of_arm(named(MODEL), arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
         ddp = times[BASELINE]
         about = {"setting": f"{setting['accumulation']} x {setting['sequence']} tokens"}
-        rows += [
-            about
-            | {"arm": arm, "source": PREDICTED, "seconds": step.seconds, "over DDP": step.seconds / ddp.seconds}
+        for arm, step in times.items():
+            row = about | {"arm": arm, "source": PREDICTED, "seconds": step.seconds, "low": step.low_s}
             # The ends are those of two predictions that err in opposite directions.
-            | {"at least": step.low_s / ddp.high_s, "at most": step.high_s / ddp.low_s}
-            | {"low": step.low_s, "high": step.high_s}
-            for arm, step in times.items()
-        ]
+            over = {"at least": step.low_s / ddp.high_s, "at most": step.high_s / ddp.low_s}
+            rows.append(row | over | {"high": step.high_s, "over DDP": step.seconds / ddp.seconds})
         rows += [
             about | {"arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
             for other in published()
@@ -205,21 +188,19 @@ def steps() -> list[dict]:
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
 
-def of_traffic(runs: Runs) -> Answer:
+def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
-    at_scale = of_scale(runs)
-    members, *_ = [*at_scale, trained_here(runs)]
+    members, *_ = [*at_scale, here]
     rows = traffic.table(Runs(tuple(members)))
     if rows.empty:
         return Answer("traffic", AT_SCALE)
     times = rows.groupby(["arm", "source"], sort=False)["times"].sum().unstack("source", sort=False)
     # --- with more passes than the runs have
-    setups = {run.record.arm: setup_of(run.record) for run in members}
-    sent = {
-        arm: papers.wire_bytes(estimate(replace(setup, accumulation=PASSES)).traffic, setup.ranks)
-        for arm, setup in setups.items()
-        if setup
-    }
+    sent = {}
+    for run in members:
+        if setup := setup_of(run.record):
+            several = estimate(replace(setup, accumulation=PASSES))
+            sent[run.record.arm] = papers.wire_bytes(several.traffic, setup.ranks)
     counted = times[traffic.COUNTED]
     table = pd.DataFrame(
         {
@@ -231,7 +212,7 @@ def of_traffic(runs: Runs) -> Answer:
     )
     # The groups of `traffic.table` say how runs differ. Here there is one, and its title says what it is.
     rows = rows.assign(panel=_panel(members[0]), line=rows["arm"])
-    return Answer("traffic", _unless(at_scale), table.reset_index(), rows, traffic.figure(rows))
+    return Answer("traffic", "" if at_scale else AT_SCALE, table.reset_index(), rows, traffic.figure(rows))
 
 
 # --- the advice --------------------------------------------------------------------------
