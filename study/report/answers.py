@@ -24,9 +24,9 @@ from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import advice as in_words
-from study.report import tables
+from study.report import style, tables
 from study.report.of_record import setup_of
-from study.report.topics import losses, memory, speed, traffic
+from study.report.topics import losses, memory, traffic
 
 BASELINE = "ddp"
 TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
@@ -160,7 +160,7 @@ def of_time() -> Answer:
     """Return predicted and published times. No GPU was measured here, and times of a CPU say nothing about GPUs."""
     rows = pd.DataFrame(steps())
     table = rows[rows["source"] == PREDICTED][["setting", "arm", "over DDP", "at least", "at most"]]
-    return Answer("time", "", table.round(2), rows, speed.figure_of_steps(rows))
+    return Answer("time", "", table.round(2), rows, figure_of_steps(rows))
 
 
 @functools.cache
@@ -183,6 +183,37 @@ def steps() -> list[dict]:
             if other.step_s and (other.seq, other.grad_acc) == (setting["sequence"], setting["accumulation"])
         ]
     return rows
+
+
+@style.figure
+def figure_of_steps(rows: pd.DataFrame) -> Figure:
+    settings = tables.parts(rows, "setting")
+    arms = style.ordered(rows["arm"])
+    drawing, axes = style.panels([0.7 + 0.25 * len(arms)] * len(settings))
+    for ax, setting in zip(axes, settings, strict=True):
+        for arm, source, seconds, low, high in settings[setting][
+            ["arm", "source", "seconds", "low", "high"]
+        ].to_numpy():
+            place = arms.index(arm)
+            if source != PREDICTED:  # published: one number, without an interval
+                ax.plot(seconds, place, **style.MARKS[PUBLISHED])
+                continue
+            tone = style.look(arm)["color"]
+            ax.plot([low, high], [place] * 2, color=tone, linewidth=2)
+            ax.plot(seconds, place, "o", color=tone, markerfacecolor=style.CARD)
+            style.annotate(ax, f"{seconds:.2g} s", high, place)
+        # All arms have a place in each panel, so that panels can be compared.
+        style.name_bars(ax, arms)
+        ax.margins(x=0.14, y=0.06)
+        ax.set_xlim(left=0)
+        ax.set_title(f"Llama-3-8B on eight H100, {setting} in a step")
+    axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
+    note = "Nothing was measured on a GPU here. DDP would not fit into 80 GB. Others do not say on which GPUs they"
+    note += " measured, nor whether activations were recomputed; the data file names them."
+    predicted: style.Look = {"color": style.FAINT, "marker": "o", "markerfacecolor": style.CARD}
+    return style.finished(
+        drawing, style.keys({"predicted": predicted, "measured by others": style.MARKS[PUBLISHED]}), note
+    )
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------------

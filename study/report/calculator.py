@@ -46,47 +46,49 @@ def values() -> dict:
     # The tables stay compressed in the page, and the browser inflates them: ten times as many bytes otherwise.
     tables = FILE.read_bytes()
     models = json.loads(gzip.decompress(tables))["models"]
-    # --- the choices of the form: the model that is shown first comes first, and so do large GPUs
     by_size = sorted(GPUS, key=lambda name: -GPUS[name].memory_bytes)
-    choices = {
-        "model_names": [(name, name) for name in sorted(models, key=lambda name: name != MODEL)],
-        "gpu_counts": [(count, count) for count in GPUS_TRIED],
-        "gpu_names": [(name, f"{name} ({size(GPUS[name].memory_bytes)})") for name in by_size],
-        "precisions": list(PRECISIONS.items()),
-        "optimizers": list(OPTIMIZERS.items()),
+    return {
+        "models": sorted(models, key=lambda name: name != MODEL),  # that which is shown first comes first
+        "gpu_counts": GPUS_TRIED,
+        "gpus": {name: f"{name} ({size(GPUS[name].memory_bytes)})" for name in by_size},
+        "precisions": PRECISIONS,
+        "optimizers": OPTIMIZERS,
         "least_tokens": LEAST_TOKENS,
-    }
-    words = {
         "accuracy": accuracy(),
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
+        "tables": base64.b64encode(tables).decode(),
+        "machines": machines(),
+        "script": SCRIPT,
     }
-    return choices | words | {"tables": base64.b64encode(tables).decode(), "machines": machines(), "script": SCRIPT}
 
 
 def machines() -> dict:
     """Return what the page knows beside its tables."""
-    parts = list(memory.PARTS)  # the tables have a number for each, in this order
+    known = {name: arms.load_arm(name) for name in ARMS}
     return {
-        "gpu_kinds": {name: _gpu(name) for name in GPUS},
-        "arms": {name: _arm(name) for name in ARMS},
+        "gpu_kinds": {
+            name: {
+                "memory_bytes": gpu.memory_bytes,
+                "has_bf16": gpu.has_bf16,
+                "reserve_bytes": reserve_bytes(gpu),
+                "half_flops_per_s": peak_flops_per_s(name, False),
+                "single_flops_per_s": peak_flops_per_s(name, True),
+            }
+            for name, gpu in GPUS.items()
+        },
+        "arms": {
+            name: {
+                "alone": arm.distributed_type == "NO",
+                "buckets": arm.deepspeed is not None,
+                "colour": style.look(name)["color"],
+            }
+            for name, arm in known.items()
+        },
         "bucket_elements": BUCKET_ELEMENTS,
         "host_process_bytes": HOST_PROCESS_BYTES,
         "miss": MISS,
-        "colours": {part: style.PARTS[part] for part in parts},
-        "activations": parts.index("activations"),
-        "optimizer": parts.index("optimizer"),
-        "other": parts.index("other"),
+        "colours": {
+            part: style.PARTS[part] for part in memory.PARTS
+        },  # the tables have a number for each, in this order
     }
-
-
-def _arm(name: str) -> dict:
-    arm = arms.load_arm(name)
-    is_alone = arm.distributed_type == "NO"
-    return {"alone": is_alone, "buckets": arm.deepspeed is not None, "colour": style.colour(name)}
-
-
-def _gpu(name: str) -> dict:
-    gpu = GPUS[name]
-    speeds = {"half_flops_per_s": peak_flops_per_s(name, False), "single_flops_per_s": peak_flops_per_s(name, True)}
-    return {"memory_bytes": gpu.memory_bytes, "has_bf16": gpu.has_bf16, "reserve_bytes": reserve_bytes(gpu)} | speeds

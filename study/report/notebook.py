@@ -4,7 +4,7 @@ Where `data` names a folder, the rows behind each table and figure are also writ
 """
 
 import gc
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.records import runs as records
-from study.records.runs import Run, Runs
-from study.report import tables
+from study.records.runs import Runs
 from study.report.style import svg
-from study.report.tables import as_html, write_csv
+from study.report.tables import as_html, largest_groups, write_csv
 
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
+
+MOST = 90  # rows of a table that are shown
 
 
 class Book:
@@ -32,45 +33,38 @@ class Book:
         self.runs = records.load(runs, to_share=True)  # all that is shown may be published
         for folder in self.runs.folders:
             if not folder.is_dir():
-                raise Stop(
-                    f"runs = {str(folder)!r} is not a folder", "give folders with runs; study sweep smoke makes some"
-                )
+                remedy = "give folders with runs; study sweep smoke makes some"
+                raise Stop(f"runs = {str(folder)!r} is not a folder", remedy)
         say(f"**{len(self.runs)} runs**, {len(self.runs.done)} of them done, {len(self.runs.set_aside)} set aside.")
 
     def of(self, *protocols: str) -> Runs:
-        """Return the runs of some protocols."""
-        return replace(self.runs, runs=tuple(run for run in self.runs if protocol_of(run) in protocols))
-
-    def figure(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
-        """Draw rows as a figure, or say which command makes them."""
-        if rows.empty:
-            return missing(f"the figure “{name}”", command)
-        # The first line of a figure function's docstring is its caption.
-        purpose = (draw.__doc__ or "").partition("\n")[0]
-        image = svg(draw(rows), name, purpose)  # the label is for a reader who does not see it
-        if self.data:
-            safe_join(self.data, f"{self.name}-{name}.svg").write_text(image)
-        link = self._written(rows, name)
-        return show(f"<figure>{image}<figcaption>{purpose}{link}</figcaption></figure>", name)
+        """Return the runs of some protocols; before records named theirs, by the folder that `study sweep` made."""
+        chosen = [run for run in self.runs if (run.record.cell.protocol or run.folder.parent.name) in protocols]
+        return replace(self.runs, runs=tuple(chosen))
 
     def figures(
         self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2
     ) -> None:
-        """Draw one figure for each of the groups with the most arms."""
-        for number, mine in enumerate(tables.largest_groups(rows, most), 1):
-            self.figure(draw, mine, f"{name}-{number}", command)
+        """Draw one figure for each of the groups with the most arms, or say which command makes them."""
+        if rows.empty:
+            return missing(f"the figure “{name}”", command)
+        # The first line of a figure function's docstring is its caption.
+        purpose = (draw.__doc__ or "").partition("\n")[0]
+        for number, mine in enumerate(largest_groups(rows, most), 1):
+            file = f"{name}-{number}"
+            image = svg(draw(mine), file, purpose)  # the label is for a reader who does not see it
+            caption = f"{purpose}{self._written(mine, file)}"
+            show(f"<figure>{image}<figcaption>{caption}</figcaption></figure>", file)
+        return None
 
-    def table(
-        self, rows: pd.DataFrame, name: str, command: str = "", columns: Collection[str] = (), most: int = 60
-    ) -> None:
+    def table(self, rows: pd.DataFrame, name: str, command: str = "") -> None:
         """Show rows as a table, or say which command makes them."""
         if rows.empty:
             return missing(f"the table “{name}”", command)
         below = self._written(rows, name)  # all rows, also where the table shows only the first
-        if len(rows) > most:
-            below = f"The first {most} of {len(rows)} rows. {below}"
-        html = as_html(rows[:most], columns)
-        return show(f'<div class="scroll" tabindex="0">{html}</div><p class="links">{below}</p>', name)
+        if len(rows) > MOST:
+            below = f"The first {MOST} of {len(rows)} rows. {below}"
+        return show(f'<div class="scroll" tabindex="0">{as_html(rows[:MOST])}</div><p class="links">{below}</p>', name)
 
     def _written(self, rows: pd.DataFrame, name: str) -> str:
         """Write rows as a file, where this notebook writes any, and return a link to it."""
@@ -83,11 +77,6 @@ class Book:
 
 def show(html: str, name: str) -> None:
     display(HTML(html), metadata={"study_name": name})
-
-
-def protocol_of(run: Run) -> str:
-    """Return the protocol that a run is of; before records named it, that of its folder, as `study sweep` makes it."""
-    return run.record.cell.protocol or run.folder.parent.name
 
 
 def say(text: str) -> None:

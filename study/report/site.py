@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,13 +32,17 @@ from study.report import answers, calculator, style
 from study.report.tables import as_html, write_csv
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+PAGES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
+PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
-def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> list[str]:
+def build(folders: list[Path], out: Path) -> list[str]:
     """Write the site. Return the names of notebooks that failed."""
     runs = records.load(folders, every_folder_has_runs=True, to_share=True)
     for folder in folders:
@@ -47,47 +50,42 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
             raise Stop(f"--out {out} contains the runs in {folder}", "choose a folder that does not contain them")
     # The kernel of this environment, not one of its name that the user has installed.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    with (
-        files.replaced(out) as site,
-        tempfile.TemporaryDirectory() as executed,
-        ThreadPoolExecutor(AT_ONCE) as pool,
-    ):
+    with files.replaced(out) as site, tempfile.TemporaryDirectory() as executed, ThreadPoolExecutor(AT_ONCE) as pool:
         (site / "data").mkdir()
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
         # The notebooks run while the other pages are written.
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
-        pages = Pages(site)
-        pages.write("claims", texts=texts.texts(), faults=texts.faults(), count=texts.in_words(texts.claims()))
-        pages.write("calculator", **calculator.values())
+        counted = texts.in_words(texts.claims())
+        write(site, "claims", texts=texts.texts(), faults=texts.faults(), count=counted)
+        write(site, "calculator", **calculator.values())
         answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
-        failed = []
-        for name, problem in zip(NOTEBOOKS, problems, strict=True):
-            pages.write_notebook(name, nbformat.read(Path(executed) / f"{name}.ipynb", 4), problem)
-            say(f"{name} {problem or 'is executed'}")
-            if problem:
-                failed.append(name)
+        failed = {name: problem for name, problem in zip(NOTEBOOKS, problems, strict=True) if problem}
+        for name in NOTEBOOKS:
+            write_notebook(site, Path(executed) / f"{name}.ipynb", failed.get(name, ""))
+            say(f"{name} {failed.get(name, 'is executed')}")
         # --- the first page names the notebooks that failed, so it is the last that is written
         # Records are named by their resolved paths: a page shows them below the folder that was given.
         set_aside = list(runs.set_aside)
         for folder in map(Path.resolve, folders):
             set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
-        central = [vars(each) for each in texts.claims() if each.central]
-        pages.write(
+        central = pd.DataFrame([vars(each) for each in texts.claims() if each.central])
+        write(
+            site,
             "index",
             answers=answered,
             advice=answers.advice()[0],
             advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
-            central=as_html(pd.DataFrame(central)[["id", "question", "verdict", "certainty"]].fillna("")),
-            headline=texts.in_words(texts.claims()),
+            central=as_html(central[["id", "question", "verdict", "certainty"]]),
+            headline=counted,
             problems=redact(set_aside),
             built_utc=store.now_utc(),
         )
         for name in ("site.css", "site.js", "calculator.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
-    return failed
+    return list(failed)
 
 
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
@@ -110,36 +108,29 @@ def _drawn(answer: answers.Answer, site: Path) -> dict:
     return {"image": image, "table": as_html(answer.table), "command": answer.command}
 
 
-class Pages:
-    """The pages of a site, which all lead to each other."""
+def write(site: Path, name: str, template: str = "", **values) -> None:
+    """Fill in a template. Ids of claims in tables lead to their places."""
+    filled = PAGES.get_template(f"{template or name}.html")
+    page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name})
+    # Only whole cells: an id inside a sentence, or of a run, is no link.
+    ids = "|".join(re.escape(each.id) for each in (*texts.claims(), *texts.faults()))
+    page = re.sub(rf"<td>({ids})</td>", r'<td><a href="claims.html#\1">\1</a></td>', page)
+    # Half of a surrogate pair, as JSON may hold, cannot be encoded.
+    (site / f"{name}.html").write_text(page, errors="replace")
 
-    def __init__(self, site: Path):
-        self.site = site
-        self.claims = {each.id for each in texts.claims()} | {each.id for each in texts.faults()}
-        loader = jinja2.FileSystemLoader(TEMPLATES)
-        self.templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        self.templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 
-    def write(self, name: str, template: str = "", **values) -> None:
-        """Fill in a template. Ids of claims in tables lead to their places."""
-        filled = self.templates.get_template(f"{template or name}.html")
-        page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name})
-        # Only whole cells: an id inside a sentence, or of a run, is no link.
-        known = rf"<td>({'|'.join(map(re.escape, self.claims))})</td>"
-        page = re.sub(known, r'<td><a href="claims.html#\1">\1</a></td>', page)
-        # Half of a surrogate pair, as JSON may hold, cannot be encoded.
-        (self.site / f"{name}.html").write_text(page, errors="replace")
-
-    def write_notebook(self, name: str, book: nbformat.NotebookNode, problem: str) -> None:
-        """Write the page of an executed notebook: its texts, tables and figures, and the code that it opens."""
-        book.cells = [cell for cell in book.cells if not ADDED & {*cell.metadata.get("tags", [])}]
-        for cell in book.cells:
-            if cell.cell_type == "code":
-                cell.metadata["transient"] = {"remove_source": "open" not in cell.metadata.get("tags", [])}
-                # An error and a warning name folders of this machine.
-                cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]
-        # --- HTML without nbconvert's own page around it: style and navigation are ours
-        exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
-        exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-        body, _ = exporter.from_notebook_node(book)
-        self.write(name, "notebook", body=redact(body), problem=redact(problem), title=NOTEBOOKS[name])
+def write_notebook(site: Path, path: Path, problem: str) -> None:
+    """Write the page of an executed notebook: its texts, tables and figures, and the code that it opens."""
+    book = nbformat.read(path, 4)
+    book.cells = [cell for cell in book.cells if not ADDED & {*cell.metadata.get("tags", [])}]
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.metadata["transient"] = {"remove_source": "open" not in cell.metadata.get("tags", [])}
+            # An error and a warning name folders of this machine.
+            cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]
+    # --- HTML without nbconvert's own page around it: style and navigation are ours
+    exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
+    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+    body, _ = exporter.from_notebook_node(book)
+    values = {"body": redact(body), "problem": redact(problem), "title": NOTEBOOKS[path.stem]}
+    write(site, path.stem, "notebook", **values)

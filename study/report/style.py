@@ -34,7 +34,6 @@ FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 
 COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text())
 ARMS, PARTS, COLLECTIVES, MARKS = (COLOURS[name] for name in ("arms", "parts", "collectives", "marks"))
-PUBLISHED: Look = MARKS["published by others"]
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
 
@@ -49,12 +48,9 @@ def panels(heights: list[float], **options) -> tuple[Figure, list[Axes]]:
     return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)[:, 0])
 
 
-def colour(arm: str) -> str:
-    return ARMS.get(arm, (FAINT, "."))[0]
-
-
-def marker(arm: str) -> str:
-    return ARMS.get(arm, (FAINT, "."))[1]
+def look(arm: str) -> dict[str, str]:
+    """Return the colour and the marker of an arm, as matplotlib takes them."""
+    return dict(zip(("color", "marker"), ARMS.get(arm, (FAINT, ".")), strict=True))
 
 
 def ordered(arms: Iterable[str]) -> list[str]:
@@ -104,8 +100,8 @@ def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
     """Draw a bar of parts for each line; each `panel` has axes of its own."""
     below = parts(rows, "panel")
     drawing, axes = panels([0.8 + 0.25 * mine["line"].nunique() for mine in below.values()])
-    for ax, (title, mine) in zip(axes, below.items(), strict=True):
-        draw_stacks(ax, mine, stack)
+    for ax, title in zip(axes, below, strict=True):
+        draw_stacks(ax, below[title], stack)
         ax.set_title(title)
     axes[-1].set_xlabel(stack.label, loc="right")
     return finished(drawing, stack_keys(rows, stack), note)
@@ -114,9 +110,9 @@ def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
 def stack_keys(rows: pd.DataFrame, stack: Stack) -> list:
     """Return the legend of stacks: the parts and the marks that there are."""
     shown = {*rows["part"], *rows["source"]}  # in the order of the tables of looks, not of the rows
-    tones = {name: tone for name, tone in stack.colours.items() if name in shown}
-    patches = [Patch(facecolor=tone, edgecolor=FAINT, linewidth=0.6, label=name) for name, tone in tones.items()]
-    return patches + keys({name: look for name, look in MARKS.items() if name in shown})
+    about = {"edgecolor": FAINT, "linewidth": 0.6}
+    patches = [Patch(facecolor=tone, label=name, **about) for name, tone in stack.colours.items() if name in shown]
+    return patches + keys({name: mark for name, mark in MARKS.items() if name in shown})
 
 
 def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
@@ -125,14 +121,14 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
     for place, mine in enumerate(lines.values()):
         # --- the bar
         (bar, pieces), *others = parts(mine, "source").items()
-        look: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}
+        how: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}
         if bar == "predicted":
-            look["alpha"] = 0.55
+            how["alpha"] = 0.55
         elif (pieces["kind"] != "real").any():
-            look["hatch"] = "////"
+            how["hatch"] = "////"
         lengths = pieces[stack.value]
         tones = [stack.colours.get(name, FAINT) for name in pieces["part"]]
-        ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **look)
+        ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **how)
         # --- the marks, and a number behind all of them
         ends = [lengths.sum()]
         for source, theirs in others:

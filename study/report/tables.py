@@ -4,14 +4,14 @@ Everything that is shown is escaped: records come from anybody.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from study.core.text import UNKNOWN, is_number, short, size
-from study.records.groups import by, lines
+from study.records.groups import lines
 from study.records.runs import Run
 
 NUMBER = re.compile(r"[+-][\d.]+(e[+-]?\d+)?")  # one with a sign begins like a formula
@@ -22,11 +22,8 @@ HEADINGS = {
     "micro_batch": "rows per pass",
     "rows_per_step": "rows per step",
     "accumulation": "passes",
-    "step_s": "s per step",
-    "median": "s per step",
-    "low": "from",
-    "high": "to",
     "against": "compared with",
+    "outcome": "verdict",
     "message": "error message",
 }
 
@@ -38,17 +35,15 @@ def heading(name: str) -> str:
 
 def cell(value: Any, name: str) -> str:
     """Return a value as a table shows it: four significant digits, sizes with a unit, a dash for what is not known."""
-    if pd.api.types.is_scalar(value) and (value == "" or pd.isna(value)):
+    if pd.api.types.is_scalar(value) and pd.isna(value):
         return UNKNOWN
-    if name.endswith("bytes") and is_number(value):
-        return size(value)
-    return short(value)
+    return size(value) if name.endswith("bytes") and is_number(value) else short(value)
 
 
-def as_html(rows: pd.DataFrame, columns: Iterable[str] = ()) -> str:
+def as_html(rows: pd.DataFrame) -> str:
     """Return a table for people."""
     # pandas escapes what it writes.
-    cells = {heading(str(name)): [cell(each, str(name)) for each in rows[name]] for name in columns or rows}
+    cells = {heading(str(name)): [cell(each, str(name)) for each in rows[name]] for name in rows}
     return pd.DataFrame(cells).to_html(index=False, border=0)
 
 
@@ -98,27 +93,10 @@ def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
     return {str(key): mine for key, mine in rows.groupby(name, sort=False)}
 
 
-def split_by_ranks(members_of: dict[str, list[Run]]) -> dict[str, list[Run]]:
-    """Return the groups, split by the number of ranks, which their labels name.
-
-    The runs of a lone process are in each part, because a rank of DDP should hold as much as they do.
-    """
-    split: dict[str, list[Run]] = {}
-    for group, members in members_of.items():
-        # Without any other run, the lone ones are a part of their own.
-        lone = [run for run in members if run.record.arm == "single"]
-        shared = by([run for run in members if run not in lone], "ranks") or {(1,): []}
-        split |= {f"{group}, ranks {ranks}": lone + mine for (ranks,), mine in shared.items()}
-    return split
-
-
 def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
-    """Return the groups that a notebook shows: those with the most arms on real ranks."""
-    if rows.empty:
-        return [rows]
-    real = rows["arm"].where(rows["kind"] == "real")
-    counts = rows.assign(real=real).groupby("group", sort=False)[["real", "arm"]].nunique()
-    return [rows[rows["group"] == group] for group in counts.nlargest(most, ["real", "arm"]).index]
+    """Return the groups that a notebook shows: those with the most arms."""
+    counts = rows.groupby("group", sort=False)["arm"].nunique().nlargest(most)
+    return [rows[rows["group"] == group] for group in counts.index]
 
 
 def wide(rows: pd.DataFrame, value: str) -> pd.DataFrame:

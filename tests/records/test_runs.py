@@ -7,7 +7,7 @@ from shaped import finished, put, rows
 
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
-from study.report.topics import documents, losses, memory, speed, traffic
+from study.report.topics import documents, losses, memory, traffic
 
 ARMS = ("ddp", "zero2")
 
@@ -44,7 +44,7 @@ def test_nothing_is_no_error(tmp_path):
     for folders in (tmp_path, tmp_path / "none", ""):
         assert list(load(folders)) == []
     assert load(tmp_path / "none").set_aside == (f"{tmp_path / 'none'} is not a folder",)
-    for table in (losses.table, memory.table, traffic.table, speed.frontier, documents.script):
+    for table in (losses.table, memory.table, traffic.table, documents.script):
         assert table(load(tmp_path)).empty, table
 
 
@@ -57,7 +57,7 @@ def test_folders_are_a_list_or_a_text_and_a_copy_counts_once(tmp_path):
 
 
 def test_runs_of_two_machines_and_of_other_ranks_are_never_pooled(of):
-    """In no table of seconds or losses, and with the letters that `compare` gives."""
+    """In no table of losses, and with the letters that `compare` gives."""
     cells = product((2, 64), ARMS, (2, 8), (1, 2, 3))
     loaded = of(
         *(
@@ -65,13 +65,11 @@ def test_runs_of_two_machines_and_of_other_ranks_are_never_pooled(of):
             for cores, arm, ranks, seed in cells
         )
     )
-    speeds = rows(speed.frontier(loaded))
-    assert len({row["group"] for row in speeds}) == 4, "two machines, with 2 and with 8 ranks"
-    for table in (speeds, rows(losses.parity(losses.table(loaded)))):
-        words = {word for row in table for word in row["group"].split(", ") if word.startswith("environment")}
-        assert words == {f"environment {letter}" for letter in "ABCD"}
-        assert all("environment" in row["group"] for row in table)
-        assert {row["n"] for row in table} == {3}
+    table = rows(losses.parity(losses.table(loaded)))
+    words = {word for row in table for word in row["group"].split(", ") if word.startswith("environment")}
+    assert words == {f"environment {letter}" for letter in "ABCD"}
+    assert all("environment" in row["group"] for row in table)
+    assert {row["n"] for row in table} == {3}
     assert not any("environment" in group for group in memory.table(loaded)["group"]), "bytes are the same everywhere"
 
 

@@ -1,14 +1,33 @@
-"""The report in a real browser: no errors, nothing cut off or upon another at three widths, and it can be read."""
+"""The report in a real browser: no errors, nothing cut off or upon another, and a calculator that answers as Python."""
 
+import gzip
 import itertools
+import json
+import random
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
-from browser import needs_browser, opened_browser
+from test_cli import in_this_process
 
+from study.core import arms
+from study.core.gpus import GPUS
+from study.core.optimizers import refusal
+from study.core.text import size
+from study.predict.architecture import named
+from study.predict.estimate import estimate, operations
+from study.predict.question import with_buckets
+from study.predict.setup import Setup, distribution
+from study.predict.step_time import peak_flops_per_s
+from study.report import calculator
 from study.report import site as report
+from study.report.topics import memory
 
-pytestmark = needs_browser
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+REASON = "needs a browser and its driver: apt-get install chromium chromium-driver"
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason=REASON)
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 SEEN = "return [innerWidth, getComputedStyle(document.body).backgroundColor]"
 WIDTHS = (390, 1024, 1440)
@@ -18,18 +37,24 @@ PAGES = ("index", "calculator", "claims", *report.NOTEBOOKS)
 
 @pytest.fixture(scope="module")
 def driver():
-    with opened_browser() as browser:
+    """A browser without a window, which keeps what pages write to its console."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
         yield browser
 
 
-def scheme(name: str) -> dict:
-    """What a browser is told of a reader's preference: light or dark."""
-    return {"media": "", "features": [{"name": "prefers-color-scheme", "value": name}]}
-
-
-def resize(driver, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+def look(driver, width: int, colours: str = "light") -> None:
+    """Give the window a width, and the reader a preference."""
+    window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+    scheme = {"media": "", "features": [{"name": "prefers-color-scheme", "value": colours}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
 
 
 @pytest.fixture
@@ -37,8 +62,7 @@ def show(driver, site):
     """A function that opens a page of the site at a width, in light colours."""
 
     def opened(page: str, width: int = 1280):
-        resize(driver, width)
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme("light"))
+        look(driver, width)
         driver.get((site / f"{page}.html").as_uri())
         return driver
 
@@ -53,8 +77,7 @@ def test_a_page_is_whole_and_readable(page, show):
     assert opened.find_elements("css selector", "nav [aria-current]"), "a reader sees where he is"
     opened.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
     for width, (colours, background) in itertools.product(WIDTHS, BACKGROUND.items()):
-        resize(opened, width)
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme(colours))
+        look(opened, width, colours)
         assert opened.execute_script(SEEN) == [width, background]
         assert opened.execute_script(AUDIT) == [], (width, colours)
     assert opened.get_log("browser") == []
@@ -73,12 +96,12 @@ PLANTED = {
 @pytest.mark.parametrize("problem", PLANTED)
 def test_the_audit_sees(problem, show):
     opened = show("compare", 1440)
-    assert opened.execute_script(AUDIT) == []
     opened.execute_script(PLANTED[problem])
     assert problem in " ".join(opened.execute_script(AUDIT))
 
 
-def test_tables_sort_both_ways(show):
+def test_what_a_reader_does_on_a_page(show):
+    """Tables sort both ways, and a link to a claim leads to its place."""
     opened = show("index")
     script = """const table = document.querySelector("#documents ~ .scroll table");
         table.tHead.rows[0].cells[1].querySelector("button").click();
@@ -87,10 +110,6 @@ def test_tables_sort_both_ways(show):
     assert len(set(up)) > 2
     assert sorted(up) == sorted(down)
     assert up[0] == down[-1] != up[-1]
-
-
-def test_a_link_to_a_claim_leads_to_its_place(show):
-    opened = show("index")
     opened.get(opened.current_url.replace("index.html", "claims.html#P1-17"))
     assert opened.execute_script("return document.querySelector(':target').textContent").startswith("\nP1-17")
 
@@ -105,3 +124,90 @@ def test_a_stage_is_dragged(show):
     texts = [opened.execute_script(script, stage) for stage in range(4)]
     shares = [text.partition(" bytes a parameter")[0].split()[-1] for text in texts]
     assert shares == ["16", "5.5", "3.75", "2"]
+
+
+# --- the calculator ------------------------------------------------------------------------------------------------
+
+QUESTIONS, SEED = 40, 18
+MODELS = json.loads(gzip.decompress(calculator.FILE.read_bytes()))["models"]
+REMEDY = "the predictor has changed: run python reproductions/laboratories/calculator_tables.py"
+READY = "const done = arguments[0]; (function look() { form.hidden ? setTimeout(look, 20) : done(); })()"
+
+
+def question(draw: random.Random) -> dict:
+    model = draw.choice(list(MODELS))
+    most = min(MODELS[model]["positions"] or 10**6, 100_000)
+    return {
+        "model": model,
+        "arm": draw.choice(calculator.ARMS),
+        "gpu": draw.choice(list(GPUS)),
+        "gpus": draw.choice(calculator.GPUS_TRIED),
+        "precision": draw.choice([name for name in calculator.PRECISIONS if name in MODELS[model]]),
+        "rows": draw.choice([1, 2, 3, 8, 31, 1000]),
+        "passes": draw.choice([1, 1, 2, 5]),
+        "tokens": draw.choice([2, 77, 128, most]),
+        "recomputes": draw.random() < 0.5,
+        "optimizer": draw.choice(list(calculator.OPTIMIZERS)),
+    }
+
+
+def parts_of(components: dict[str, int]) -> list[int]:
+    """Bytes by the page's parts, where temporaries are activations."""
+    left = components | {"activations": components.get("activations", 0) + components.get("temporaries", 0)}
+    return [sum(left.get(role, 0) for role in roles if role != "temporaries") for roles in memory.PARTS.values()]
+
+
+def answer(question: dict) -> dict | None:
+    """Return Python's answer; None where a library refuses the optimizer."""
+    arm, precision = arms.load_arm(question["arm"]), question["precision"]
+    if refusal(arm, question["optimizer"], precision):
+        return None
+    ranks = 1 if arm.distributed_type == "NO" else question["gpus"]
+    values = {"micro_batch": question["rows"], "sequence": question["tokens"], "accumulation": question["passes"]}
+    values |= {"checkpointing": question["recomputes"], "precision": precision, "ranks": ranks, "device": "cuda"}
+    values |= {"optimizer": question["optimizer"]} if question["optimizer"] != "adamw" else {}
+    setup = Setup(model=named(question["model"]), **distribution(with_buckets(arm), ranks), **values)
+    whole = estimate(setup)
+    return {
+        "parts": parts_of(whole.at_peak),
+        "peakBytes": whole.peak_bytes,
+        "hostBytes": whole.host_bytes,
+        "diskBytes": whole.nvme_bytes["held"],
+        "traffic": whole.traffic,
+        "leastS": pytest.approx(operations(setup) / peak_flops_per_s(question["gpu"], precision == "fp32"), rel=1e-9),
+    }
+
+
+def test_drawn_questions_have_the_answers_of_python(show):
+    page = show("calculator")
+    page.execute_async_script(READY)
+    draw = random.Random(SEED)
+    asked = [question(draw) for _ in range(QUESTIONS)]
+    script = """return arguments[0].map((question) =>
+        armsOf(question).includes(question.arm) ? answerOf(question, question.arm) : null)"""
+    for each, theirs in zip(asked, page.execute_script(script, asked), strict=True):
+        ours = answer(each)
+        assert (theirs and ours and {name: theirs[name] for name in ours}) == ours, f"{each}: {REMEDY}"
+
+
+def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, capsys):
+    """The command that the page names gives the same numbers."""
+    page = show("calculator")
+    page.execute_async_script(READY)
+    typed = {"model": "qwen2.5-7b", "gpus": 16, "gpu": "A100-80GB", "tokens": 1024, "rows": 2, "passes": 3}
+    script = """const field = form.elements[arguments[0]];
+        if (field.type === "checkbox") field.checked = arguments[1]; else field.value = arguments[1];
+        field.dispatchEvent(new Event("input", { bubbles: true }))"""
+    for name, value in (typed | {"recomputes": True}).items():
+        page.execute_script(script, name, value)
+    cells = """return Object.fromEntries([...document.querySelectorAll("#arms tbody tr")].map((row) =>
+        [row.dataset.arm, [...row.cells].slice(1).map((cell) => cell.textContent)]))"""
+    shown = page.execute_script(cells)
+    assert page.find_element("id", "sentence").text.startswith("On 16 x A100-80GB (85.9 GB each), ")
+    _, *words = shlex.split(page.find_element("id", "command").text)
+    assert in_this_process(monkeypatch, f"{shlex.join(words)} --json") is None
+    said = json.loads(capsys.readouterr().out)
+    assert shown["zero3"][1] == size(said["estimate"]["peak_bytes"])
+    page.refresh()
+    page.execute_async_script(READY)
+    assert page.execute_script(cells) == shown

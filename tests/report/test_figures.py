@@ -7,7 +7,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from shaped import finished, put, script
 
@@ -15,9 +14,7 @@ from study.core.text import size
 from study.records import runs
 from study.report import style
 from study.report.tables import parts
-from study.report.topics import documents, losses, memory, speed, traffic
-
-FOUR = ("ddp", "zero1", "zero2", "zero3")
+from study.report.topics import documents, losses, memory, traffic
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +32,15 @@ FIGURES = {
     "losses": (losses.figure, losses.table),
     "memory": (memory.figure, memory.table),
     "traffic": (traffic.figure, traffic.table),
-    "script": (documents.figure_of_script, documents.script),
     "memory_000": (memory.figure, documents.memory_000),
 }
 
 
 @pytest.fixture(scope="module")
 def drawn(all_runs):
-    """Each figure once, laid out, with its rows."""
+    """Each figure once, with its rows."""
     rows = {name: table(all_runs) for name, (_, table) in FIGURES.items()}
-    pairs = {name: (FIGURES[name][0](mine), mine) for name, mine in rows.items()}
-    for figure, _ in pairs.values():
-        FigureCanvasAgg(figure).draw()
-    return pairs
-
-
-# --- what is drawn is what the table says --------------------------------------------------------------------------
+    return {name: (FIGURES[name][0](mine), mine) for name, mine in rows.items()}
 
 
 def points(axes) -> list[tuple[float, float]]:
@@ -93,17 +83,18 @@ def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
     assert [label.get_text() for label in below.get_yticklabels()] == ["zero3_cpu"]
     assert [label.get_text() for label in above.get_yticklabels()] == ["single"]
     assert below.get_title("left").replace("\n", " ") == memory.ONE_MEMORY
-    assert speed.frontier(loaded).empty, "and seconds of a CPU are compared nowhere"
 
 
-def test_script(drawn):
-    figure, rows = drawn["script"]
-    for axes, mine in zip(figure.axes, parts(rows, "script").values(), strict=True):
-        means = mine.groupby(["training", "step"])["loss"].mean()
+def test_script(all_runs):
+    """Each of its trainings is drawn as an arm is, in a figure for each repair."""
+    rows = documents.script(all_runs)
+    for kind, mine in parts(rows, "group").items():
+        (axes,) = losses.figure(mine).axes
+        assert axes.get_title("left") == kind
+        means = mine.groupby(["line", "step"])["loss"].mean()
         assert_drawn([(step, loss) for (_, step), loss in means.items()], axes)
-    trainings = documents.trainings(rows).set_index(["script", "training"])
-    assert trainings["deepspeed_calls"]["as printed", 2] == 0
-    assert trainings["deepspeed_calls"]["with DeepSpeed engaged", 2] > 0
+    calls = documents.trainings(rows).set_index(["group", "line"])["deepspeed_initialize_calls"]
+    assert [calls[kind, "training 2"] for kind in ("as printed", "with DeepSpeed engaged")] == [0, 1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("memory", "bytes"), ("memory_000", "bytes"), ("traffic", "times")])
@@ -119,9 +110,6 @@ def test_stacked_bars(drawn, name, value):
     places = {line: place for place, line in enumerate(totals.index)}
     for (line, _), total in rows[~first].groupby(["line", "source"])[value].sum().items():
         assert_drawn([(total, places[line])], axes)
-
-
-# --- as a file -----------------------------------------------------------------------------------------------------
 
 
 def test_the_svg_is_text_the_same_each_time_and_leaves_no_style_behind(drawn):

@@ -1,24 +1,30 @@
-"""The report: a site that opens from disk, names what is broken, and replaces nothing that it did not write."""
+"""The report: a site that opens from disk, names what is broken, and replaces nothing that it did not write.
 
+And it tells nothing private, nor runs what a stranger planted in every text of a record.
+"""
+
+import csv
 import html
+import html.parser
 import json
 import math
 import re
-import shutil
 import xml.etree.ElementTree
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
-from shaped import finished, put
+from shaped import failed, finished, put
 
 from study.core.errors import Stop
 from study.ledger import texts as ledger
 from study.records.keeping import redact
+from study.records.schema import Record
 from study.report import answers
 from study.report import site as report
-from study.report.tables import as_html, cell, heading
+from study.report.notebook import Book
+from study.report.tables import as_html, cell, heading, no_formula
 
 BROKEN = {
     "broken-schema": "got 99",
@@ -58,8 +64,8 @@ def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
 
 
 def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_machine(site, real_runs):
+    ours = r'xmlns(:\w+)?="[^"]+"|<metadata>.*?</metadata>|<a href="https://[^"]+"( rel="noopener")?>'
     for path in [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.js")]:
-        ours = r'xmlns(:\w+)?="[^"]+"|<metadata>.*?</metadata>|<a href="https://[^"]+"( rel="noopener")?>'
         text = re.sub(ours, "", path.read_text(), flags=re.DOTALL)
         assert str(real_runs.parent) not in text, path.name
         assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|@import""", text), path
@@ -86,22 +92,26 @@ def test_every_figure_is_whole_and_has_its_data_beside_it(site):
 def test_a_table_shows_markup_as_text_sizes_with_units_and_a_dash_for_what_is_unknown():
     """Records come from anybody."""
     assert "<script>" not in as_html(pd.DataFrame({"arm": ["<script>alert(1)</script>"]}))
-    assert heading("peak_mb") == "peak MB"
+    assert (heading("peak_bytes"), heading("micro_batch"), heading("last_loss")) == (
+        "peak",
+        "rows per pass",
+        "last loss",
+    )
     shown = [cell(4.4e7, "peak_bytes"), cell(0.12345678, "over"), cell(None, "n"), cell(math.nan, "n")]
     assert shown == ["44 MB", "0.1235", "-", "-"]
 
 
-def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, tmp_path, monkeypatch):
-    shutil.copytree(report.ROOT / "notebooks", tmp_path / "root" / "notebooks")
-    bad = tmp_path / "root" / "notebooks" / "compare.ipynb"
-    bad.write_text(bad.read_text().replace("rows = memory.table(book.runs)", "found = 1 / 0"))
-    monkeypatch.setattr(report, "ROOT", tmp_path / "root")
-    monkeypatch.setattr(report, "NOTEBOOKS", {"compare": "Compare"})
-    monkeypatch.setattr(report.style, "svg", lambda *_: "")
-    lines: list[str] = []
-    assert report.build([real_runs], tmp_path / "out", lines.append) == ["compare"]
-    assert "ZeroDivisionError" in "".join(lines)
-    assert "ZeroDivisionError" in (tmp_path / "out" / "compare.html").read_text()
+def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(quick, tmp_path, monkeypatch, capsys):
+    bad = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    bad["cells"].append({"cell_type": "code", "id": "a", "metadata": {}, "source": "1 / 0", "outputs": []})
+    bad["cells"][0]["execution_count"] = None
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "compare.ipynb").write_text(json.dumps(bad))
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    assert quick(put(tmp_path / "runs", finished("one")), tmp_path / "out", {"compare": "Compare"}) == ["compare"]
+    page = (tmp_path / "out" / "compare.html").read_text()
+    for text in (capsys.readouterr().out, page):
+        assert "ZeroDivisionError" in text
     assert "failed" in (tmp_path / "out" / "index.html").read_text()
 
 
@@ -113,13 +123,13 @@ VALUES = report.calculator.values()
 
 @pytest.fixture
 def quick(monkeypatch):
-    """A build with its pages, and without verdicts and notebooks, after doing `during`."""
+    """A build without figures, and with no notebooks but those that are given."""
 
-    def build(runs: Path, out: Path, during=lambda: None) -> list[str]:
-        monkeypatch.setattr(report.calculator, "values", lambda: during() or VALUES)
-        monkeypatch.setattr(report, "NOTEBOOKS", {})
+    def build(runs: Path, out: Path, notebooks: dict[str, str] = {}, values=lambda: VALUES) -> list[str]:  # noqa: B006
+        monkeypatch.setattr(report.calculator, "values", values)
+        monkeypatch.setattr(report, "NOTEBOOKS", notebooks)
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
-        return report.build([runs], out, lambda text: None)
+        return report.build([runs], out)
 
     return build
 
@@ -130,6 +140,9 @@ def test_only_what_a_build_made_is_replaced_and_only_by_a_whole_one(quick, tmp_p
     for place in (some_runs, tmp_path):
         with pytest.raises(Stop, match="contains the runs"):
             quick(some_runs, place)
+    with pytest.raises(Stop, match="there is no run below"):
+        quick(tmp_path / "nowhere", out)
+    assert not out.exists()
     assert quick(some_runs, out) == []
 
     def interrupt():
@@ -137,30 +150,157 @@ def test_only_what_a_build_made_is_replaced_and_only_by_a_whole_one(quick, tmp_p
 
     before = (out / "index.html").stat().st_ino
     with pytest.raises(KeyboardInterrupt):
-        quick(some_runs, out, interrupt)
+        quick(some_runs, out, values=interrupt)
     assert (out / "index.html").stat().st_ino == before
     assert quick(some_runs, out) == []
     assert (out / "index.html").stat().st_ino != before
 
 
-def test_without_a_run_nothing_is_replaced(tmp_path):
-    with pytest.raises(Stop, match="there is no run below"):
-        report.build([tmp_path / "nowhere"], tmp_path / "out", print)
-    assert not (tmp_path / "out").exists()
+# --- strangers -----------------------------------------------------------------------------------------------------
+
+PRIVATE = {
+    "a path": "/home/alice/thesis/plan.txt",
+    "a token": "hf_AbCdEfGhIjKlMnOpQrSt",
+    "a key": "WANDB_API_KEY=0123456789abcdef",
+    "a login": "https://alice:s3cret0@example.org/x",
+    "an e-mail": "alice@example.org",
+    "an address": "tcp://10.1.2.3:29500",
+    "a share": "10.1.2.3/home/alice/plan",
+    "a machine": "node7.cluster.internal",
+    "a user on a machine": "alice@gpu7: refused",
+}
+TELLS = ("alice", "thesis", "AbCdEfGh", "0123456789abcdef", "s3cret0", "10.1.2.3", "node7", "gpu7")
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)> ![x](http://evil.org/a.png) [x](javascript:alert(1))"
 
 
-def test_odd_runs_are_set_aside_and_write_nothing_elsewhere(quick, tmp_path):
-    runs = put(tmp_path / "runs", finished("a b#?%ü"), finished("surrogate", requested__model="half \ud800 of a pair"))
-    names = ["../../escaped", f"{tmp_path}/absolute", 5, "a\x00b", "..", "a\\b"]
-    for number, name in enumerate(names):
+def planted(value, text: str, where: str = ""):
+    """A record with a text added to every text of it. A value that the record does not take stays as it was."""
+    if isinstance(value, dict):
+        return {name: planted(each, text, f"{where}.{name}") for name, each in value.items()}
+    if isinstance(value, list):
+        return [planted(each, text, where) for each in value]
+    return f"={value} {text}" if isinstance(value, str) and where not in KEPT else value
+
+
+# What decides that it is a record of a run that is done, and what only has some values.
+KEPT = {".status", ".run_id", ".started_utc", ".finished_utc", ".commit", ".observed.backend"}
+KEPT |= {f".requested.{name}" for name in ("task", "init", "precision", "attention", "repair")}
+
+
+FRAMES = ("{}", "before {} after", '{{"x": "{}"}}', "({})")
+CUT = {
+    "no room in /var/tmp/nvme: 3 bytes": "no room in nvme: 3 bytes",
+    "[Errno 2] No such file: '/data/imdb/train.csv'": "[Errno 2] No such file: 'train.csv'",
+    "--data=/data/imdb": "--data=imdb",
+    # a home folder's last part is a name
+    "/Users/alice/ is full": "~ is full",
+    "bound to /export/home/alice:ro": "bound to ~:ro",
+    "/root/x": "x",
+    # in other clothes
+    "file:///home/alice/x": "x",
+    "file://host/home/alice": "~",
+    "PATH=/usr/local/bin:/home/alice/bin": "PATH=bin:bin",
+    "cc -I/home/alice/include -L/home/alice": "cc -Iinclude -L~",
+    "'/home/alice smith/my runs/a b'": "'a b'",
+    "<td>/home/alice/x</td></tr>": "<td>x</td></tr>",
+    # addresses: who logs in, and to which machine
+    "https://alice:hf_secret@example.org/a/b": "https://example.org/a/b",
+    "connect to 192.168.1.4.": "connect to (IP address).",
+    "[2001:db8::5]:29500, fe80::1%eth0": "[(IP address)]:29500, (IP address)%eth0",
+}
+STAYS = (  # it only looks private
+    *("tokens: 12345678", "max_token 20000000", "pad_token: [PAD]", "2 CPUs @ 2.10GHz", "12:34:56", "550.54.15"),
+    *("12 tokens/s, 3 GB/s, and/or", "accelerate_configs/zero3.yaml", "/", "relative ./a/b ../a/b ~/a/b"),
+    *("https://example.org/a/b", "127.0.0.1 [::1] [::] 0.0.0.0", "00:1f.2 0000:3b:00.0"),
+    *("std::bad_alloc c10::Error", "cudnn==9.1.0.70 libcudnn.so.9.1.0.70"),
+)
+TOLD = [(frame.format(text), None) for text in PRIVATE.values() for frame in FRAMES]
+TOLD += [*CUT.items(), *zip(STAYS, STAYS, strict=True)]
+TOLD += [({"hf_token": "short", "tokenizer": "gpt2"}, {"hf_token": "(secret)", "tokenizer": "gpt2"})]
+
+
+@pytest.mark.parametrize(("told", "expected"), TOLD)
+def test_what_tells_of_a_machine_or_its_user_is_taken_out(told, expected):
+    redacted = redact(told)
+    assert expected in (None, redacted)
+    assert not [word for word in TELLS if word in str(redacted)], redacted
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser would run or fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            leads_out = name in ("src", "href", "xlink:href") and re.match(r"\s*(\w+:|//)", value or "")
+            if name.startswith("on") or (leads_out and not value.startswith("data:")):
+                self.runs.append(f"{tag} {name}={value}")
+        if tag == "script" and dict(attributes).keys() != {"src", "defer"}:
+            self.runs.append(tag)
+
+
+ODD = ("../../escaped", "/tmp/absolute", 5, "a\x00b", "..", "a\\b")  # names of runs
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Runs of a stranger who put something into every text, and gave odd names."""
+    runs = tmp_path / "runs"
+    text = f"{' '.join(PRIVATE.values())} {MARKUP}"
+    for content in (finished("a", "zero2"), finished("b", "ddp"), failed("c", arm="zero3")):
+        put(runs, planted(content, text) | {"run_id": content["run_id"]})
+        for name in ("log.txt", "output.txt", "steps.jsonl"):
+            (runs / content["run_id"] / name).write_text(f"{text}\n")
+    put(runs, finished("a b#?%ü"), finished("surrogate", requested__model="half \ud800 of a pair"))
+    for number, name in enumerate(ODD):
         put(runs, finished(f"odd-{number}-"))
         (runs / f"odd-{number}-" / "record.json").write_text(json.dumps(finished() | {"run_id": name}))
     (runs / "deep").mkdir()
     (runs / "deep" / "record.json").write_text("[" * 100_000)
+    return runs
+
+
+def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_stranger(stranger, quick, tmp_path):
+    record = (stranger / "a" / "record.json").read_text()
+    assert Record.model_validate_json(record).arm.startswith("=zero2 ")
+    assert record.count("alice") > 50, "what is looked for is there"
     before = set(tmp_path.rglob("*"))
-    quick(runs, tmp_path / "below" / "out")
+    out = tmp_path / "below" / "out"
+    quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    for number in range(len(names)):
-        assert "run_id" in set_aside(tmp_path / "below" / "out", f"odd-{number}-")
+    addresses = {each.address for each in ledger.texts()} | {each.thread for each in ledger.faults()}
+    assert len([*out.rglob("*.html")]) == 3, "index, claims, calculator"
+    for path in filter(Path.is_file, out.rglob("*")):
+        text = path.read_text()
+        assert not [word for word in TELLS if word in text], path.name
+        if path.suffix == ".html":
+            (page := Page()).feed(text)
+            known = [f"a href={each}" for each in addresses] if path.name == "claims.html" else []
+            scripts = ["script"] * {"index.html": 1, "calculator.html": 2}.get(path.name, 0)  # our own
+            assert [each for each in page.runs if each not in [*known, *scripts]] == [], path.name
+            assert page.runs.count("script") == len(scripts), path.name
+    for number in range(len(ODD)):
+        assert "run_id" in set_aside(out, f"odd-{number}-")
     for name in ("deep", "surrogate"):
-        assert f"{name}/record.json is not a valid record" in set_aside(tmp_path / "below" / "out", name)
+        assert f"{name}/record.json is not a valid record" in set_aside(out, name)
+
+
+def test_data_files_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
+    """What a notebook writes beside a report."""
+    book = Book("compare", str(stranger), str(tmp_path))
+    book.table(pd.DataFrame([{"run": run.record.run_id, "arm": run.record.arm} for run in book.runs]), "runs")
+    text = (tmp_path / "compare-runs.csv").read_text()
+    assert not [word for word in TELLS if word in text]
+    cells = [cell for line in csv.reader(text.splitlines()) for cell in line]
+    assert any(cell.startswith("'=zero2") for cell in cells)
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@", "\t", "\r"))]
+
+
+def test_a_number_below_zero_is_no_formula():
+    texts = ("=1", "+1+1", "@x", "\tx", "\rx", "\n=x", "-x", "\uff1d1")
+    assert [no_formula(text) for text in texts] == [f"'{text}" for text in texts]
+    others = ["-1.5", "+2", "-1e-07", -3, None, "a=b", "zero2"]
+    assert list(map(no_formula, others)) == others

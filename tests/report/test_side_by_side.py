@@ -11,11 +11,11 @@ from study.records import runs as records
 from study.report.topics import losses
 from study.report.topics.arms import by_task
 
-SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
+RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 
 
 def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers():
-    compared = [each for each in by_task(records.load(SMOKE)) if len(each["rows"]) > 5]
+    compared = [each for each in by_task(records.load(RUNS / "smoke")) if len(each["rows"]) > 5]
     assert {each["group"].split(",")[0] for each in compared} == {"imdb", "wikitext"}
     for each in compared:
         of_arm = {row["arm"]: row for row in each["rows"]}
@@ -27,38 +27,25 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers
                 assert f"stage {stage} {ratio:.2g}" in lines[answer]
         furthest = max(row["furthest nats"] for row in each["rows"] if row["furthest nats"] is not None)
         assert f"{nats(furthest)} of ddp" in lines["Losses"]
-        assert min(of_arm[f"zero{stage}"]["peak bytes"] for stage in (1, 2, 3)) > of_arm["ddp"]["peak bytes"]
         assert "buckets outweigh" in lines["Memory"], "or a reader thinks that ZeRO always costs memory"
-        assert any(line.startswith("hsdp has 4 ranks") for line in each["in_words"])
         sent = of_arm["zero1"]["sent bytes"] / of_arm["ddp"]["sent bytes"]
         assert sent == pytest.approx(1.5, rel=0.01), "on rings, as the report has it"
 
 
-def test_runs_without_ddp_of_their_task_have_no_ratios():
-    """Among all kept runs there are such groups; their column of bytes has no number at all."""
-    compared = by_task(records.load(SMOKE.parent))
-    without = [each for each in compared if "ddp" not in {row["arm"] for row in each["rows"]}]
-    assert without
-    assert not any(" times " in line for each in without for line in each["in_words"] if "did not run" not in line)
-
-
-def test_other_rows_are_not_compared_and_what_could_not_run_is_named(tmp_path):
-    folder = put(tmp_path, finished("a", "ddp"), finished("b", "zero2", seed=7), failed("c", arm="zero3", seed=42))
-    (group,) = by_task(records.load(folder))
+def test_runs_without_ddp_have_no_ratios_and_what_could_not_run_is_named(tmp_path):
+    put(tmp_path, finished("a", "zero1"), finished("b", "zero2", seed=7), failed("c", arm="zero3", seed=42))
+    (group,) = by_task(records.load(tmp_path))
     assert [row["furthest nats"] for row in group["rows"]] == [None, None, None], "another seed, and a run that failed"
-    assert any(line.startswith("zero3 did not run: ") for line in group["in_words"])
-    assert not any(line.startswith("Losses") for line in group["in_words"])
+    (line,) = group["in_words"]
+    assert line.startswith("zero3 did not run: ")
 
 
 def test_as_typed_it_is_no_wider_than_a_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    in_this_process(monkeypatch, f"compare --arms {SMOKE}")
+    in_this_process(monkeypatch, f"compare --arms {RUNS / 'smoke'}")
     text = capsys.readouterr().out
     assert text.index("Losses: ") < text.index("last loss"), "the answer comes before the table"
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_one_arm_alone_and_what_was_set_aside_are_said(tmp_path, monkeypatch, capsys):
     put(tmp_path, finished("a", "ddp"), changed(finished("malformed"), memory__components=[3]))
     assert in_this_process(monkeypatch, f"compare --arms {tmp_path}") == 2
     said = capsys.readouterr()

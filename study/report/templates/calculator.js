@@ -21,6 +21,8 @@ function evaluate(polynomials, { rows, tokens }) {
   return rows === 1 ? at(polynomials) : at(polynomials.slice(0, 3)) + (rows - 2) * at(polynomials.slice(3));
 }
 
+const placeOf = (part) => Object.keys(data.colours).indexOf(part);
+
 // Return the bytes that a rank holds at the peak, by part.
 function partsAtPeak(question, name) {
   const tables = data.models[question.model][question.precision][question.recomputes ? "recomputed" : "kept"];
@@ -28,12 +30,12 @@ function partsAtPeak(question, name) {
   const ofArm = tables.arms[name][data.arms[name].alone ? 0 : data.gpus.indexOf(question.gpus)];
   const moments = (question.passes > 1 && ofArm[1]) || ofArm[0];
   const held = moments[single].map(([place, ...parts]) => {
-    parts[data.activations] += evaluate(tables.activations[single][place], question);
+    parts[placeOf("activations")] += evaluate(tables.activations[single][place], question);
     return parts;
   });
   const peak = held.reduce((a, b) => (sum(b) > sum(a) ? b : a));
-  peak[data.other] += evaluate(tables.inputs[single], question);
-  peak[data.optimizer] += moreStates(question, name)[0];
+  peak[placeOf("other")] += evaluate(tables.inputs[single], question);
+  peak[placeOf("optimizer")] += moreStates(question, name)[0];
   return peak;
 }
 

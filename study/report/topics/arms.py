@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from study.core.text import nats, number_of
+from study.core.text import nats
 from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import by, groups
@@ -69,9 +69,4 @@ def in_words(rows: list[dict]) -> list[str]:
             lines.append(sentence.format(", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())))
             if name == "peak bytes" and over.min() > 1:
                 lines[-1] += f" {WHY_MORE}"
-    if "ddp" in done.index:
-        others = done[done["ranks"] != done.loc["ddp", "ranks"]]
-        lines += [
-            f"{arm} has {number_of(int(ranks), 'ranks')}, and so other rows." for arm, ranks in others["ranks"].items()
-        ]
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]

@@ -25,18 +25,17 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     group = f"{MODEL_000}, 8 ranks, 2048 tokens, bf16_cast, activations kept or recomputed"
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
-        known = [run for run in runs.select(model=MODEL_000, arm=arm, **SETTING_000).done if memory.held_bytes(run)]
-        for recompute, how in ((False, "kept"), (True, "recomputed")):
+        for how, recomputes in {"kept": [False, None], "recomputed": [True]}.items():
             place: dict[str, Any] = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm}
             place |= {"ranks": 8, "parameters": shape.parameters, "kind": "real"}
             sources: dict[str, dict[str, float]] = {}
             # --- measured, if the runs are there
-            if repeats := [run for run in known if bool(run.record.requested.checkpointing) == recompute]:
-                run = max(repeats, key=memory.held_bytes)
+            repeats = runs.select(model=MODEL_000, arm=arm, checkpointing=recomputes, **SETTING_000).done
+            if run := max(filter(memory.held_bytes, repeats), key=memory.held_bytes, default=None):
                 place["kind"] = run.kind
                 sources["measured"] = memory.held_parts(run)
             # --- predicted, and printed: the document does not say whether it recomputes
-            ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recompute))
+            ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recomputes[0]))
             sources |= {"predicted": memory.part_bytes(ours.at_peak), DOCUMENT: {"parts not given": printed_bytes}}
             rows += stacked(place, "bytes", sources)
     return pd.DataFrame(rows)

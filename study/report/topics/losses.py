@@ -1,7 +1,6 @@
 """Losses: how far each arm is from the baseline, step by step."""
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from study.records.compare import loss_distances
 from study.records.groups import groups
 from study.records.runs import Runs
 from study.report import style
-from study.report.style import colour, marker
+from study.report.style import look
 from study.report.tables import lines_of, parts
 
 EXACT = 1e-9  # nats: smaller differences are drawn as if the axis were linear
@@ -25,14 +24,10 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     In a group without the baseline, the plainest arm takes its place; `against` names it. Runs with other rows per step
     than the baseline are not compared.
     """
-    chosen = [
-        run
-        for run in runs.done
-        if run.record.loss.train
-        and not run.record.is_virtual
-        and not run.record.is_script
-        and (not tasks or run.record.requested.task in tasks)
-    ]
+    if tasks:
+        runs = runs.select(task=[*tasks])
+    real = [run for run in runs.done if not run.record.is_virtual and not run.record.is_script]
+    chosen = [run for run in real if run.record.loss.train]
     curves = [pd.DataFrame()]  # so that no runs are an empty table
     for place, repeats, members in lines_of(groups(chosen)):
         for run in repeats:
@@ -64,20 +59,17 @@ def figure(rows: pd.DataFrame) -> Figure:
     """Training loss of every arm at each step, and how far it is from the baseline's loss, one point per step."""
     apart = rows[rows["difference"].notna()]
     others = parts(apart, "line")
-    heights = [2.3]
+    drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if others else [2.3])
     if others:
         # Arms that are compared with nothing train on other rows in a step: their losses are elsewhere for that reason.
         rows = rows[rows["line"].isin(others) | rows["arm"].isin(apart["against"])]
-        heights.append(0.75 + 0.22 * len(others))
-    drawing, axes = style.panels(heights)
+        _draw_distances(axes[1], others)
     draw_curves(axes[0], rows)
     axes[0].set_title(rows["group"].iloc[0])
-    if others:
-        _draw_distances(axes[1], others)
     note = "Lines: means over runs. Bands: from the lowest to the highest run. Lines alternate as dashes, because most"
     note += " coincide. Lower panel: the largest difference of any run at each step. Arms with other rows in a step are"
     note += " in the table alone."
-    looks = {arm: {"color": colour(arm), "marker": marker(arm)} for arm in style.ordered(rows["arm"])}
+    looks = {arm: look(arm) for arm in style.ordered(rows["arm"])}
     return style.finished(drawing, style.keys(looks), note)
 
 
@@ -85,7 +77,13 @@ def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
     lines = parts(rows, "line")
     for place, mine in enumerate(lines.values()):
         # Each line begins its dashes where the one before ends them.
-        band(ax, mine, colour(mine["arm"].iloc[0]), linestyle=(DASH * place, (DASH, DASH * (len(lines) - 1) or 0.01)))
+        dashes = (DASH * place, (DASH, DASH * (len(lines) - 1) or 0.01))
+        tone = look(mine["arm"].iloc[0])["color"]
+        values = mine.groupby("step", sort=False)["loss"].agg(["min", "mean", "max"])
+        # Of one run, or of equal ones, a band would be an invisible shape in the file.
+        if (values["min"] < values["max"]).any():
+            ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
+        ax.plot(values.index, values["mean"], color=tone, linestyle=dashes)
     ax.set(xlabel="optimizer step", ylabel="training loss (nats)")
 
 
@@ -95,16 +93,7 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
     for place, mine in enumerate(rows_of.values()):
         arm, against = mine[["arm", "against"]].iloc[0]
         furthest = mine.groupby("step")["difference"].max()  # of all seeds
-        ax.plot(furthest, [place] * len(furthest), marker(arm), color=colour(arm), markersize=4, alpha=0.6)
+        ax.plot(furthest, [place] * len(furthest), **look(arm), linestyle="none", markersize=4, alpha=0.6)
     style.name_bars(ax, rows_of)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set(xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(-EXACT / 4, None))
-
-
-def band(ax: Axes, rows: pd.DataFrame, tone: str, **look: Any) -> None:
-    """Draw the mean over runs at each step as a line, from the smallest to the largest value as a band."""
-    values = rows.groupby("step", sort=False)["loss"].agg(["min", "mean", "max"])
-    # Of one run, or of equal ones, a band would be an invisible shape in the file.
-    if (values["min"] < values["max"]).any():
-        ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
-    ax.plot(values.index, values["mean"], color=tone, **look)

@@ -13,7 +13,7 @@ from study.records.groups import groups
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
 from study.report.of_record import predicted
-from study.report.tables import SETTINGS, lines_of, split_by_ranks, stacked
+from study.report.tables import SETTINGS, lines_of, stacked
 
 PARTS = {  # that a figure shows, of the roles that records and predictions tell apart
     "weights": ("weights",),
@@ -34,7 +34,7 @@ def table(runs: Runs) -> pd.DataFrame:
     """Return what a rank holds at its peak, by part: measured, predicted, and states by the ZeRO paper."""
     rows = []
     known = [run for run in runs.done if metrics.components(run.record)]
-    for place, repeats, _ in lines_of(split_by_ranks(groups(known, only=SETTINGS))):
+    for place, repeats, _ in lines_of(groups(known, only=SETTINGS)):
         run = max(repeats, key=held_bytes)  # a peak that was seen once has to fit
         if has_one_memory(run):
             place["panel"] = ONE_MEMORY
