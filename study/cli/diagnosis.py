@@ -17,7 +17,6 @@ from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 
-IS_LIKELY = {True: "likely", False: "possible"}
 IS_DEFAULT = {True: " (the library's default)", False: ""}
 
 
@@ -43,18 +42,18 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
         result = number_of(number, "findings") if number else "nothing was found"
         say_wrapped(f"{answer.run}: {answer.how}: {result}.")
         if error := answer.error:
-            _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.", indent="  ")
+            _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
         if answer.ranks:
-            _say_indented(f"{answer.ranks}.", indent="  ")
+            _say_indented(f"{answer.ranks}.")
         for number, finding in enumerate(answer.findings, 1):
             _show_finding(f"{number:>2}. ", finding)
         if answer.not_known:
-            _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.", indent="  ")
+            _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     return list(map(asdict, answers))
 
 
-def _say_indented(*texts: str, indent: str = "    ") -> None:
-    say_wrapped(*texts, indent=indent, first=indent)
+def _say_indented(*texts: str) -> None:
+    say_wrapped(*texts, indent="    ", first="    ")
 
 
 def _show_finding(first: str, finding: Finding) -> None:
@@ -89,7 +88,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     # --- what differs: names in one line, then each known cause with its values, then keys whose effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
-    for letter, side, findings in zip("AB", (first, second), by_side, strict=True):
+    for letter, side, findings in zip("AB", (first, second), sides, strict=True):
         say_wrapped("", f"{letter}: {side.path} ({side.words})", indent="   ")
         for finding in findings:
             _show_finding("  - ", finding)
@@ -101,7 +100,8 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
     rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-    return rows | {"found_in_a": list(map(asdict, by_side[0])), "found_in_b": list(map(asdict, by_side[1]))}
+    found = [list(map(asdict, findings)) for findings in sides]
+    return rows | dict(zip(("found_in_a", "found_in_b"), found, strict=True))
 
 
 def _values(difference: Difference) -> str:
@@ -138,10 +138,9 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
     for number, cause in enumerate(seen.causes, 1):
         what = f"{cause.what[0].upper()}{cause.what[1:]}"
-        why = f"{IS_LIKELY[cause.is_likely]}: {'; '.join(cause.reasons)}"
+        why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         say_wrapped(f"{what} ({why}).", indent="    ", first=f"{number:>2}. ")
-        texts = (f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
-        _say_indented(*texts)
+        _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
     say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
     # The log and the config say more of the training than the flags do. A wrong guess has to be seen.
     known = [f"{flag(name)} {value}" for name, value in vars(seen.training.given).items() if value is not None]

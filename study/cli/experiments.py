@@ -1,6 +1,5 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
-import itertools
 import math
 import os
 import signal
@@ -18,6 +17,7 @@ from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.core.text import console, number_of, say, show
+from study.records.groups import differing
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.launches import last_step
@@ -61,8 +61,6 @@ def sweep(
         pack: A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub.
         dry_run: List the cells and whether this machine can run them. Run nothing.
     """
-    if not timeout_s > 0:  # nor nan
-        raise Stop(f"--timeout-s must be above 0 (got {timeout_s:g})", "give a number of seconds")
     # --- which cells, and in which order
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
     if pack is not None:
@@ -97,24 +95,15 @@ def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None,
 
 
 def _show_plan(cells: list[Cell]) -> None:
-    """List the cells: their ranks, the settings in which they differ, and whether this machine can run them."""
+    """List the cells: the settings in which they differ, and whether this machine can run them."""
     gpus = num_gpus()
     # Most protocols vary two or three of many settings: only these are columns.
-    names = dict.fromkeys(itertools.chain(*(cell.settings for cell in cells)))
-    differ = [name for name in names if len({str(cell.settings.get(name)) for cell in cells}) > 1]
+    differ = differing([cell.settings for cell in cells])
     rows = []
     for cell in cells:
-        row = {"cell": cell.name, "ranks": cell.ranks or gpus or 2}  # two on a CPU, as the arms' files have it
-        row |= {name: cell.value(name) for name in differ}
-        if cell.arm == "single":
-            row["ranks"] = 1
-        # Of virtual ranks a single process is started, so their number is no number of processes.
-        if number := row.pop("virtual_ranks", cell.value("virtual_ranks")):
-            row["ranks"] = f"{number} virtual"
-        row["here"] = "yes"
-        if stop := sweeping.why_not(cell, gpus):
-            row["here"] = f"no: {stop.what}"
-        rows.append(row)
+        row = {"cell": cell.name, "ranks": cell.ranks} | {name: cell.value(name) for name in differ}
+        stop = sweeping.why_not(cell, gpus)
+        rows.append(row | {"here": f"no: {stop.what}" if stop else "yes"})
     possible = sum(row["here"] == "yes" for row in rows)
     say(f"{possible} of {number_of(len(rows), 'cells')} are possible on this machine.", "")
     show(rows)
@@ -156,9 +145,7 @@ class Progress:
         if not self.console.is_terminal:
             return  # a file gets no line for each step
         newest = last_step(folder)
-        position = "starting"
-        if newest:
-            position = f"step {newest['step']}"
+        position = f"step {newest['step']}" if newest else "starting"
         if newest.get("loss") is not None:  # None of a virtual rank, and where it is not finite
             position += f"  loss {newest['loss']:.4f}"
         self._draw(f"  {position}  {seconds:.0f} s")
@@ -166,13 +153,10 @@ class Progress:
     def end(self, turn: Cell, outcome: Outcome) -> None:
         if outcome.ran:
             self.ran.add(self.ended)
-        text = outcome.status
         # The same command continues a sweep, and says what it did not run again.
-        if text == "done" and not outcome.ran:
-            text = "done before"
-        if outcome.reason:
-            text += f": {outcome.reason}"
-        self.say(f"{self._position(turn)}  {text}")
+        before = " before" if outcome.status == "done" and not outcome.ran else ""
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        self.say(f"{self._position(turn)}  {outcome.status}{before}{reason}")
 
     def next(self) -> None:
         """Go on to the next turn. A search for a frontier is one turn with many runs."""

@@ -11,8 +11,6 @@ from study.sweeps import launches
 
 # Where an arm keeps something, by the word that DeepSpeed's config has for the offloading.
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
-# A word and not a colour: the table may go into a file or an issue.
-MARKS = {True: "ok", False: "NO"}
 
 
 def arms() -> list[dict]:
@@ -65,6 +63,7 @@ def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
     if lacking:
         first = f"This machine lacks: {', '.join(finding.what for finding in lacking)}."
     say_wrapped(first, "")
-    show([{"": MARKS[finding.fine], "what": finding.what, "found": finding.found} for finding in findings])
+    # A word and not a colour: the table may go into a file or an issue.
+    show([{"": "ok" if each.fine else "NO", "what": each.what, "found": each.found} for each in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in lacking])
     return {"fine": not lacking, "findings": [vars(each) | {"fine": each.fine} for each in findings]}

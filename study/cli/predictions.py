@@ -1,20 +1,25 @@
-"""`study advise`: which arm to use on given GPUs. `study estimate`: what a rank holds and moves, and if it fits."""
+"""`study advise`: which arm to use on given GPUs. `study estimate`: what a rank holds and moves, and if it fits.
 
+`study virtual` measures what `study estimate` predicts: one rank of N, which runs alone.
+"""
+
+import math
 import shlex
+import tempfile
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from study.core import arms
+from study.core import arms, optimizers
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
-from study.core.optimizers import refusal
-from study.core.settings import Optimizer, Tokens, flag
-from study.core.text import say, say_wrapped, show, size
+from study.core.settings import Flags, Optimizer, Tokens, check, flag
+from study.core.shapes import SHAPES, is_local
+from study.core.text import during, say, say_wrapped, show, size
 from study.predict.front import (
     MOST_GPUS,
-    Advice,
     Machine,
     Precision,
     Question,
@@ -22,6 +27,7 @@ from study.predict.front import (
     Transformer,
     Wanted,
     asked_for,
+    default_sequence,
     fewest,
     fits_on,
     memory_kinds,
@@ -32,7 +38,10 @@ from study.predict.front import (
 )
 from study.predict.front import advise as recommend
 from study.predict.front import estimate as predict
+from study.records.schema import Record
 from study.report import advice as answer
+from study.sweeps import launches
+from study.sweeps.protocol import Cell
 
 Quantized = Literal["nf4", "nf4_double", "int8"]
 GPUS_AT_MOST = 2**16  # more is a typing error
@@ -134,21 +143,26 @@ def advise(
     given = _given(training, place) | {"batch": batch, "host_memory": host_memory, "checkpointing": checkpointing}
     # --- the advice, for these GPUs or for the fewest that are enough
     lines = []
+    advice = None
     if training.gpus is not None:
         advice = recommend(Question.of(shape, training.gpus, gpu, **given))
-    else:
-        advice = _fewest(shape, gpu, given)
+    elif advice := fewest(shape, gpu, **given):
         lines.append(f"Enough: {advice.question.gpus} x {gpu}.")
+    if advice is None:
+        remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
+        raise Stop(f"no 1 to {MOST_GPUS} {gpu} hold {shape.name}", remedy)
     lines += answer.in_words(advice)
-    # --- what to do next: more GPUs or less memory if nothing fits, else the command that shows the choice in detail
+    # --- what to do next: more GPUs if nothing fits, else the command that shows the choice in detail
     detail = ""
     choice = advice.choice
-    if choice is None:
-        lines += _enough(advice, given)
-    else:
+    if choice:
         lines += answer.recompute_note(choice.checkpointing, shape)
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         detail = _command(vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row)
+    elif larger := fewest(shape, gpu, 2 * advice.question.gpus, **given):  # numbers are tried by powers of two
+        lines.append(f"Enough: {larger.question.gpus} x {gpu}.")
+    else:
+        lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
     # --- print it: the sentences first, because the table takes a whole screen
     assumed = answer.assumptions(advice.question)
     say_wrapped(*lines, "")
@@ -159,26 +173,6 @@ def advise(
     say_wrapped(*assumed, indent="  ", first="- ")
     say_wrapped("", answer.accuracy(), *shape.remarks())
     return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
-
-
-def _fewest(model: Transformer, gpu: str, given: dict[str, Any]) -> Advice:
-    if advice := fewest(model, gpu, **given):
-        return advice
-    remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
-    raise Stop(f"no 1 to {MOST_GPUS} {gpu} hold {model.name}", remedy)
-
-
-def _enough(advice: Advice, given: dict[str, Any]) -> list[str]:
-    """Return what would hold a training that these GPUs do not."""
-    question = advice.question
-    lines = ["It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan."]
-    # These GPUs are too few, and numbers are tried by powers of two.
-    if larger := fewest(question.model, question.gpu, 2 * question.gpus, **given):
-        lines = [f"Enough: {larger.question.gpus} x {question.gpu}."]
-    # Their gradients and states are small beside the model's. Who trains them already needs no such advice.
-    if not question.model.is_partly_frozen:
-        lines.append("Adapters need far less memory: give --lora-rank 16.")
-    return lines
 
 
 def _command(options: dict) -> str:
@@ -228,7 +222,7 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
     """
     arm = arms.load_arm(passes.arm)
     # The predictor would give numbers for what the library refuses to train.
-    if stop := refusal(arm, training.optimizer, training.precision or usual_precision(arm)):
+    if stop := optimizers.refusal(arm, training.optimizer, training.precision or usual_precision(arm)):
         raise stop
     setup, machine = setup_of(asked_for(model, training.sequence or 1), training, place, passes, buckets)
     whole = predict(setup)
@@ -240,7 +234,7 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
     )
     content: dict[str, Any] = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters}
     content |= {"estimate": asdict(whole), "kinds": asdict(kinds), "step": None, "fits": None}
-    time = []
+    fit, time = "", []
     if machine:
         gpu = machine.gpu
         step = step_time(setup, machine)
@@ -251,10 +245,10 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
             text += f"; nvidia-smi will show {answer.of_card(kinds.driver, gpu)}"
         reserve = size(reserve_bytes(GPUS[gpu]))
         card = f"{gpu} ({size(GPUS[gpu].memory_bytes)}, less {reserve} for context and fragmentation)"
-        text += f". {FITS[fits].format(card)}"
+        fit = f" {FITS[fits].format(card)}"
         interval = f"{step.low_s:.2g} to {step.high_s:.2g} s"
         time = [f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})"]
-    say_wrapped(text, *answer.recompute_note(setup.checkpointing, setup.model), "")
+    say_wrapped(f"{text}.{fit}", *answer.recompute_note(setup.checkpointing, setup.model), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     parts = whole.at_peak | {"total": whole.peak_bytes}
@@ -263,3 +257,81 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved or 'none'}", *time)
     say_wrapped("", answer.accuracy(), *setup.model.remarks())
     return content
+
+
+# --- study virtual ---------------------------------------------------------------------------------------------------
+
+
+def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path | None = None) -> None:
+    """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
+
+    The tensors have shapes but no values, so that they need no memory. The rows are random.
+
+    Args:
+        model: The model.
+        training: The training, as `study estimate` has it.
+        passes: The arm and its passes.
+        run_dir: Keep the run in this new folder. Its record.json has these numbers to the byte, and more.
+    """
+    arm = arms.load_arm(passes.arm)
+    settings = _settings(model, training, passes, usual_precision(arm))
+    # --- What the trainer would refuse as well, but seconds later.
+    if stop := launches.lacking():
+        raise stop
+    flags = Flags(**settings)
+    check(flags)
+    optimizers.check(flags, arm)
+    arms.check_virtual(arm, "none")
+    arm.sharing_ranks(training.ranks)
+    if run_dir and run_dir.exists():
+        raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
+
+    # --- The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
+    cell = Cell("", "virtual", "tiny", arm.name, None, settings)
+    with tempfile.TemporaryDirectory() as temporary, during(f"running rank 0 of {training.ranks} under {arm.name}"):
+        folder = run_dir or Path(temporary, "run")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        record = launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
+    if record.error:
+        raise Stop(record.error.message, record.error.what_to_do)
+    _show(record, training.ranks)
+
+
+def _settings(model: Wanted, training: Training, passes: Passes, usual: Precision) -> dict[str, Any]:
+    """Return the flags of the trainer, apart from the arm, which it takes from the launcher."""
+    shape = asked_for(model, training.sequence or 1)
+    if model.model is None:
+        raise Stop("only a model with a name can be run", "give --model")
+    given = vars(training) | vars(passes)
+    del given["gpus"], given["arm"]
+    given |= {"model": model.model, "lora_rank": model.lora_rank, "trust_remote_code": model.trust_remote_code}
+    if is_local(model.model) and model.model not in SHAPES:
+        given["model"] = str(Path(model.model).resolve())  # it is launched from another folder
+    # The trainer's own defaults are for its tiny models: the answers of `estimate` would be of other rows.
+    given["sequence"] = training.sequence or default_sequence(shape)
+    given["precision"] = training.precision or usual
+    # Two steps: the optimizer makes its states in the first, so that the second is like all that follow.
+    given |= {"steps": 2, "warmup_steps": 1, "virtual_ranks": training.ranks, "init": "none"}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _show(record: Record, ranks: int) -> None:
+    """Show the memory by component, and what the second step sent."""
+    rank = record.memory.components.per_rank[0]
+    at_peak, after = rank.at_peak or {}, rank.after_step
+    say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
+    show(
+        [
+            {"component": name, "at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
+            for name in at_peak | after
+        ]
+    )
+    say("")
+    sent = record.traffic.per_rank[0]
+    show(
+        [
+            {"collective": kind, "calls of a step": moved.calls, "bytes of a step": size(moved.bytes)}
+            for kind, moved in sent.items()
+        ]
+    )
+    say("", f"rows: {record.observed.data_source}")

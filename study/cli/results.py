@@ -131,7 +131,9 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
     if runs:
         _compare_claims(chosen, _load(runs), in_full=bool(claim))
     elif not claim:
-        _summary()
+        say_wrapped(texts.in_words(texts.claims()), "")
+        show(texts.by_document())
+        say("", f"Apart from these: {len(texts.faults())} faults of libraries (study claims faults).")
     elif len(chosen) > len(claim):
         # A document, or words that many claims contain: a few lines of each. Each id gives one claim.
         say_wrapped(*[f"{each.id} {each.outcome}. {each.found}" for each in chosen], "", indent="    ")
@@ -141,16 +143,6 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
             say_wrapped(f"{each.id} {each.outcome}", *about, "", indent="    ")
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
-
-
-def _summary() -> None:
-    """Show the count of verdicts, the documents, and the central claims."""
-    say_wrapped(texts.in_words(texts.claims()), "")
-    show(texts.by_document())
-    say("", "What each document stands for (study claims ID has the rest):", "")
-    columns = ("id", "question", "verdict", "certainty")
-    show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
-    say("", f"Apart from these: {len(texts.faults())} faults of libraries (study claims faults).")
 
 
 def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) -> None:
@@ -163,12 +155,14 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     answer = f"Your {yours} agree with {agree} numbers of published claims, and differ from {differ};"
     say_wrapped(f"{answer} {lack} need experiments that you have not run.", "")
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
-    table = []
-    for row in rows:
-        if in_full or row.answer == texts.DIFFERS:
-            numbers = {"committed": row.evidence.value, "yours": row.value}
-            table.append({"claim": row.claim, "evidence": row.evidence.what, **numbers, "answer": row.answer})
-    show(table)
+    shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
+    show(
+        [
+            {"claim": row.claim, "evidence": row.evidence.what, "committed": row.evidence.value}
+            | {"yours": row.value, "answer": row.answer}
+            for row in shown
+        ]
+    )
 
 
 def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build")) -> None:

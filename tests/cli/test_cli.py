@@ -18,7 +18,7 @@ from conftest import ROOT, launch
 from rich.console import Console
 from shaped import changed, failed, finished, put
 
-from study.cli import commands, predictions, results, virtual
+from study.cli import commands, predictions, results
 from study.cli.commands import COMMANDS, EXAMPLES, GROUPS
 from study.core import arms
 from study.core.arms import NAMES
@@ -100,7 +100,7 @@ def forked_virtual(monkeypatch, cache):
         launch(turn.arm, folder, *launches.options(turn.settings), cache=cache)
         return store.load(folder)
 
-    monkeypatch.setattr(virtual.launches, "run", forked)
+    monkeypatch.setattr(launches, "run", forked)
 
 
 def test_a_virtual_rank_is_kept_in_the_folder_that_is_named(forked_virtual, monkeypatch, tmp_path, capsys, golden):
