@@ -136,7 +136,7 @@ def advise(
         place: The machine.
         batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
         checkpointing: Recompute activations in the backward pass. Default: only if it helps.
-        host_memory: Host memory of a node, such as 512GiB, or 1TB for an answer in GB. Default: twice that of its GPUs.
+        host_memory: Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs.
     """
     shape = asked_for(model, training.sequence or 1)
     gpu = gpu_named(place.gpu or "")  # without --gpu its message lists the kinds

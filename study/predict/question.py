@@ -78,7 +78,6 @@ class Question:
     gpus_per_node: int = 8
     optimizer: Optimizer = "fused"
     quantized: Quantized | None = None  # frozen linear layers
-    unit: Literal["GiB", "GB"] = "GiB"  # of the answer: that of the question
 
     def __post_init__(self):
         if not 0 < self.batch <= MOST_ROWS:
@@ -134,8 +133,6 @@ class Question:
         host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)
         if host_memory:
             host_memory_bytes = bytes_of(host_memory, "--host-memory")
-            if "i" not in host_memory.lower():  # who asks in GB is answered in GB
-                training["unit"] = "GB"
         if disk:
             training["disk_bytes_per_s"] = bytes_of(disk, "--disk")
         return cls(

@@ -18,7 +18,6 @@ from study.predict.front import (
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 LARGEST = 120  # of a unit; hours are always hours
-BYTES = {"GiB": 2**30, "GB": 1e9}
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
@@ -43,7 +42,7 @@ def in_words(advice: Advice) -> list[str]:
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, 2 if choice.precision in HALF_WEIGHTS else 4)
     if needed_bytes > question.host_memory_bytes:
-        has, needs = (amount(each, question.unit) for each in (question.host_memory_bytes, needed_bytes))
+        needs, has = amount(needed_bytes), amount(question.host_memory_bytes)
         lines.append(f"To load it, a node may need {needs} of host memory and has {has}: {LOAD}.")
     return lines
 
@@ -64,16 +63,16 @@ def _reason(advice: Advice, choice: Row) -> str:
 
 def use(row: Row, question: Question) -> str:
     """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi: 61); 7 s (5 to 9) per step`."""
-    name, memory = row.arm, of_card(row.peak_bytes, question.gpu, question.unit)
+    name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
     # The recipes are named after bf16. On a GPU without it they are meant in fp16.
     if row.precision != "fp32" and not GPUS[question.gpu].has_bf16:
         name += " in fp16"
     if row.driver_bytes:
-        memory += f" (nvidia-smi: {_number(row.driver_bytes, question.unit)})"
+        memory += f" (nvidia-smi: {_number(row.driver_bytes)})"
     if row.offloads:
-        memory += f" and {amount(row.host_bytes, question.unit)} of host memory"
+        memory += f" and {amount(row.host_bytes)} of host memory"
     rows = number_of(row.micro_batch, "rows per pass")
     return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {seconds(row)} per step"
 
@@ -84,18 +83,19 @@ def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
     return []
 
 
-def _number(size_bytes: float, unit: str) -> str:
-    number = size_bytes / BYTES[unit]
+def _number(size_bytes: float) -> str:
+    """Return a size in GiB, as nvidia-smi means them."""
+    number = size_bytes / 2**30
     return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def amount(size_bytes: float, unit: str = "GiB") -> str:
-    return f"{_number(size_bytes, unit)} {unit}"
+def amount(size_bytes: float) -> str:
+    return f"{_number(size_bytes)} GiB"
 
 
-def of_card(size_bytes: float, gpu: str, unit: str = "GiB") -> str:
+def of_card(size_bytes: float, gpu: str) -> str:
     """`61 of 80 GiB`: the second is the size that the card is sold with."""
-    return f"{_number(size_bytes, unit)} of {amount(GPUS[gpu].memory_bytes, unit)}"
+    return f"{_number(size_bytes)} of {amount(GPUS[gpu].memory_bytes)}"
 
 
 def seconds(row: Row) -> str:
@@ -111,28 +111,26 @@ def seconds(row: Row) -> str:
 
 def _lacks(advice: Advice) -> str:
     """Return the arm that comes closest to fitting, and the memory that it lacks."""
-    question = advice.question
     # Arms that fit on the GPUs lack host memory alone: the one with the least comes closest.
-    on_host = [row for row in advice.rows if row.limit == "host memory"]
-    row = max(advice.rows, key=lambda row: row.headroom_bytes)
-    lacks_bytes, where = -row.headroom_bytes, "on each GPU"
-    if on_host:
+    if on_host := [row for row in advice.rows if row.limit == "host memory"]:
         row = min(on_host, key=lambda row: row.host_bytes)
-        lacks_bytes, where = row.host_bytes - question.host_memory_bytes, "of host memory"
-    return f"{row.arm} comes closest, and lacks {amount(lacks_bytes, question.unit)} {where}"
+        lacks_bytes, where = row.host_bytes - advice.question.host_memory_bytes, "of host memory"
+    else:
+        row = max(advice.rows, key=lambda row: row.headroom_bytes)
+        lacks_bytes, where = -row.headroom_bytes, "on each GPU"
+    return f"{row.arm} comes closest, and lacks {amount(lacks_bytes)} {where}"
 
 
 def table(advice: Advice) -> list[dict]:
     """Return every arm, at most 100 columns wide."""
-    unit = advice.question.unit
     return [
         {
             "predicted": row.arm,
             "fits": _place(row, advice),
             "recompute": row.checkpointing,
             "rows x passes": f"{row.micro_batch} x {row.accumulation}",
-            "memory": amount(row.peak_bytes, unit),
-            "host": amount(row.host_bytes, unit),
+            "memory": amount(row.peak_bytes),
+            "host": amount(row.host_bytes),
             "per step": seconds(row),
             "limit": row.limit,
         }
@@ -157,21 +155,18 @@ def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
     model = question.model
     gpu = GPUS[question.gpu]
-    # GPUs before Ampere have no bf16.
-    half = {True: "bf16", False: "fp16"}[gpu.has_bf16]
-    assumed = [
+    half = "bf16" if gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
+    return [
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
         f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in {half}, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
-        f"{amount(question.host_memory_bytes, question.unit)} of host memory in a node (--host-memory)",
+        f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
         f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere",
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
+        f"{question.link or 'no link'} between {question.local} GPUs in a node (--link, --gpus-per-node)",
     ]
-    if question.link:
-        assumed.append(f"{question.link} between {question.local} GPUs in a node (--link, --gpus-per-node)")
-    return assumed
 
 
 def accuracy() -> str:

@@ -8,8 +8,8 @@ have them (virtual ranks), because on a tiny model ZeRO costs memory.
 import functools
 import itertools
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -26,10 +26,9 @@ from study.records.runs import Run, Runs
 from study.report import advice as in_words
 from study.report import style, tables
 from study.report.of_record import setup_of
-from study.report.topics import losses, memory, traffic
+from study.report.topics import losses, memory, stages, traffic
 
 BASELINE = "ddp"
-TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
 PROTOCOL, RANKS, GPU = "at_scale", 8, "H100-80GB"
 MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published by others"
 TITLES = {"llama3-8b": "Llama-3-8B", "bert-large": "BERT-large", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
@@ -43,14 +42,13 @@ BATCHES: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer to one question. Without rows it has no figure, but a command that makes the runs."""
 
     name: str
     command: str  # what makes runs that are missing here
-    table: pd.DataFrame = field(default_factory=pd.DataFrame)
-    rows: pd.DataFrame = field(default_factory=pd.DataFrame)  # that the figure draws
+    table: pd.DataFrame = pd.DataFrame()
+    rows: pd.DataFrame = pd.DataFrame()  # that the figure draws
     figure: Figure | None = None
 
 
@@ -63,7 +61,7 @@ def answers(runs: Runs) -> list[Answer]:
 
 def trained_here(runs: Runs) -> list[Run]:
     """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
-    for chosen in (runs.select(**TINY), runs):
+    for chosen in (runs.select(**stages.TINY), runs):
         real = [run for run in chosen.done if metrics.components(run.record) and not run.record.is_virtual]
         if with_baseline := list(filter(_has_baseline, groups(real).values())):
             return max(with_baseline, key=lambda mine: len({run.record.arm for run in mine}))
@@ -87,10 +85,10 @@ def of_losses(here: list[Run]) -> Answer:
     rows = losses.table(Runs(tuple(here)))
     if rows.empty or rows["difference"].isna().all():
         return Answer("losses", SMOKE)
-    curves = rows.groupby("line", sort=False)
-    table = curves["loss"].agg(first_loss="first", last_loss="last").assign(steps=curves["step"].max())
-    table["largest difference"] = curves["difference"].max().map(nats, na_action="ignore")
-    return Answer("losses", "", table.reset_index(names="arm"), rows, losses.figure(rows))
+    table = losses.parity(rows).rename(columns={"line": "arm"})
+    table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
+    shown = ["arm", "first_loss", "last_loss", "steps", "largest_difference"]
+    return Answer("losses", "", table[shown], rows, losses.figure(rows))
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -156,16 +154,12 @@ def published(model: str = MODEL) -> list[others.Row]:
 # --- time ----------------------------------------------------------------------------------------------------------
 
 
-def of_time() -> Answer:
-    """Return predicted and published times. No GPU was measured here, and times of a CPU say nothing about GPUs."""
-    rows = pd.DataFrame(steps())
-    table = rows[rows["source"] == PREDICTED][["setting", "arm", "over DDP", "at least", "at most"]]
-    return Answer("time", "", table.round(2), rows, figure_of_steps(rows))
-
-
 @functools.cache
-def steps() -> list[dict]:
-    """Predict each arm in the setting of this study, and in that in which others measured the seconds of a step."""
+def of_time() -> Answer:
+    """Return predicted and published times: of the setting of this study, and of that in which others measured.
+
+    No GPU was measured here, and times of a CPU say nothing about GPUs.
+    """
     rows: list[dict] = []
     for setting in BATCHES:
         usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
@@ -182,7 +176,9 @@ def steps() -> list[dict]:
             for other in published()
             if other.step_s and (other.seq, other.grad_acc) == (setting["sequence"], setting["accumulation"])
         ]
-    return rows
+    drawn = pd.DataFrame(rows)
+    table = drawn[drawn["source"] == PREDICTED][["setting", "arm", "over DDP", "at least", "at most"]]
+    return Answer("time", "", table.round(2), drawn, figure_of_steps(drawn))
 
 
 @style.figure
@@ -210,7 +206,7 @@ def figure_of_steps(rows: pd.DataFrame) -> Figure:
     axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
     note = "Nothing was measured on a GPU here. DDP would not fit into 80 GB. Others do not say on which GPUs they"
     note += " measured, nor whether activations were recomputed; the data file names them."
-    predicted: style.Look = {"color": style.FAINT, "marker": "o", "markerfacecolor": style.CARD}
+    predicted = {"color": style.FAINT, "marker": "o", "markerfacecolor": style.CARD}
     return style.finished(
         drawing, style.keys({"predicted": predicted, "measured by others": style.MARKS[PUBLISHED]}), note
     )

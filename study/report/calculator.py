@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from study.core import arms
-from study.core.gpus import GPUS
+from study.core.gpus import GPUS, Gpu
 from study.core.text import size
 from study.predict.front import (
     BUCKET_ELEMENTS,
@@ -25,7 +25,6 @@ from study.report.advice import accuracy
 from study.report.topics import memory
 
 FILE = Path(__file__).with_name("calculator.json.gz")
-SCRIPT = "calculator.js"
 ARMS = (
     *("single", "ddp", "zero1", "zero1_cpu", "zero2", "zero2_cpu", "zero3", "zero3_cpu", "zero3_nvme"),
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
@@ -34,11 +33,7 @@ GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 LEAST_TOKENS = 2  # a size of 1 leads to other kernels
 MODEL = "llama3-8b"  # that the page shows first
 OPTIMIZERS = {"adamw": "AdamW", "adamw_8bit": "AdamW with 8-bit states", "sgd": "SGD with momentum"}
-PRECISIONS = {
-    "bf16_cast": "bf16 weights, fp32 master copy",
-    "bf16": "bf16 autocast, fp32 weights",
-    "fp32": "fp32",
-}
+PRECISIONS = {"bf16_cast": "bf16 weights, fp32 master copy", "bf16": "bf16 autocast, fp32 weights", "fp32": "fp32"}
 
 
 def values() -> dict:
@@ -58,37 +53,22 @@ def values() -> dict:
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
         "tables": base64.b64encode(tables).decode(),
-        "machines": machines(),
-        "script": SCRIPT,
+        "machines": {
+            "gpu_kinds": {name: _gpu(name, gpu) for name, gpu in GPUS.items()},
+            "arms": {name: _arm(arms.load_arm(name)) for name in ARMS},
+            "bucket_elements": BUCKET_ELEMENTS,
+            "host_process_bytes": HOST_PROCESS_BYTES,
+            "miss": MISS,
+            "colours": {part: style.PARTS[part] for part in memory.PARTS},  # the tables have a number for each
+        },
     }
 
 
-def machines() -> dict:
-    """Return what the page knows beside its tables."""
-    known = {name: arms.load_arm(name) for name in ARMS}
-    return {
-        "gpu_kinds": {
-            name: {
-                "memory_bytes": gpu.memory_bytes,
-                "has_bf16": gpu.has_bf16,
-                "reserve_bytes": reserve_bytes(gpu),
-                "half_flops_per_s": peak_flops_per_s(name, False),
-                "single_flops_per_s": peak_flops_per_s(name, True),
-            }
-            for name, gpu in GPUS.items()
-        },
-        "arms": {
-            name: {
-                "alone": arm.distributed_type == "NO",
-                "buckets": arm.deepspeed is not None,
-                "colour": style.look(name)["color"],
-            }
-            for name, arm in known.items()
-        },
-        "bucket_elements": BUCKET_ELEMENTS,
-        "host_process_bytes": HOST_PROCESS_BYTES,
-        "miss": MISS,
-        "colours": {
-            part: style.PARTS[part] for part in memory.PARTS
-        },  # the tables have a number for each, in this order
-    }
+def _gpu(name: str, gpu: Gpu) -> dict:
+    speeds = {"half_flops_per_s": peak_flops_per_s(name, False), "single_flops_per_s": peak_flops_per_s(name, True)}
+    return {"memory_bytes": gpu.memory_bytes, "has_bf16": gpu.has_bf16, "reserve_bytes": reserve_bytes(gpu)} | speeds
+
+
+def _arm(arm: arms.Arm) -> dict:
+    colour = style.look(arm.name)["color"]
+    return {"alone": arm.distributed_type == "NO", "buckets": arm.deepspeed is not None, "colour": colour}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 import tyro
-import yaml
 
 from study.conform import releases
 from study.core import files
@@ -36,14 +35,11 @@ def export(folder: tyro.conf.Positional[Path], /) -> None:
     files.refuse_foreign(folder)  # before the work
     loaded = runs.load(sorted(ROOT.glob("reports/*/runs")), to_share=True)
     frames = all_tables(loaded)
-    # The card begins with what the Hugging Face Hub reads.
-    configs = [{"config_name": name, "data_files": f"data/{name}.parquet"} for name in FORMS]
-    head = yaml.safe_dump({"configs": configs}, sort_keys=False)
     with files.replaced(folder) as out:
         (out / "data").mkdir()
         for name, frame in frames.items():
             frame.to_parquet(out / f"data/{name}.parquet", compression="zstd", index=False)
-        (out / "README.md").write_text(CARD.read_text().format(configs=head, columns=COLUMNS))
+        (out / "README.md").write_text(f"{CARD.read_text()}```toml\n{COLUMNS}```\n")
     rows = ", ".join(f"{name} {len(frame)}" for name, frame in frames.items())
     say(f"{folder}: rows: {rows}", *(f"set aside: {each}" for each in loaded.set_aside))
 
@@ -64,20 +60,19 @@ def all_tables(loaded: Runs) -> dict[str, pd.DataFrame]:
     # --- of the ledger and of conformance
     rows["claims"] = [claim.model_dump(mode="json", by_alias=True) for claim in texts.claims()]
     rows["releases"] = releases.answers().to_dict("records")
-    return {name: _typed(rows[name], form["columns"]) for name, form in FORMS.items()}
-
-
-def _typed(rows: list[dict], columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=[*columns], dtype=object).map(_flat)
-    # pandas' nullable types: an integer that is unknown stays an integer column.
-    return table.astype({column: DTYPES[kind] for column, (kind, _) in columns.items()})
+    tables = {}
+    for name, form in FORMS.items():
+        types = {column: DTYPES[kind] for column, (kind, _) in form["columns"].items()}
+        # pandas' nullable types: an integer that is unknown stays an integer column.
+        tables[name] = pd.DataFrame(rows[name], columns=[*types], dtype=object).map(_flat).astype(types)
+    return tables
 
 
 def _flat(value: object) -> object:
     """Return nested values as JSON. Parquet could hold them, but CSV and most readers of tables cannot."""
-    if not isinstance(value, (dict, list)):
-        return value
-    return json.dumps(value, default=str) if value else None
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, default=str) if value else None
+    return value
 
 
 def _run(run: Run) -> dict:
@@ -87,7 +82,7 @@ def _run(run: Run) -> dict:
     row |= dict(record) | dict(record.cell) | dict(record.hardware) | record.software
     return row | {
         "first_loss": next(iter(record.loss.train), None),
-        "final_loss": next(reversed(record.loss.train), None),
+        "final_loss": metrics.final_train_loss(record),
         "collectives_bytes": sum(metrics.sent(record).values()) or None,
         "error": record.error and record.error.kind,
         "gpus": record.hardware.gpus_line,

@@ -63,8 +63,7 @@ def _rows(requested: Requested) -> int | None:
 
 def _distribution(observed: Observed) -> dict[str, Any]:
     """Return how a run was distributed, as it was observed."""
-    names = ("ranks", "device", "deepspeed")
-    values: dict[str, Any] = {name: getattr(observed, name) for name in names}
+    values: dict[str, Any] = {"ranks": observed.ranks, "device": observed.device, "deepspeed": observed.deepspeed}
     values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
     if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
         values["fsdp"] = "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op"

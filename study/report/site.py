@@ -58,11 +58,16 @@ def build(folders: list[Path], out: Path) -> list[str]:
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), count=counted)
         write(site, "calculator", **calculator.values())
-        answered = {answer.name: _drawn(answer, site) for answer in answers.answers(runs)}
-        failed = {name: problem for name, problem in zip(NOTEBOOKS, problems, strict=True) if problem}
-        for name in NOTEBOOKS:
-            write_notebook(site, Path(executed) / f"{name}.ipynb", failed.get(name, ""))
-            say(f"{name} {failed.get(name, 'is executed')}")
+        answered = {}
+        for name, command, table, rows, figure in answers.answers(runs):
+            image = style.svg(figure, f"index-{name}", name) if figure else ""
+            answered[name] = {"image": image, "table": as_html(table), "command": command}
+            write_csv(site / "data" / f"index-{name}.csv", rows)
+        ended = dict(zip(NOTEBOOKS, problems, strict=True))
+        for name, problem in ended.items():
+            write_notebook(site, Path(executed) / f"{name}.ipynb", problem)
+            say(f"{name} {problem or 'is executed'}")
+        failed = list(filter(ended.get, ended))
         # --- the first page names the notebooks that failed, so it is the last that is written
         # Records are named by their resolved paths: a page shows them below the folder that was given.
         set_aside = list(runs.set_aside)
@@ -85,7 +90,7 @@ def build(folders: list[Path], out: Path) -> list[str]:
         for name in ("site.css", "site.js", "calculator.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
-    return list(failed)
+    return failed
 
 
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
@@ -97,15 +102,6 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
     except PapermillExecutionError as error:
         return f"FAILED: {error.ename}: {error.evalue}"
     return ""
-
-
-def _drawn(answer: answers.Answer, site: Path) -> dict:
-    """Return an answer as the index shows it. Write the rows of its figure as a file."""
-    image = ""
-    if answer.figure:
-        image = style.svg(answer.figure, f"index-{answer.name}", answer.name)
-        write_csv(site / "data" / f"index-{answer.name}.csv", answer.rows)
-    return {"image": image, "table": as_html(answer.table), "command": answer.command}
 
 
 def write(site: Path, name: str, template: str = "", **values) -> None:

@@ -29,7 +29,6 @@ WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it 
 TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib
 COLUMNS = 3  # of a legend
 LINE = 0.16  # inches: the height of a line of text
-Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 
 COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text())
@@ -42,10 +41,10 @@ def figure(draw: Callable) -> Callable:
     return matplotlib.rc_context(fname=STYLE)(draw)
 
 
-def panels(heights: list[float], **options) -> tuple[Figure, list[Axes]]:
+def panels(heights: list[float]) -> tuple[Figure, list[Axes]]:
     """Panels above each other, with heights in inches: a phone could not show them side by side."""
     drawing = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-    return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)[:, 0])
+    return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
 
 
 def look(arm: str) -> dict[str, str]:
@@ -55,11 +54,10 @@ def look(arm: str) -> dict[str, str]:
 
 def ordered(arms: Iterable[str]) -> list[str]:
     """Arms in their order, which is that of every table; variants after them."""
-    names = set(arms)
-    return [arm for arm in NAMES if arm in names] + sorted(names - set(NAMES))
+    return sorted(sorted({*arms}), key=lambda arm: [*NAMES, arm].index(arm))
 
 
-def keys(looks: Mapping[str, Look]) -> list:
+def keys(looks: Mapping[str, Mapping[str, Any]]) -> list:
     """Return legend entries of lines and marks by their label."""
     return [Line2D([], [], label=label, **look) for label, look in looks.items()]
 
@@ -81,8 +79,7 @@ def finished(drawing: Figure, entries: list, note: str) -> Figure:
 
 def name_bars(axes: Axes, names: Iterable[str]) -> None:
     """Name horizontal bars, the first one on top."""
-    names = list(names)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(*zip(*enumerate(names), strict=True))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
@@ -144,7 +141,6 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
 
 
 def annotate(axes: Axes, text: str, x: float, y: float) -> None:
-    """Write a number behind the end of a bar."""
     axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 

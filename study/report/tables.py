@@ -20,11 +20,9 @@ FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East 
 HEADINGS = {
     "n": "runs",
     "micro_batch": "rows per pass",
-    "rows_per_step": "rows per step",
     "accumulation": "passes",
     "against": "compared with",
     "outcome": "verdict",
-    "message": "error message",
 }
 
 
@@ -68,7 +66,7 @@ SETTINGS: tuple[str, ...] = (
 )
 
 
-PLACE = ("arm", "ranks", "kind", "parameters", "rows_per_step")  # what each table says of a line
+PLACE = ("arm", "ranks", "kind")  # what each table says of a line
 
 
 def lines_of(members_of: dict[str, list[Run]]) -> Iterator[tuple[dict[str, Any], list[Run], list[Run]]]:

@@ -52,7 +52,7 @@ def test_losses_are_those_of_a_training_that_learns(index):
     assert 0 < rows["difference"].max() < 1e-5, "nats: the order of additions in fp32"
     assert rows["arm"].nunique() == 12
     table = index["losses"].table
-    assert nats(rows["difference"].max()) in set(table["largest difference"])
+    assert nats(rows["difference"].max()) in set(table["largest_difference"])
     assert (table["last_loss"] < table["first_loss"] - 1).all()
     assert (nats(0.0), nats(3.6e-7), nats(0.012)) == ("0 nats", "4e-7 nats", "0.01 nats")
 

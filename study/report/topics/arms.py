@@ -7,7 +7,7 @@ from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
-from study.report import tables
+from study.report.tables import SETTINGS
 from study.report.topics import traffic
 
 STAGES = ("zero1", "zero2", "zero3")
@@ -23,12 +23,12 @@ def by_task(runs: Runs) -> list[dict]:
     """Return a group for each task and model: a row for each arm, and the answers that the rows give."""
     # A virtual run has no loss, and no time that means anything.
     real = [run for run in runs if not run.record.is_virtual and not run.record.is_script]
-    compared = []
-    for group, members in groups(real, only=tables.SETTINGS).items():
-        rows = [_row(repeats, members) for repeats in by(members, "arm").values()]
-        if len(rows) > 1:  # one arm alone is compared with nothing
-            compared.append({"group": group, "rows": rows, "in_words": in_words(rows)})
-    return compared
+    rows_of = {
+        group: [_row(repeats, members) for repeats in by(members, "arm").values()]
+        for group, members in groups(real, only=SETTINGS).items()
+    }
+    # One arm alone is compared with nothing.
+    return [{"group": group, "rows": rows, "in_words": in_words(rows)} for group, rows in rows_of.items() if rows[1:]]
 
 
 def _row(repeats: list[Run], members: list[Run]) -> dict:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from study.ledger import texts
 from study.predict.front import Setup, estimate, named
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 from study.report.tables import stacked
 from study.report.topics import memory
 
@@ -26,8 +26,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
         for how, recomputes in {"kept": [False, None], "recomputed": [True]}.items():
-            place: dict[str, Any] = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm}
-            place |= {"ranks": 8, "parameters": shape.parameters, "kind": "real"}
+            place = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm, "kind": "real"}
             sources: dict[str, dict[str, float]] = {}
             # --- measured, if the runs are there
             repeats = runs.select(model=MODEL_000, arm=arm, checkpointing=recomputes, **SETTING_000).done
@@ -52,21 +51,18 @@ def script(runs: Runs) -> pd.DataFrame:
     `losses.figure` draws them, as if each training were an arm.
     """
     rows: list[dict] = []
-    for run in sorted(runs.select(arm="single").done, key=lambda run: [*REPAIRS].index(_repair(run))):
+    for run in runs.select(arm="single").done:
         record = run.record
         every = record.observed.logging_steps or 1
         # The Trainer logs the mean of every so many steps, so a loss stands at the last of them.
         for number, training in enumerate(record.observed.runs, 1):
             name = f"training {number}"
-            about: dict[str, Any] = {"group": REPAIRS[_repair(run)], "line": name, "arm": name, "kind": "real"}
+            about: dict[str, Any] = {"group": REPAIRS[record.requested.repair or "none"], "line": name, "arm": name}
             about |= {"against": None, "difference": math.nan, "seed": record.requested.seed}
             about |= training.model_dump(include={"name", "batch", "weights_from", "deepspeed_initialize_calls"})
             rows += [about | {"step": window * every, "loss": loss} for window, loss in enumerate(training.losses, 1)]
+    rows.sort(key=lambda row: [*REPAIRS.values()].index(row["group"]))
     return pd.DataFrame(rows)
-
-
-def _repair(run: Run) -> str:
-    return run.record.requested.repair or "none"
 
 
 def trainings(rows: pd.DataFrame) -> pd.DataFrame:
@@ -82,12 +78,6 @@ def trainings(rows: pd.DataFrame) -> pd.DataFrame:
 # --- claims --------------------------------------------------------------------------------------------------------
 
 
-def claims(document: str = "", central: bool = False) -> pd.DataFrame:
-    """Return the claims of a document, or of all; `central`: only those that a document stands for."""
-    names = ("id", "question", "outcome", "certainty", "found")
-    rows = [
-        {name: getattr(each, name) for name in names}
-        for each in texts.claims()
-        if document in ("", each.document) and (each.central or not central)
-    ]
-    return pd.DataFrame(rows)
+def claims() -> pd.DataFrame:
+    names = ("id", "document", "central", "question", "outcome", "certainty", "found")
+    return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.claims()])

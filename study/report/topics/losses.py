@@ -40,18 +40,19 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
 
 
 def parity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each line's largest difference from the baseline, the largest first."""
+    """Return the first and the last loss of each line, and its largest difference from the baseline."""
     if rows.empty:
         return rows
     # The largest over all seeds and steps: one step that differs is a difference.
-    of_line = rows.groupby(["group", "line"], sort=False)
-    table = of_line.agg(
+    table = rows.groupby(["group", "line"], sort=False).agg(
         against=("against", "first"),
-        largest_difference=("difference", "max"),
+        first_loss=("loss", "first"),
+        last_loss=("loss", "last"),
         steps=("step", "max"),
+        largest_difference=("difference", "max"),
         n=("run", "nunique"),
     )
-    return table.reset_index().sort_values("largest_difference", ascending=False, kind="stable")
+    return table.reset_index()
 
 
 @style.figure

@@ -44,15 +44,12 @@ def table(runs: Runs) -> pd.DataFrame:
 
 
 def held_parts(run: Run) -> dict[str, float]:
-    """Return the parts of the peak that was measured."""
     return part_bytes(metrics.components(run.record))
 
 
 def predicted_parts(run: Run) -> dict[str, float]:
-    """Return the parts of the peak that is predicted for a run; none without a prediction."""
-    if estimate := predicted(run.record):
-        return part_bytes(estimate.at_peak)
-    return {}
+    estimate = predicted(run.record)
+    return part_bytes(estimate.at_peak) if estimate else {}
 
 
 def _of_paper(run: Run) -> dict[str, float]:
@@ -74,7 +71,6 @@ def has_one_memory(run: Run) -> bool:
 
 
 def held_bytes(run: Run) -> int:
-    """Return the bytes of all components at the peak."""
     return sum(metrics.components(run.record).values())
 
 

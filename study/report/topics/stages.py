@@ -12,8 +12,11 @@ from study.records.runs import Runs
 ARMS = ("ddp", "zero1", "zero2", "zero3")
 STATES = ("weights", "master", "moments")  # what is there after each step; gradients come and go
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
-SMALL = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32", "accumulation": 1}
-LARGE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast"}
+TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
+ALL_TRAIN = {"lora_rank": None, "train_only": None}  # states of adapters are few bytes of many parameters
+SMALL = TINY | ALL_TRAIN | {"accumulation": 1}
+DRAG = Path(__file__).parents[1] / "templates" / "drag.html"  # what each rank holds, by stage, ranks and model
+LARGE = ALL_TRAIN | {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast"}
 
 
 def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame:
@@ -21,8 +24,6 @@ def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame
     rows: dict[str, dict[str, Any]] = {}
     for run in runs.select(arm=list(ARMS), **wanted).done:
         observed = run.record.observed
-        if observed.trained_parameters not in (None, observed.parameters):
-            continue  # of adapters: their states are few bytes of many parameters
         sizes = metrics.sent(run.record)
         for first_rank in run.record.memory.components.per_rank[:1]:
             sizes |= first_rank.after_step
@@ -31,8 +32,3 @@ def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame
         # Of repeats the first: they hold and send the same.
         rows.setdefault(run.record.arm, row | {"parameters": observed.parameters, "run": run.record.run_id})
     return pd.DataFrame(rows.values())
-
-
-def figure_to_drag() -> str:
-    """Return a figure as HTML with its own script: what each rank holds, by stage, ranks and model."""
-    return (Path(__file__).parents[1] / "templates" / "drag.html").read_text()

@@ -19,8 +19,8 @@ OF_PAPER = (
     {"reduce-scatter": 0.5, "all-gather": 0.5},
     {"reduce-scatter": 0.5, "all-gather": 1.0},
 )
-LABEL = "bytes sent in a step (1 = one all-reduce of the gradients)"
-BARS = style.Stack("times", style.COLLECTIVES, "{:.3g}".format, LABEL)
+AXIS = "bytes sent in a step (1 = one all-reduce of the gradients)"
+BARS = style.Stack("times", style.COLLECTIVES, "{:.3g}".format, AXIS)
 LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar
 
 
