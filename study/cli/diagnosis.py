@@ -84,7 +84,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     compared = compare(first, second)
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
-    by_side = [list(mistakes(side)) for side in (first, second)]
+    sides = [list(mistakes(side)) for side in (first, second)]
     # --- what differs: names in one line, then each known cause with its values, then keys whose effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
