@@ -87,8 +87,13 @@ def describe_machines(run: Run) -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine."""
     machines: dict[int, Machine] = {}
     if number_of("GROUP_WORLD_SIZE") > 1:
-        mine = number_of("GROUP_RANK"), Machine(hardware=hardware.describe())
-        for rank, (number, described) in enumerate(run.gathered(mine)):
+        versions = hardware.versions()
+        mine = number_of("GROUP_RANK"), Machine(hardware=hardware.describe()), versions
+        for rank, (number, described, theirs) in enumerate(run.gathered(mine)):
+            differ = ", ".join(sorted(name for name in versions if versions[name] != theirs.get(name)))
+            if differ:
+                remedy = "install the same versions on each"
+                raise Stop(f"the machines have different versions of {differ}", remedy, where="prepare")
             machines.setdefault(number, described).ranks.append(rank)
     return list(machines.values())
 

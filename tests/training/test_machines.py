@@ -2,11 +2,15 @@
 
 import os
 import subprocess
+import types
 
+import pytest
 from conftest import ROOT
 
+from study.core.errors import Stop
 from study.core.machine import free_port
 from study.records import store
+from study.training import setup
 
 # In place of Slurm's: two nodes, which are this machine, run the same command, and each knows its number.
 SRUN = """#!/bin/bash
@@ -44,3 +48,14 @@ def test_the_example_leaves_one_record_of_two_machines(tmp_path, cache):
     assert (record.observed.ranks, record.observed.ranks_counted) == (2, 2)
     assert [machine.ranks for machine in record.machines] == [[0], [1]]
     assert len(record.memory.per_rank) == len(record.traffic.per_rank) == 2
+
+
+def test_machines_with_different_versions_do_not_train_together(monkeypatch):
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+
+    def gathered(mine):
+        number, described, versions = mine
+        return [mine, (number + 1, described, versions | {"torch": "2.0.0"})]
+
+    with pytest.raises(Stop, match="different versions of torch"):
+        setup.describe_machines(types.SimpleNamespace(gathered=gathered))
