@@ -311,8 +311,7 @@ def check_virtual(arm: Arm, init: str | None) -> None:
         raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")
 
 
-# --- The keys and defaults of DeepSpeed's, Accelerate's and the Trainer's configs, for use without these libraries
-
+# The keys and defaults of DeepSpeed's, Accelerate's and the Trainer's configs, for use without these libraries.
 DEFAULTS_FILE = Path(__file__).with_name("library_defaults.json")
 Library = Literal["deepspeed", "accelerate", "trainer"]
 

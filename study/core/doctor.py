@@ -52,6 +52,7 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
     needed = {"C++ compiler": (compiler(), GET_COMPILER), "ninja": (shutil.which("ninja"), GET_NINJA)}
     if gpus:
         needed["CUDA toolkit"] = (nvcc(), GET_CUDA)
+    needed["operators"] = ({0: "compiled"}.get(len(missing(gpus))), "study doctor --fix")
     needed |= {name: (version, GET_PACKAGES) for name, version in machine.versions().items()}
     return [
         Finding("system", platform.platform()),
@@ -59,17 +60,9 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
         Finding("shared memory", f"{size(shared_bytes)} free", {False: GET_SHARED}.get(shared_bytes >= SHARED_BYTES)),
         devices,
-        _operators(gpus),
         _disk(folder, speed_bytes),
         *(Finding(what, found or "not found", {None: remedy}.get(found)) for what, (found, remedy) in needed.items()),
     ]
-
-
-def _operators(gpus: int) -> Finding:
-    lacking = ", ".join(OPERATORS[name].purpose for name in missing(gpus))
-    if not lacking:
-        return Finding("operators", "compiled")
-    return Finding("operators", f"not compiled: {lacking}", "study doctor --fix")
 
 
 def _disk(folder: Path, speed_bytes: int) -> Finding:
@@ -149,10 +142,8 @@ def compiled(name: str) -> bool:
 
 
 def operator_folder(name: str) -> Path:
-    """Return the folder in which PyTorch compiles an operator and looks for it.
-
-    Without links, because the path is in the build: by another path to the same folder, all would be compiled again.
-    """
+    """Return the folder in which PyTorch compiles an operator and looks for it."""
+    # Without links, because the path is in the build: by another path to the folder, all would be compiled again.
     return Path(os.environ["TORCH_EXTENSIONS_DIR"], name).resolve()
 
 
@@ -162,29 +153,16 @@ def why_not_operator(name: str, gpus: int) -> Stop | None:
     needs_toolkit = gpus and name in ("async_io", "quantizer")  # those here that are built against CUDA
     # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
     needs_compiler = name == "async_io" or not compiled(name)
-    not_on_cpu = "This op had not been implemented on CPU backend."  # DeepSpeed's words
+    not_on_cpu = f"{purpose}, need a GPU: 'This op had not been implemented on CPU backend.' says DeepSpeed"
+    no_ninja = f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH"
+    no_toolkit = f"{purpose} on a GPU needs the CUDA toolkit, which is missing"
+    no_compiler = f"DeepSpeed needs a C++ compiler for {purpose}, and there is none"
     obstacles = [
-        (
-            name == "quantizer" and not gpus,
-            f"{purpose}, need a GPU: {not_on_cpu!r} says DeepSpeed",
-            "use a machine with a GPU",
-        ),
+        (name == "quantizer" and not gpus, not_on_cpu, "use a machine with a GPU"),
         # DeepSpeed asks for ninja before it loads even what is compiled.
-        (
-            not shutil.which("ninja"),
-            f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH",
-            GET_NINJA,
-        ),
-        (
-            needs_toolkit and not nvcc(),
-            f"{purpose} on a GPU needs the CUDA toolkit, which is missing",
-            GET_CUDA,
-        ),
-        (
-            needs_compiler and not compiler(),
-            f"DeepSpeed needs a C++ compiler for {purpose}, and there is none",
-            GET_COMPILER,
-        ),
+        (not shutil.which("ninja"), no_ninja, GET_NINJA),
+        (needs_toolkit and not nvcc(), no_toolkit, GET_CUDA),
+        (needs_compiler and not compiler(), no_compiler, GET_COMPILER),
     ]
     return next((Stop(what, remedy, "unavailable") for stands, what, remedy in obstacles if stands), None)
 
@@ -223,11 +201,9 @@ def compile_all(names: Iterable[str]) -> int:
 
 
 def provide_libaio() -> None:
-    """Let the compilers that this process starts find our libaio, also on a machine that has none.
-
-    async_io needs a header and a library, and DeepSpeed looks for them each time that it loads the operator. Our
-    library is static, so nothing has to find it afterwards.
-    """
+    """Let the compilers that this process starts find our libaio, also on a machine that has none."""
+    # async_io needs a header and a library, and DeepSpeed looks for them each time that it loads the operator. Our
+    # library is static, so nothing has to find it afterwards.
     own = operator_folder("libaio")
     if not (own / "libaio.a").exists():
         own.mkdir(parents=True, exist_ok=True)

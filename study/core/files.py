@@ -34,7 +34,7 @@ def safe_name(name) -> str:
     """Return the name itself, if it is a valid file name and cannot lead out of its folder."""
     # What is not printable includes line breaks, NUL, and characters that turn the direction of a text.
     valid = isinstance(name, str) and name.isprintable() and name not in ("", ".", "..") and not {*"/\\"} & {*name}
-    if not valid or len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
+    if not (valid and len(name.encode(errors="replace")) <= LONGEST_NAME_BYTES):
         remedy = f"give a name of at most {LONGEST_NAME_BYTES} bytes without slashes and control characters"
         raise Stop(f"{name!r:.80} cannot be the name of a file", remedy)
     return name
@@ -168,14 +168,7 @@ T = TypeVar("T")
 
 
 def load(
-    path: Path,
-    model: type[T],
-    *,
-    what: str,
-    remedy: str,
-    most_bytes: int,
-    links: bool = False,
-    missing: str = "",
+    path: Path, model: type[T], *, what: str, remedy: str, most_bytes: int, links: bool = False, missing: str = ""
 ) -> T:
     """Return the content of a JSON, TOML or YAML file as a type. Raise Stop if it cannot be read, or is not valid.
 
@@ -203,11 +196,8 @@ MANIFEST = "study-manifest.json"
 
 @contextlib.contextmanager
 def replaced(out: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to. It replaces `out` if the block succeeds; otherwise it is removed.
-
-    A manifest in the folder lists every file that was written. A folder with anything else belongs to somebody else,
-    and is refused.
-    """
+    """Yield an empty folder to write to. It replaces `out` if the block succeeds; otherwise it is removed."""
+    # A manifest in the folder lists every file that was written. What has anything else belongs to somebody else.
     try:
         out = out.resolve()
         refuse_foreign(out)

@@ -24,10 +24,7 @@ CUDA_ERROR_NO_DEVICE = 100
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity.
-
-    A GPU without TF32 has no bf16 either: both came with Ampere.
-    """
+    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity."""
 
     name: str
     memory_bytes: int  # the total that nvidia-smi shows
@@ -45,12 +42,9 @@ class Gpu:
         return "bf16" in self.peaks
 
     def flops_per_s(self, whole: bool, tf32: bool = True) -> float:
-        """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32.
-
-        GPUs with bf16 and fp16 are equally fast in both.
-        """
+        """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32."""
         if not whole:
-            return self.peaks["fp16"]
+            return self.peaks["fp16"]  # in bf16, where there is one, a GPU is as fast
         return self.peaks.get({True: "tf32"}.get(tf32, "fp32"), self.peaks["fp32"])
 
 
@@ -91,10 +85,9 @@ def gpu_named(text: str) -> str:
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
     """Return the datasheet peak of a precision recipe; None if unknown."""
     for gpu in GPUS.values():
-        if gpu.name == device_name and precision == "fp32":
-            return gpu.flops_per_s(True, tf32)
         if gpu.name == device_name:
-            return gpu.peaks.get({"fp16": "fp16"}.get(precision, "bf16"))
+            peaks = gpu.peaks | {"fp32": gpu.flops_per_s(True, tf32)}
+            return peaks.get({"fp32": "fp32", "fp16": "fp16"}.get(precision, "bf16"))
     return None
 
 
@@ -158,10 +151,7 @@ Groups = dict[str, dict[tuple[int, ...], float]]
 
 
 def between_nodes(moved: Groups, node_ranks: int) -> dict[str, float]:
-    """Return the bytes by collective of groups that have ranks in several nodes.
-
-    As in papers, all bytes of such a collective count as between nodes.
-    """
+    """Return the bytes by collective of groups that have ranks in several nodes. As in papers, all of them count."""
     between: Counter[str] = Counter()
     for kind, groups in moved.items():
         for ranks, size in groups.items():

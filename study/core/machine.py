@@ -8,6 +8,7 @@ import importlib.metadata
 import mmap
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -36,8 +37,7 @@ def text(path: str) -> str:
 
 def fields(path: str) -> dict[str, str]:
     """Return the lines `name: value` of a file of the kernel."""
-    parts = (line.partition(":") for line in text(path).splitlines())
-    return {name.strip(): value.strip() for name, _, value in parts}
+    return dict(re.findall(r"(?m)^(.+?)[ \t]*:[ \t]*(.*)$", text(path)))
 
 
 def usable_cores() -> int:
@@ -52,11 +52,8 @@ def free_port() -> int:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Make the kernel send this process a SIGTERM when its parent dies, so that nothing outlives its launcher.
-
-    The kernel does not report a parent that died before this call. So the parent is compared with the process id that
-    the caller gives. Without one, only a death during this call is noticed.
-    """
+    """Make the kernel send this process a SIGTERM when its parent dies, so that nothing outlives its launcher."""
+    # The kernel does not report a parent that died before this call: the caller may say who it was.
     parent = parent or os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -99,10 +96,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes of this machine the kernel has killed for lack of memory. None if unknown.
-
-    It includes what limits of control groups have killed.
-    """
+    """Return how many processes of this machine ran out of memory, also of a control group. None if unknown."""
     for line in text("/proc/vmstat").splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])
@@ -135,11 +129,9 @@ def put_programs_on_path() -> None:
 
 
 def operators_folder() -> Path:
-    """Return the folder for DeepSpeed's compiled operators: in the Python environment of their PyTorch.
-
-    PyTorch's default is one folder for all environments of a user, which would overwrite each other's operators. The
-    versions are in the name because ninja does not know that the build depends on PyTorch's headers.
-    """
+    """Return the folder for DeepSpeed's compiled operators: in the Python environment of their PyTorch."""
+    # PyTorch's default is one folder for all environments of a user, which would overwrite each other's operators. The
+    # versions are in the name because ninja does not know that the build depends on PyTorch's headers.
     environment = Path(sys.prefix)
     if os.access(environment, os.W_OK):
         base = environment / "torch_extensions"
@@ -171,7 +163,7 @@ def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
 
 
 def launcher_config() -> Path | None:
-    """Return the launcher's yaml; None if it has none, or if the launcher is not found."""
+    """Return the launcher's yaml; None if no launcher with one is found."""
     launch = find_launcher()
     return Path(launch[1].config_file) if launch else None
 
@@ -185,12 +177,10 @@ LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's he
 
 
 def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
-    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call.
-
-    Folders of runs that were killed are removed first.
-    """
+    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call."""
     try:
         base.mkdir(parents=True, exist_ok=True)
+        # Folders of runs that were killed are removed first.
         for folder in base.glob(f"{_swap_prefix()}*-*"):
             pid, ticks = folder.name.rsplit("-", 2)[1:]
             if pid.isdigit() and start_ticks(int(pid)) != ticks:  # its run was killed; the id may be in use again
@@ -198,18 +188,13 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
         disk_speed(base, REQUEST_BYTES)  # raises if direct I/O is refused, as by tmpfs before Linux 6.6
         free_bytes = shutil.disk_usage(base).free
         if free_bytes < needed_bytes:
-            raise Stop(
-                f"--nvme-dir {base} has {size(free_bytes)} free, and this run needs {size(needed_bytes)}",
-                "give --nvme-dir a folder on a larger disk, or a smaller --model",
-                status="unavailable",
-            )
+            what = f"--nvme-dir {base} has {size(free_bytes)} free, and this run needs {size(needed_bytes)}"
+            raise Stop(what, "give --nvme-dir a folder on a larger disk, or a smaller --model", "unavailable")
         folder = base / f"{_swap_prefix()}{launcher}-{start_ticks(launcher)}"
         folder.mkdir(exist_ok=True)  # another rank of this run may be first
     except OSError as error:
-        raise Stop(
-            f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})",
-            "give a folder on a local disk that you may write to; memory-backed and network file systems often refuse",
-        ) from None
+        remedy = "give a folder on a local disk that you may write to; others often refuse"
+        raise Stop(f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})", remedy) from None
     return folder
 
 
@@ -236,6 +221,6 @@ def disk_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
 
 
 def _swap_prefix() -> str:
-    """How names of folders begin whose process ids mean something here: of this boot, and of this container."""
+    """Return how names of folders begin whose process ids mean something here: of this boot, and this container."""
     boot = text("/proc/sys/kernel/random/boot_id")[:8]
     return f"{SWAP_PREFIX}{boot}-{Path('/proc/self/ns/pid').stat().st_ino}-"

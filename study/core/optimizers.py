@@ -34,10 +34,9 @@ def classes(optimizer: str | None, arm: Arm) -> set[str]:
 
 
 def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
-    """Return the dtypes that the moments may have. 8-bit moments have fp32 scales; those of small tensors stay in fp32.
-
-    DeepSpeed's Muon keeps its momentum in the dtype of the gradients, and the moments of its AdamW in fp32.
-    """
+    """Return the dtypes that the moments may have."""
+    # 8-bit moments have fp32 scales; those of small tensors stay in fp32. DeepSpeed's Muon keeps its momentum in the
+    # dtype of the gradients, and the moments of its AdamW in fp32.
     if optimizer == "adamw_8bit":
         return {"float32 uint8"}
     if precision == "bf16_pure":
@@ -50,21 +49,16 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
 def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
     """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
-    # --- what the libraries say of the class
-    why = None
-    if offloads and optimizer != "adamw":
-        why = WITH_OFFLOAD
-    elif optimizer == "adafactor" and not has_values:
-        why = WITHOUT_VALUES
-    elif arm.fsdp:
-        why = WITH_FSDP2.get(optimizer)
-    if why is not None:
-        what = f"--optimizer {optimizer} does not go with {arm.name}: {why}"
-        return Stop(what, "change one of the two", "unavailable")
-    # --- and of the dtype of its states
-    if offloads and precision == "bf16_pure":
-        what = f"--precision bf16_pure does not go with {arm.name}: {PURE_WITH_OFFLOAD}"
-        return Stop(what, "give an arm that does not offload, or bf16_cast", "unavailable")
+    flag = f"--optimizer {optimizer}"
+    refusals = [
+        (offloads and optimizer != "adamw", flag, WITH_OFFLOAD),
+        (optimizer == "adafactor" and not has_values, flag, WITHOUT_VALUES),
+        (arm.fsdp and optimizer in WITH_FSDP2, flag, WITH_FSDP2.get(optimizer)),
+        (offloads and precision == "bf16_pure", "--precision bf16_pure", PURE_WITH_OFFLOAD),
+    ]
+    for stands, given, why in refusals:
+        if stands:
+            return Stop(f"{given} does not go with {arm.name}: {why}", "change one of the two", "unavailable")
     return None
 
 

@@ -6,8 +6,5 @@ import tyro
 
 
 def parsed(command: Callable, *config, **options):
-    """Call a command, or build a dataclass, with the options of the command line.
-
-    For a mistake in them tyro prints what is wrong and what was probably meant, and ends the program with exit code 2.
-    """
+    """Call a command, or build a dataclass, with the options of the command line. For a mistake, exit with code 2."""
     return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), **options)

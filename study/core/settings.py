@@ -6,7 +6,7 @@ that were used.
 
 import json
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -199,8 +199,6 @@ def check(settings: Flags) -> None:
 
 def check_steps(settings: Flags, steps: int) -> None:
     """Raise Stop for a number of steps, from --steps or --epochs, that does not fit the other settings."""
-    if steps > MAX_STEPS:
-        raise Stop(f"{steps} steps are more than {MAX_STEPS}", "give fewer --steps or --epochs")
     # With as many, the rate would end at its peak.
     if steps <= settings.lr_warmup_steps:
         what = f"--lr-warmup-steps {settings.lr_warmup_steps} never ends within {steps} steps"
@@ -213,9 +211,9 @@ def check_steps(settings: Flags, steps: int) -> None:
 def build(values: dict, where: str) -> Flags:
     """Return checked settings from names and values in a file. `where` names the file in an error."""
     # In a file a name may be misspelt. Python's own TypeError would not say which name was probably meant.
-    names = [field.name for field in fields(Flags)]
-    if unknown := next((name for name in values if name not in names), None):
-        raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, names))
+    known = vars(Flags())
+    for unknown in values.keys() - known.keys():
+        raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, known))
     settings = Flags(**values)
     try:
         check(settings)

@@ -44,10 +44,8 @@ def models() -> dict[str, dict]:
 
 
 def model_of_name(name: str) -> str | None:
-    """Return the model of `models` that a name or a hub name means, in any spelling. None if it means none.
-
-    Variants for chats have the dimensions of their base.
-    """
+    """Return the model of `models` that a name or a hub name means, in any spelling. None if it means none."""
+    # Variants for chats have the dimensions of their base.
     last = Path(name).name
     base = VARIANT.sub("", last)
     # Meta-Llama-3-8B and Llama-3-8B are one: Meta has renamed its models.
@@ -78,10 +76,9 @@ def model_type(model: str) -> str | None:
 def _local_config(model: str) -> dict:
     """Return the config of a model in a folder; empty if it cannot be read. Whoever builds the model says why."""
     try:
-        config = files.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
-    except (OSError, ValueError):
+        return dict(files.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES)))
+    except (OSError, ValueError, TypeError):
         return {}
-    return config if isinstance(config, dict) else {}
 
 
 def is_local(name: str) -> bool:
@@ -102,11 +99,9 @@ WITHOUT_HUB = (
 
 @functools.cache
 def try_to_connect() -> None:
-    """Ask the Hub once for anything, before a library does. If it does not answer, switch the libraries to offline.
-
-    Otherwise they would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the
-    environment only while they are imported, and this constant afterwards.
-    """
+    """Ask the Hub once for anything, before a library does. If it does not answer, switch the libraries to offline."""
+    # Otherwise they would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the
+    # environment only while they are imported, and this constant afterwards.
     from huggingface_hub import constants, get_session
 
     try:
@@ -139,12 +134,8 @@ def hub_config(model: str) -> Path:
 
 
 def refuse_code(model: str) -> None:
-    """Raise Stop for a folder with Python code that its config.json wants to run. The check does not load the code.
-
-    A folder without such code is read with transformers' own class. Names on the Hub are checked by transformers.
-    """
-    if not is_local(model):
-        return
+    """Raise Stop for a folder with Python code that its config.json wants to run. The check does not load the code."""
+    # A folder without such code is read with transformers' own class. Names on the Hub are checked by transformers.
     # A value of auto_map is "module.Class", "repository--module.Class", or a list of such.
     classes = json.dumps(_local_config(model).get("auto_map"))
     modules = {f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', classes)}  # of "module.Class"
@@ -168,7 +159,4 @@ def why_not_loaded(name: str, error: Exception) -> str:
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, and the study never runs code from a model or a data set"
-    # A name with several slashes is none of the Hub's. By its name: the library would have to be imported.
-    if type(error).__name__ == "HFValidationError":
-        return "there is no such folder"
     return f"{type(error).__name__}: {files.why(error)}"

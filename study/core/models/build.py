@@ -20,10 +20,8 @@ from study.core.models.config import class_for
 
 
 def build(config: PretrainedConfig, device: torch.device | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return a model in training mode with new random weights, built on its device.
-
-    On `meta`, its tensors have shapes but no values. The config is copied, because building changes it.
-    """
+    """Return a model in training mode with new random weights, on `meta` with shapes but no values."""
+    # The config is copied, because building changes it.
     with torch.device(device), local_torch_dtype(dtype):
         return class_for(config)(copy.deepcopy(config)).train()
 
@@ -39,10 +37,7 @@ def freeze(
     dora: bool = False,
     drops: bool = False,
 ) -> None:
-    """Freeze a model, except adapters and a classifier, and tensors with matching names.
-
-    Adapters are at the linear layers with these names, without names at every one except the head.
-    """
+    """Freeze a model, except tensors with matching names, or a classifier and adapters at layers with these names."""
     if lora_rank is None and train_only is None:
         return
     model.requires_grad_(False)
@@ -82,11 +77,10 @@ aten = torch.ops.aten
 
 
 class WithoutValues(TorchDispatchMode):
-    """Inside a FakeTensorMode: reading a value gives 0, and grouped products work in every dtype.
+    """Inside a FakeTensorMode: reading a value gives 0, and grouped products work in every dtype."""
 
-    A value of 0 means no overflow, no norm to clip, no row without a mask. Mixtures of experts use grouped products.
-    These have kernels for fp32, but PyTorch 2.13's own shape function only accepts bf16.
-    """
+    # A value of 0 means no overflow, no norm to clip, no row without a mask. Mixtures of experts use grouped products.
+    # These have kernels for fp32, but PyTorch 2.13's own shape function only accepts bf16.
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         if function is aten._local_scalar_dense.default:
@@ -97,7 +91,7 @@ class WithoutValues(TorchDispatchMode):
 
 
 def _grouped_flops(left, right, *_, out_val, **__) -> int:
-    """Each row of the left is multiplied with one group of the right; of two matrices, each column with a row."""
+    # Each row of the left is multiplied with one group of the right; of two matrices, each column with a row.
     products = left.shape[0] * right.shape[1] if left.dim() == right.dim() == 2 else out_val.numel()
     return 2 * products * left.shape[-1]
 
@@ -157,10 +151,7 @@ class Adapted(nn.Module):
         return result + (more if keeps_type else more.to(result.dtype))
 
     def _with_magnitude(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Return what DoRA adds (arXiv 2402.09353, 4.3): the norm of the whole weight is a constant.
-
-        If inputs are dropped, the frozen layer's product is computed a second time, without them.
-        """
+        """Return what DoRA adds (arXiv 2402.09353, 4.3): the norm of the whole weight is a constant."""
         # As PEFT does it: the product of the two matrices, by sending the identity through both.
         like = self.down.weight
         thin = self.up(self.down(torch.eye(like.shape[1], device=like.device, dtype=like.dtype))).T.to(x.dtype)
@@ -169,7 +160,7 @@ class Adapted(nn.Module):
         norm = torch.linalg.norm(oriented + 2.0 * thin.detach(), dim=1).detach()
         scale = (cast(torch.Tensor, self.magnitude) / norm).view(1, -1)
         lora = self.up(self.down(x))
-        # The bias is not scaled, so it must not be in what is multiplied.
+        # The bias is not scaled, so it must not be in what is multiplied. Dropped inputs need another product.
         if self.drops:
             result = functional.linear(x, oriented)
         elif self.base.bias is not None:
@@ -178,11 +169,10 @@ class Adapted(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """The product with a quantized weight, as in bitsandbytes: each pass makes the weight in 16 bits.
+    """The product with a quantized weight, as in bitsandbytes: each pass makes the weight in 16 bits."""
 
-    Products with 8 bits (MatMul8bitLt) keep their input, as an attribute: recomputation does not drop it. Their columns
-    with outliers, which are few, are left out.
-    """
+    # Products with 8 bits (MatMul8bitLt) keep their input, as an attribute: recomputation does not drop it. Their few
+    # columns with outliers are left out.
 
     @staticmethod
     def forward(ctx, x, weight, bias, bits):

@@ -23,7 +23,6 @@ TABLES: dict[Kind, tuple[Mapping[str, object], type]] = {
     "encoder": (names.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
     "decoder": (names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
 }
-
 # Names for the number of positions in a config; the last is Whisper's.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 
@@ -37,9 +36,7 @@ def load(
 ) -> PretrainedConfig:
     """Return the config of a built-in shape, a folder or a hub name, changed for training.
 
-    `vocabulary` is for shapes whose vocabulary is that of their data. `dropout` replaces every probability of the
-    config. Without `attention`, attention is fused if transformers has that for the model. For a model that reads
-    images or sound beside text, this is the config of the part that reads text.
+    `vocabulary` is for shapes whose vocabulary is that of their data. `dropout` replaces every probability.
     """
     if model in SHAPES:
         return of_dict(config_of(model, vocabulary), attention, dropout)
@@ -65,7 +62,7 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
 
 
 def _for_training(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
-    """Return a config as the trainer uses it: the part that reads text, no cache, with this attention and dropout."""
+    """Return a config as the trainer uses it. Without `attention` it is fused, if transformers has that."""
     config = _part_that_trains(config)
     config.use_cache = False  # of keys and values, which only generation needs
     fused = class_for(config)._supports_sdpa
@@ -104,10 +101,8 @@ def kind_of(config: PretrainedConfig) -> Kind | None:
 
 
 def class_for(config: PretrainedConfig) -> type[PreTrainedModel]:
-    """Return transformers' class for this config, or raise Stop if it has none.
-
-    It is not an Auto class: under stage 3 those would partition the model while it is built.
-    """
+    """Return transformers' class for this config, or raise Stop if it has none."""
+    # It is not an Auto class: under stage 3 those would partition the model while it is built.
     if (model_class := find_class(config)) is None:
         what = f"transformers {transformers.__version__} has no class to train a model of type {config.model_type}"
         raise Stop(what, "give a text decoder or encoder, an encoder-decoder, an image classifier or a speech model")

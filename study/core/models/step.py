@@ -15,10 +15,7 @@ FOLLOWING = "following"  # in batches of parts of rows: the next token of each p
 
 
 def inputs(config: PretrainedConfig, rows: int, sequence: int) -> Batch:
-    """Random tensors like those of a data set for this kind of model. Images and sounds have the config's size.
-
-    `sequence` is the number of tokens in a row: of the input, and of both texts of an encoder-decoder.
-    """
+    """Return random tensors like those of a data set for this kind of model, with `sequence` tokens in a text."""
     kind = kind_of(config)
     classes = config.num_labels or 0
     if kind == "vision":
@@ -50,8 +47,8 @@ def logits_and_losses(
 ) -> tuple:
     """Return the logits, in fp32 if `upcast`, and the loss of each row.
 
-    `dtype` is that of the weights: images, sounds and the masks of written-out attention are converted to it. If a
-    batch has parts of rows of `row_tokens` tokens, the mean of the parts' losses is the loss of the row.
+    `dtype` is that of the weights. If a batch has parts of rows of `row_tokens` tokens, the mean of the parts' losses
+    is the loss of the row.
     """
     kind = kind_of(config)
     fed: dict[str, torch.Tensor | None] = {
@@ -79,21 +76,17 @@ def logits_and_losses(
 
 
 def next_tokens(batch: Batch) -> torch.Tensor:
-    """Return the target of each position of a decoder. Every position except the last predicts the next token.
-
-    The target ignores the last position, because cutting the logits would copy them, and they are the largest tensor.
-    """
+    """Return the target of each position of a decoder. Every position except the last predicts the next token."""
+    # The last one is ignored: to cut the logits would copy them, and they are the largest tensor.
     if FOLLOWING in batch:
         return batch[FOLLOWING]
     return pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
 
 
 def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself.
-
-    It is built here, because transformers would read the values of a smaller mask, or search for packed rows without a
-    mask, and both make a GPU wait in every forward pass. The mask has no window.
-    """
+    """Return the attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself."""
+    # It is built here, because transformers would read the values of a smaller mask, or search for packed rows without
+    # a mask, and both make a GPU wait in every forward pass. The mask has no window.
     if config.model_type in OWN_MASKS or getattr(config, "alibi", False):  # Falcon's alibi needs a mask of rows, too
         return batch.get("attention_mask")
     length = batch["input_ids"].shape[1]
