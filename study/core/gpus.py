@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from study.core.errors import Stop, nearest
 
-HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
 CUDA_ERROR_NO_DEVICE = 100
 
 
@@ -100,8 +99,8 @@ class Visible(NamedTuple):
 
 def gpus_here() -> list[Visible]:
     """Return the GPUs that a launch would see, in CUDA's order. Raise Stop if the driver fails."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL:
-        return []
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return []  # they are hidden
     import pynvml
 
     try:

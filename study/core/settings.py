@@ -17,9 +17,8 @@ from study.core.errors import Stop, nearest
 from study.core.files import sentence
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 
-MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
 Count = Annotated[int, Field(gt=0)]
-Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
+Steps = Annotated[int, Field(gt=0, le=10_000_000)]  # a record holds a loss and a rate for every step
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the rank is added to it, and numpy takes 32 bits
 Ranks = Annotated[int, Field(ge=2)]
 Tokens = Annotated[int, Field(ge=2)]  # one token leaves nothing to predict

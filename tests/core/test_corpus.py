@@ -50,8 +50,8 @@ def test_the_next_class_of_the_stream_is_predictable():
     assert FIRST_WORD <= tokens.min() < tokens.max() < VOCABULARY
     table = transitions(tokens)
     assert table.max(1).sum() / table.sum() == pytest.approx(0.9 + 0.1 / NUM_CLASSES, abs=0.01)
-    assert len(set(table.argmax(1))) == NUM_CLASSES, "each class has a follower of its own"
-    assert (table.argmax(1) == transitions(other).argmax(1)).all(), "the parts share the rule"
+    followers = table.argmax(1)
+    assert len(set(followers)) == NUM_CLASSES, "each class has a follower of its own"
+    assert (followers == transitions(other).argmax(1)).all(), "the parts share the rule"
     assert (tokens == other).mean() < 0.2, "and not the words"
-    rules = {tuple(transitions(tasks.stream(5_000, seed, "train")).argmax(1)) for seed in range(3)}
-    assert len(rules) > 1, "another seed has another rule"
+    assert (followers != transitions(tasks.stream(5_000, 43, "train")).argmax(1)).any(), "another seed has another rule"

@@ -1,7 +1,8 @@
 """One table of GPUs for all who ask, and the GPUs of a machine as a launch would see them."""
 
-import contextlib
 import ctypes
+import re
+from unittest import mock
 
 import pynvml
 import pytest
@@ -18,17 +19,16 @@ def test_a_gpu_is_what_its_name_says():
         assert gpu.has_bf16 == ("tf32" in gpu.peaks), "both came with Ampere"
         assert gpu.flops_per_s(False) == gpu.peaks.get("bf16", gpu.peaks["fp16"])
         assert gpu.flops_per_s(False) > gpu.flops_per_s(True) >= gpu.flops_per_s(True, tf32=False) == gpu.peaks["fp32"]
-        printed = name.rpartition("-")[2].removesuffix("GB")
-        if printed.isdigit():
+        for printed in re.findall(r"-(\d+)GB$", name):
             assert gpu.memory_bytes == pytest.approx(int(printed) * 2**30, rel=0.01)
 
 
 def test_a_gpu_is_named_as_people_do():
-    said = {"H100": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40": "A100-40GB", "h100sxm": "H100-80GB"}
-    said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "a10g": "A10G", "h20": "H20"}
+    said = {"H100": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40 gb": "A100-40GB", "h100sxm": "H100-80GB"}
+    said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "A100 (SXM-80G)": "A100-80GB"}
     said |= {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
     assert {text: gpus.gpu_named(text) for text in said} == said
-    for text, near in (("H900", "'H100'"), ("A11G", "'A10"), ("nvidia", "H100"), ("", "choose one of")):
+    for text, near in {"H900": "'H100'", "A11G": "'A10", "nvidia": "H100", "": "choose one of"}.items():
         with pytest.raises(Stop, match="is not a known GPU") as stop:
             gpus.gpu_named(text)
         assert near in stop.value.remedy
@@ -80,10 +80,14 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A function that puts a driver in the place of CUDA's."""
+    """A function that puts drivers in the place of CUDA's and NVML's; the latter's is an error or None."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    return lambda cuda: monkeypatch.setattr(ctypes, "CDLL", lambda _: cuda)
+
+    def put(cuda, nvml: Exception | None = None) -> None:
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: cuda)
+        monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=nvml))
+
+    return put
 
 
 def test_the_gpus_of_a_machine(driver, monkeypatch):
@@ -94,25 +98,27 @@ def test_the_gpus_of_a_machine(driver, monkeypatch):
     assert gpus.gpus_here() == [], "nobody is asked"
 
 
-def test_a_machine_without_gpus_and_a_driver_that_fails(driver):
-    for none in (Driver(9, code=gpus.CUDA_ERROR_NO_DEVICE), object()):  # the second: a stub to link with
-        driver(none)
-        assert gpus.gpus_here() == []
-    driver(Driver(9, code=999))
-    with pytest.raises(Stop, match="error 999"):
-        gpus.gpus_here()
-    assert gpus.num_gpus() == 0
+NO_DRIVER = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+STUB = object()  # to link programs with
 
 
 @pytest.mark.parametrize(
-    ("code", "broken"), [(pynvml.NVML_ERROR_DRIVER_NOT_LOADED, True), (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False)]
+    ("cuda", "nvml"), [(Driver(9, code=gpus.CUDA_ERROR_NO_DEVICE), None), (STUB, None), (Driver(9), NO_DRIVER)]
 )
-def test_a_broken_driver_is_a_stop_and_no_driver_is_no_gpu(driver, monkeypatch, code, broken):
-    def fail():
-        raise pynvml.NVMLError(code)
+def test_a_machine_without_gpus(driver, cuda, nvml):
+    driver(cuda, nvml)
+    assert gpus.gpus_here() == []
 
-    driver(Driver(9))
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    with pytest.raises(Stop, match="NVML") if broken else contextlib.nullcontext():
-        assert gpus.gpus_here() == []
+
+@pytest.mark.parametrize(
+    ("cuda", "nvml", "words"),
+    [
+        (Driver(9, code=999), None, "error 999"),
+        (Driver(9), pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "NVML: Driver"),
+    ],
+)
+def test_a_driver_that_fails_is_a_stop(driver, cuda, nvml, words):
+    driver(cuda, nvml)
+    with pytest.raises(Stop, match=words):
+        gpus.gpus_here()
     assert gpus.num_gpus() == 0

@@ -61,12 +61,6 @@ def test_what_the_hub_has_not_is_a_sentence(hub_env):
         assert words in done.stderr
 
 
-def test_a_known_model_needs_no_hub_and_is_not_taken_in_silence(tmp_path):
-    done = study("estimate", "--model", "bert-large-uncased", env=UNREACHABLE | {"HF_HOME": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    assert "bert-large-uncased: taken as bert-large, whose dimensions come with the study" in done.stderr
-
-
 # --- whether it answers ----------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,12 @@
 """Compiled operators: where they are kept, who compiles them, and that nobody waits for a process that has died."""
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import ROOT, ranks_of
 
@@ -75,7 +72,7 @@ def compiler(folder: Path, instead: str, otherwise: str = f'exec {shutil.which("
 # --- nobody waits for the dead --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["guard", "lock", "guard and lock"])
+@pytest.mark.parametrize("what", ["guard", "guard and lock"])
 def test_what_a_killed_process_leaves_holds_up_nobody(extensions, what):
     """PyTorch's lock is the file of its FileBaton. It is seconds old here: its age says nothing."""
     holder = hold(what)
@@ -99,33 +96,7 @@ def test_a_living_process_is_waited_for_with_a_message(extensions):
     assert messages == ["waiting for another process that compiles DeepSpeed's cpu_adam operator: some minutes, once"]
 
 
-def test_the_compilers_of_a_killed_set_up_end_with_it(extensions, tmp_path):
-    """`make setup` is killed, and what it started does not go on in the background."""
-    code = "from study.core import doctor; doctor.compile_all(['deepspeed_shm_comm'])"
-    env = os.environ | {"CXX": compiler(tmp_path, "exec sleep 60.25")}
-    setup = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, env=env)
-    family, ends, names = [], time.monotonic() + 60, set()
-    while "sleep" not in names:
-        assert time.monotonic() < ends, "the premise: it compiles"
-        time.sleep(0.1)
-        with contextlib.suppress(psutil.Error):
-            family = psutil.Process(setup.pid).children(recursive=True)
-            names = {process.name() for process in family}
-    setup.kill()
-    setup.wait()
-    assert psutil.wait_procs(family, timeout=10)[1] == []
-
-
 # --- what is compiled is loaded, what is missing is compiled --------------------------------------------------------
-
-
-def test_every_operator_has_deepspeeds_name():
-    """Against DeepSpeed's own source, read and not imported."""
-    folder = Path(find_spec("deepspeed").submodule_search_locations[0], "ops", "op_builder")
-    source = "".join(path.read_text() for path in sorted([*folder.glob("*.py"), *folder.glob("cpu/*.py")]))
-    for name, operator in OPERATORS.items():
-        after = source.partition(f"class {operator.builder}(")[2]
-        assert after.partition("NAME = ")[2].startswith(f'"{name}"'), operator.builder
 
 
 def test_what_is_compiled_is_not_compiled_again(tmp_path):
@@ -206,10 +177,10 @@ def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypat
     places = set()
     for prefix, version in (("/opt/one", "1.0"), ("/opt/two", "1.0"), ("/opt/two", "99.0")):  # also an upgrade's
         monkeypatch.setattr(sys, "prefix", prefix)
-        monkeypatch.setattr(machine, "version", lambda package, version=version: version)
+        monkeypatch.setattr(machine, "version", {"torch": version}.get)
         places.add(machine.operators_folder())
+        assert machine.operators_folder().is_relative_to(tmp_path)
     assert len(places) == 3
-    assert all(place.is_relative_to(tmp_path) for place in places)
 
 
 def test_it_looks_where_pytorch_puts_them(extensions, tmp_path):
