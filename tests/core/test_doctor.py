@@ -60,25 +60,21 @@ def test_one_tool_after_the_other(name, bare, tmp_path):
 
 
 def test_the_disk_and_the_quantizer_need_the_cuda_toolkit_on_a_gpu(bare, monkeypatch, tmp_path):
-    tool(bare, "ninja")
-    tool(bare, "c++")
+    for name in ("ninja", "c++"):
+        tool(bare, name)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     for name in ("zero3_nvme", "zero3_qwz"):
         assert "CUDA_HOME" in doctor.why_not(arm(name), gpus=1).remedy
     assert doctor.why_not(arm("zero3_cpu"), gpus=1) is None, "Adam in host memory is compiled without CUDA"
     tool(tmp_path / "cuda" / "bin", "nvcc")
     assert doctor.why_not(arm("zero3_nvme"), gpus=1) is None
-    monkeypatch.delenv("CUDA_HOME")
-    tool(bare, "nvcc")
-    assert doctor.nvcc() == str(bare / "nvcc")
 
 
 def test_an_arm_for_more_gpus_than_there_are():
     eight = replace(arm("ddp"), num_processes=8)
     stop = doctor.why_not(eight, gpus=2)
     assert (stop.status, "8 processes" in stop.what) == ("unavailable", True)
-    assert doctor.why_not(eight, gpus=8) is None
-    assert doctor.why_not(eight, gpus=0) is None, "ranks on the CPU are as many as one likes"
+    assert not any(doctor.why_not(eight, gpus) for gpus in (0, 8)), "on the CPU there are as many as one likes"
 
 
 def test_this_machine_is_told_as_it_is(monkeypatch, tmp_path):

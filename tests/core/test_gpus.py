@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from types import SimpleNamespace
 from unittest import mock
 
 import pynvml
@@ -51,31 +52,20 @@ def test_what_a_run_is_measured_against(name, precision, tf32, peak):
 # --- those of this machine ------------------------------------------------------------------------------------------
 
 
-class Driver:
-    """CUDA's driver with so many GPUs."""
+def cuda_with(gpus: int, code: int = 0) -> SimpleNamespace:
+    """Return CUDA's driver with so many GPUs, which fails with a code."""
 
-    def __init__(self, gpus: int, code: int = 0):
-        self.gpus = gpus
-        self.code = code
-
-    def cuInit(self, _) -> int:
-        return self.code
-
-    def cuDeviceGetCount(self, count) -> int:
-        count._obj.value = self.gpus
+    def fill(pointer, value) -> int:
+        getattr(pointer, "_obj", pointer).value = value
         return 0
 
-    def cuDeviceGet(self, device, number: int) -> int:
-        device._obj.value = number
-        return 0
-
-    def cuDeviceGetName(self, name, length: int, device) -> int:
-        name.value = f"GPU {device.value}".encode()
-        return 0
-
-    def cuDeviceTotalMem_v2(self, total_bytes, device) -> int:
-        total_bytes._obj.value = (1 + device.value) * 10**10
-        return 0
+    return SimpleNamespace(
+        cuInit=lambda _: code,
+        cuDeviceGetCount=lambda count: fill(count, gpus),
+        cuDeviceGet=fill,
+        cuDeviceGetName=lambda name, length, device: fill(name, f"GPU {device.value}".encode()),
+        cuDeviceTotalMem_v2=lambda total_bytes, device: fill(total_bytes, (1 + device.value) * 10**10),
+    )
 
 
 @pytest.fixture
@@ -91,7 +81,7 @@ def driver(monkeypatch):
 
 
 def test_the_gpus_of_a_machine(driver, monkeypatch):
-    driver(Driver(2))
+    driver(cuda_with(2))
     assert gpus.gpus_here() == [("GPU 0", 10**10), ("GPU 1", 2 * 10**10)]
     assert gpus.num_gpus() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -103,7 +93,7 @@ STUB = object()  # to link programs with
 
 
 @pytest.mark.parametrize(
-    ("cuda", "nvml"), [(Driver(9, code=gpus.CUDA_ERROR_NO_DEVICE), None), (STUB, None), (Driver(9), NO_DRIVER)]
+    ("cuda", "nvml"), [(cuda_with(9, code=gpus.CUDA_ERROR_NO_DEVICE), None), (STUB, None), (cuda_with(9), NO_DRIVER)]
 )
 def test_a_machine_without_gpus(driver, cuda, nvml):
     driver(cuda, nvml)
@@ -113,8 +103,8 @@ def test_a_machine_without_gpus(driver, cuda, nvml):
 @pytest.mark.parametrize(
     ("cuda", "nvml", "words"),
     [
-        (Driver(9, code=999), None, "error 999"),
-        (Driver(9), pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "NVML: Driver"),
+        (cuda_with(9, code=999), None, "error 999"),
+        (cuda_with(9), pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "NVML: Driver"),
     ],
 )
 def test_a_driver_that_fails_is_a_stop(driver, cuda, nvml, words):

@@ -62,9 +62,7 @@ def plain(value):
     """Return a default as JSON can write it; None for an object."""
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)
-    return value if isinstance(value, str | bool | float | list) else None
+    return value if isinstance(value, str | int | float | list) else None
 
 
 def of_model(path: str, model: type[pydantic.BaseModel]) -> dict:
