@@ -1,12 +1,9 @@
 """What import-linter cannot see: modules that load without torch for real, and imports that only some runs need."""
 
-import os
 import subprocess
 import sys
 
 from conftest import ROOT
-
-from study.core import machine
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets"}
 WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "watch/oom", "ledger", "report", "cli")
@@ -21,15 +18,10 @@ def loaded_by(code: str, names: set[str]) -> set[str]:
 
 
 def test_reading_judging_and_reporting_load_without_torch():
-    modules = [
-        "study." + ".".join(path.relative_to(ROOT / "study").with_suffix("").parts)
-        for package in WITHOUT_TORCH
-        for path in sorted((ROOT / "study" / package).glob("*.py"))
-        if not path.stem.startswith("__")
-    ]
+    files = [file for package in WITHOUT_TORCH for file in (ROOT / "study" / package).glob("[!_]*.py")]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     assert len(modules) > 30
-    code = "\n".join(f"import {name}" for name in modules)
-    assert loaded_by(code, HEAVY) == set()
+    assert loaded_by(f"import {', '.join(modules)}", HEAVY) == set()
 
 
 TRAINER = """
@@ -64,13 +56,3 @@ def test_the_trainer_loads_few_of_our_modules_and_what_only_some_runs_need_where
     `tokenizers` is not among them: transformers imports it with every model. A user's script keeps its PATH.
     """
     assert loaded_by(TRAINER, {"pyarrow"}) == {"pyarrow"}
-
-
-def test_programs_are_put_on_the_path_once(monkeypatch):
-    """Only our own launches need ninja. Each nested process would add the folder once more."""
-    monkeypatch.setenv("PATH", "/usr/bin")
-    for _ in range(2):
-        machine.put_programs_on_path()
-    first, second = os.environ["PATH"].split(":")
-    assert first == "/usr/bin"
-    assert sys.executable.startswith(second)

@@ -21,9 +21,9 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 def test_the_verdicts_and_their_counts():
     known = {claim.id: [claim.verdict, claim.certainty or ""] for claim in texts.claims()}
-    printed = {name: row[:2] for name, row in rows_of(TEXT).items() if name in known}
-    assert len(printed) > 8
-    assert printed == {name: known[name] for name in printed}
+    printed = {name: row[:2] for name, row in rows_of(TEXT).items()}
+    assert len(printed.keys() & known.keys()) > 8
+    assert {name: printed.get(name, verdict) for name, verdict in known.items()} == known
     counted = rows_of((KEPT / "README.md").read_text())
     for row in texts.by_document():
         assert counted[row.pop("document")] == list(map(str, row.values()))
