@@ -299,9 +299,7 @@ def real_runs(trained, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A cache of its own."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "zero-study").mkdir()
-    return home
+    return tmp_path_factory.mktemp("home")
 
 
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
