@@ -47,4 +47,3 @@ def test_an_answer_that_is_damaged_is_none(tmp_path):
     for content in (file.read_text()[:-4], "[]", "[" * 100_000):
         file.write_text(content)
         assert cache.answer(tmp_path, "name") is None
-    assert cache.answer(tmp_path / "none", "name") is None
