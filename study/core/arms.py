@@ -170,7 +170,7 @@ class Arm:
 
     @property
     def for_cuda_alone(self) -> str | None:
-        """The feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
+        """Return the feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
         config = self.deepspeed or {}
         zero = config.get("zero_optimization", {})
         # What switches each of them on, in DeepSpeed's json.

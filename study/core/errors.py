@@ -43,7 +43,7 @@ def exit_on_stop() -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
-    """At most so many known names that are close to a misspelt one. If none is close: `otherwise`, or all names."""
+    """Return at most so many known names that are close to a misspelt one, or else `otherwise`, or all names."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)
     if close:

@@ -94,7 +94,7 @@ ODD = (yaml.YAMLError, AttributeError, KeyError, IndexError, TypeError, Overflow
 
 
 def from_json(content: str | bytes) -> Any:
-    """Standard JSON, without NaN and infinity."""
+    """Read standard JSON, without NaN and infinity."""
     return _parsed_text(functools.partial(json.loads, parse_constant=_refuse_constant), content)
 
 
@@ -144,7 +144,7 @@ PLAINER = {
 
 
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:
-    """The first mistake as a sentence. `known` are the possible field names; `name` turns a location into text."""
+    """Return the first mistake as a sentence. `known`: possible field names; `name` turns a location into text."""
     first = error.errors(include_url=False)[0]  # without pydantic's page about the kind of mistake
     # Parts such as literal['auto'] and constrained-int are pydantic's ways through a union, and no names of ours.
     where = name([str(part) for part in first["loc"] if not str(part).endswith((")", "]", "-int"))])

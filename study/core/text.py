@@ -21,7 +21,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def short(value) -> str:
-    """Any value as a table shows it: four significant digits, yes or no, and a dash for unknown values."""
+    """Return any value as a table shows it: four significant digits, yes or no, and a dash for unknown values."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(short, value))
     if isinstance(value, float):
@@ -33,17 +33,17 @@ def short(value) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Bytes with three significant digits and a unit."""
+    """Return bytes with three significant digits and a unit."""
     return _scaled(size_bytes, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}) or number_of(round(size_bytes), "bytes")
 
 
 def count(number: float) -> str:
-    """A large number in words: 9.24 billion."""
+    """Return a large number in words: 9.24 billion."""
     return _scaled(number, {"trillion": 1e12, "billion": 1e9, "million": 1e6}) or f"{number:,.0f}"
 
 
 def _scaled(value: float, units: dict[str, float]) -> str | None:
-    """A value in the largest unit of which it is one, when it is written with three digits. None if it is too small."""
+    """Return a value in the largest unit of which it is at least one in three digits. None if it is too small."""
     for unit, factor in units.items():
         if abs(value) >= 0.9995 * factor:  # 999.5 MB would be written as 1000 MB
             return f"{_significant(value / factor, 3)} {unit}"
@@ -69,13 +69,13 @@ def times(ratio: float) -> str:
 
 
 def percent(share: float, sign: str = "") -> str:
-    """A share: 3.4%, or 12%. With the sign "+" also above zero it is signed: +3.4%."""
+    """Return a share: 3.4%, or 12%. With the sign "+" also above zero it is signed: +3.4%."""
     digits = {True: 1, False: 0}[abs(share) < 0.1]
     return f"{share:{sign}.{digits}%}"
 
 
 def _significant(value: float, digits: int) -> str:
-    """A number with so many significant digits, without an exponent unless it is tiny or huge."""
+    """Return a number with so many significant digits, without an exponent unless it is tiny or huge."""
     # Between these bounds g, too, would write an exponent: 12345 with four digits would be 1.234e+04.
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.{digits}g}"

@@ -6,7 +6,7 @@ import sys
 
 from conftest import ROOT
 
-HOSTILE = dict.fromkeys(("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PIP_TARGET"), "/elsewhere")
+HOSTILE = dict.fromkeys(("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PIP_TARGET"), "/elsewhere")
 
 
 def test_make_sets_up_each_time_and_passes_on_no_other_environment(tmp_path):

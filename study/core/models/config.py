@@ -50,7 +50,7 @@ def load(
 
 
 def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
-    """As `load`, from the content of a config.json. It needs no file and no network."""
+    """Return the same as `load`, from the content of a config.json. It needs no file and no network."""
     # Neither a key of ours, nor the classes of code that came with the model: those here are transformers' own.
     known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
     try:
