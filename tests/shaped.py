@@ -106,7 +106,7 @@ def _memory(stage: int | None, count: int, weight_bytes: int, ranks: int, writer
     weights = weight_bytes * (part if stage == 3 else count)
     held = {"weights": weights, "master": 4 * part, "moments": 8 * part, "gradients": weights, "activations": 10**6}
     total = sum(held.values())
-    peaks = {"host_peak_bytes": 6 * 10**8, "host_resident_bytes": 6 * 10**8}
+    peaks = {"host_peak_bytes": 6 * 10**8}
     if gpu:
         peaks |= {"peak_allocated_bytes": total + 10**6, "peak_reserved_bytes": total + 2 * 10**6}
         peaks |= {"device_used_bytes": total + 10**9}

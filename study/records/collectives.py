@@ -25,7 +25,7 @@ class Collective(BaseModel, extra="forbid", frozen=True):
 
 
 def collective_of(entry: dict) -> Collective:
-    """An entry of PyTorch's ring of collectives, the Flight Recorder."""
+    """Read an entry of PyTorch's ring of collectives, the Flight Recorder."""
     name = entry["profiling_name"]
     return Collective(
         group=str(entry["process_group"][0]),
@@ -57,10 +57,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def load(folder: Path) -> list[RankLog]:
-    """The last logs of all ranks of a run, in their order; empty without such files."""
-    remedy = "move it away: no rank wrote it"
-    logs = [
-        load_file(path, RankLog, what="a log of collectives", remedy=remedy, most_bytes=MAX_BYTES)
-        for path in paths(folder)
-    ]
+    """Return the last logs of all ranks of a run, in their order; empty without such files."""
+    texts = {"what": "a log of collectives", "remedy": "move it away: no rank wrote it"}
+    logs = [load_file(path, RankLog, most_bytes=MAX_BYTES, **texts) for path in paths(folder)]
     return sorted(logs, key=lambda log: log.rank)

@@ -1,6 +1,5 @@
 """Compares runs: equal cells on machines, losses with a baseline, the sides of a ratio, and the peaks of two runs."""
 
-import itertools
 import json
 import statistics
 from collections import Counter
@@ -50,9 +49,11 @@ class Comparison:
 
 def compare(runs: Runs) -> Comparison:
     """Return the finished runs as rows, with columns only for settings in which cells differ."""
-    cells = grouped(runs.done, lambda run: (run.key(without=("seed",)), run.record.observed.data_checksum))
+    cells = grouped(runs.done, lambda run: (run.key(["seed"]), run.record.observed.data_checksum))
     settings = {cell: json.loads(cell[0]) | {"data_checksum": cell[1]} for cell in cells}
-    columns = ["arm", *differing([*settings.values()])]
+    columns = ["arm", *differing([json.loads(key) for key, _ in cells])]
+    if len({key for key, _ in cells}) < len(cells):  # the data of a task differ less often than tasks do
+        columns.append("data_checksum")
     # --- a row for each cell and environment, beside the same in environment A
     rows = []
     for cell, members in cells.items():
@@ -89,10 +90,10 @@ def notes(compared: Comparison) -> list[str]:
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
     """Return medians over the runs of one cell in one environment, and their step time over that in A."""
-    # A fixed order and seed: the same runs give the same interval, in every report.
-    times_s = metrics.all_known(metrics.value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder))
+    times_s = metrics.all_known(metrics.value(run.record, "step_s") for run in runs)
     low = high = None
     if len(times_s) >= FEWEST_RUNS:
+        # A fixed order and seed: the same runs give the same interval, in every report.
         _, low, high = median_with_interval(times_s, np.random.default_rng(0))
     # The tracked peak without a GPU, or where one of the runs does not know what its allocator held.
     peaks_bytes = {kind: _median(runs, quantity) for kind, quantity in PEAKS.items()}
@@ -125,15 +126,15 @@ def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tupl
     steps counts, with as many ranks if there is one.
     """
     trained = [other for other in members if other.record.status == "done" and other.record.loss.train]
-    present = {other.record.arm for other in trained}
-    baseline = next((arm for arm in (first, *NAMES) if arm in present), None)
-    others = [other for other in trained if other.record.arm == baseline and _training(other) == _training(run)]
+    by_arm = grouped(trained, lambda other: other.record.arm)
+    baseline = next(filter(by_arm.get, (first, *NAMES)), None)
+    others = [other for other in by_arm.get(baseline, []) if _training(other) == _training(run)]
     # The baseline's own other seeds and ranks are no deviation. Weights that are drawn in place depend on how a model
     # is divided, so such losses are of other models.
     if not others or run.record.arm == baseline or run.record.requested.init == "in_place":
         return None, []
-    ranks = run.record.observed.ranks
-    theirs = max(others, key=lambda other: other.record.observed.ranks == ranks).record.loss.train
+    nearest = max(others, key=lambda other: other.record.observed.ranks == run.record.observed.ranks)
+    theirs = nearest.record.loss.train
     return baseline, [abs(our - their) for our, their in zip(run.record.loss.train, theirs, strict=True)]
 
 
@@ -151,7 +152,7 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
     if "batch" in named:  # of all ranks: it follows from these two
         free |= {"micro_batch", "accumulation"}
     ours, theirs = (
-        grouped(side, lambda run: (run.key(without=free), json.dumps(run.machine, sort_keys=True)))
+        grouped(side, lambda run: (run.key(free), json.dumps(run.machine, sort_keys=True)))
         for side in (our_runs, their_runs)
     )
     return [(runs, theirs[cell]) for cell, runs in ours.items() if cell in theirs]
@@ -160,13 +161,6 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
 # --- the peaks of two runs ------------------------------------------------------------------------------------------
 
 TRACKED = "all that is tracked"
-BEYOND = ("seen by the allocator alone", "reserved and not in use", "outside the allocator")
-LEVELS = (
-    "components.per_rank.{}.tracked_peak_bytes",
-    "per_rank.{}.peak_allocated_bytes",
-    "per_rank.{}.peak_reserved_bytes",
-    "per_rank.{}.device_used_bytes",
-)
 NEGLIGIBLE = 0.05  # of all that changes: a smaller part gets no reason
 # By component, what decides how much of it a rank holds, from the sources of DeepSpeed 0.19.8.
 REASONS = {
@@ -188,8 +182,7 @@ REASONS = {
 def peaks(first: Run, second: Run) -> list[dict]:
     """Return the difference of two peaks by component, the largest first, with the reason of a large one.
 
-    `share` is a component's part of all changes, whether it grows or shrinks. Last come the sum of the components, and
-    the rows that lead from there to the memory that the device reports as used.
+    `share` is a component's part of all changes, whether it grows or shrinks. The sum of the components comes last.
     """
     ours, theirs = (_held(run) for run in (first, second))
     rows = [_row(name, ours.get(name, 0), theirs.get(name, 0)) for name in ours | theirs]
@@ -199,8 +192,7 @@ def peaks(first: Run, second: Run) -> list[dict]:
         if row["share"] > NEGLIGIBLE:
             row["why"] = REASONS.get(row["component"])
     rows.sort(key=lambda row: -row["share"])
-    rows.append(_row(TRACKED, sum(ours.values()), sum(theirs.values())))
-    return rows + [_row(name, *sizes) for name, *sizes in zip(BEYOND, _beyond(first), _beyond(second), strict=True)]
+    return [*rows, _row(TRACKED, sum(ours.values()), sum(theirs.values()))]
 
 
 def _held(run: Run) -> dict[str, int]:
@@ -211,16 +203,9 @@ def _held(run: Run) -> dict[str, int]:
     return held
 
 
-def _beyond(run: Run) -> list[int | None]:
-    """Return what only the device reports of the rank that held most, as steps between its levels."""
-    number = metrics.fullest_rank(run.record)
-    levels = [metrics.dig(run.record.memory, path.format(number)) for path in LEVELS]
-    return [metrics.difference(above, below) for below, above in itertools.pairwise(levels)]
-
-
-def _row(name: str, first: int | None, second: int | None) -> dict:
-    difference = metrics.difference(second, first)
-    return {"component": name, "first": first, "second": second, "difference": difference, "share": None, "why": None}
+def _row(name: str, first: int, second: int) -> dict:
+    sizes = {"first": first, "second": second, "difference": second - first}
+    return {"component": name, **sizes, "share": None, "why": None}
 
 
 def unlike(first: Run, second: Run) -> list[dict]:

@@ -43,18 +43,20 @@ def shared(record: Record) -> Record:
     return Record.model_validate(redact(record.model_dump(mode="json", by_alias=True)))
 
 
-def redact(value):
+def redact(value, key: str = ""):
     """Return a value without private information about a machine and its user.
 
     Every absolute path is cut down to its last part, and a home folder to `~`. Logins, e-mail and IP addresses, names
-    of machines, and texts that look like secrets are removed.
+    of machines, and texts that look like secrets, or whose `key` names one, are removed.
     """
     if isinstance(value, dict):
-        return {key: "(secret)" if _is_secret(key, item) else redact(item) for key, item in value.items()}
+        return {name: redact(item, str(name)) for name, item in value.items()}
     if isinstance(value, list):
         return [redact(item) for item in value]
     if not isinstance(value, str):
         return value
+    if value and SECRET_KEY.fullmatch(key):
+        return "(secret)"
     while (text := _redact(value)) != value:  # a removal may join two parts of another private text
         value = text
     return text
@@ -71,10 +73,6 @@ def _redact(text: str) -> str:
         return text
     text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), text)
     return LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text))
-
-
-def _is_secret(key, value) -> bool:
-    return isinstance(value, str) and value != "" and SECRET_KEY.fullmatch(str(key)) is not None
 
 
 def _last_part(path: str) -> str:

@@ -18,11 +18,9 @@ ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8
 
 
 def all_known(values: Iterable[Any]) -> list[Any]:
-    """The values; none of them if one is unknown."""
+    """Return the values; none of them if one is unknown."""
     known = [*values]
-    if None in known:
-        return []
-    return known
+    return [] if None in known else known
 
 
 def most(values: Iterable[float | None]) -> float | None:
@@ -31,37 +29,31 @@ def most(values: Iterable[float | None]) -> float | None:
 
 def median(values: Iterable[float | None]) -> float | None:
     known = all_known(values)
-    return statistics.median(known) if known else None
+    if not known:
+        return None
+    return statistics.median(known)
 
 
 def over(above: float | None, below: float | None) -> float | None:
-    """A quotient; unknown also if one of the two is 0, because then nothing was measured."""
-    if above and below:
-        return above / below
-    return None
-
-
-def difference(after: int | None, before: int | None) -> int | None:
-    return None if after is None or before is None else after - before
+    """Return a quotient; unknown also if one of the two is 0, because then nothing was measured."""
+    return above / below if above and below else None
 
 
 def product(*factors: float | None) -> float | None:
-    if all(factors):  # a factor of 0 is as good as unknown here, too
-        return math.prod(all_known(factors))
-    return None
+    return math.prod(factors) if all(factors) else None  # a factor of 0 is as good as unknown here, too
 
 
 # --- times and rates -----------------------------------------------------------------------------------------------
 
 
 def steps_per_s(record: Record) -> float | None:
-    """Timed steps per second of wall time."""
+    """Return timed steps per second of wall time."""
     # Records before measure version 3 have no window. In them, as then, the slowest rank's steps are added up.
     return over(len(record.time.step_s), record.time.window_s or sum(record.time.step_s))
 
 
 def tokens_per_s(record: Record) -> float | None:
-    """Tokens of all ranks per second."""
+    """Return tokens of all ranks per second."""
     if record.is_virtual:  # no real group would be as fast as a rank that waits for nobody
         return None
     per_step: float | None = record.observed.tokens_per_step
@@ -71,16 +63,16 @@ def tokens_per_s(record: Record) -> float | None:
 
 
 def flops_per_s(record: Record) -> float | None:
-    """Operations of the model that a rank did per second: recomputed activations do not count."""
+    """Return the model's operations that a rank did per second: recomputed activations do not count."""
     return product(record.time.flops_per_rank_and_step, steps_per_s(record))
 
 
 def peak_flops_per_s(record: Record) -> float | None:
-    """The dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
+    """Return the dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
     requested = record.requested
-    name = dig(record, "hardware.devices.0.name")
-    if name is None or requested.precision is None:
+    if requested.precision is None:
         return None
+    name = dig(record, "hardware.devices.0.name")
     return gpus.peak_flops(name, requested.precision, requested.tf32 is not False)
 
 
@@ -88,7 +80,6 @@ def peak_flops_per_s(record: Record) -> float | None:
 
 
 def final_train_loss(record: Record) -> float | None:
-    """The loss of the last step."""
     losses = record.loss.train
     # A user's own script may stop saying its losses before it stops training.
     if record.is_watched and len(losses) != record.observed.steps:
@@ -100,50 +91,39 @@ def final_train_loss(record: Record) -> float | None:
 
 
 def _at_peak(record: Record, *roles: str) -> float | None:
-    """Bytes of these components at the peak, on the rank that has most of them."""
+    """Return bytes of these components at the peak, on the rank that has most of them."""
     known = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]  # others were not told apart
     return max((sum(held.get(role, 0) for role in roles) for held in known), default=None)
 
 
-def fullest_rank(record: Record) -> int | None:
-    """The rank that held most at its peak; None without instruments."""
+def components(record: Record) -> dict[str, int]:
+    """Return bytes by component at the peak of the rank that held most; empty without instruments."""
+    # A rank whose components sum to its peak comes before one with a gap.
     ranks = [
-        # A rank whose components sum to its peak comes before one with a gap, and of equal ones the first.
-        (sum(rank.at_peak.values()) == rank.tracked_peak_bytes, rank.tracked_peak_bytes, -number)
-        for number, rank in enumerate(record.memory.components.per_rank)
+        (sum(rank.at_peak.values()) == rank.tracked_peak_bytes, rank.tracked_peak_bytes, rank.at_peak)
+        for rank in record.memory.components.per_rank
         if rank.at_peak
     ]
-    return -max(ranks)[-1] if ranks else None
-
-
-def components(record: Record) -> dict[str, int]:
-    """Bytes by component at the peak of the rank that held most; empty without instruments."""
-    number = fullest_rank(record)
-    if number is None:
-        return {}
-    rank = record.memory.components.per_rank[number]
-    held = dict(rank.at_peak or {})
-    if rest_bytes := rank.tracked_peak_bytes - sum(held.values()):
-        held["not told apart"] = rest_bytes
-    return held
+    is_exact, peak_bytes, held = max(ranks, key=lambda rank: rank[:2], default=(True, 0, {}))
+    return held if is_exact else held | {"not told apart": peak_bytes - sum(held.values())}
 
 
 # --- traffic -------------------------------------------------------------------------------------------------------
 
 
 def sent(record: Record) -> dict[str, int]:
-    """Bytes of a step by collective, of the first rank; empty without instruments."""
+    """Return bytes of a step by collective, of the first rank; empty without instruments."""
     return {kind: count.bytes for counts in record.traffic.per_rank[:1] for kind, count in counts.items()}
 
 
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
-    """The amount that collectives moved in a step, on the rank that moved most.
+    """Return what collectives moved in a step, on the rank that moved most.
 
     `unit` is "calls", "tensors" or "volume". With `node_ranks` ranks in a node, only bytes between nodes count.
     """
     totals: list[float] = []
     for counts in record.traffic.per_rank:
-        chosen = {kind: counts[kind] for kind in counts if collectives is None or kind in collectives}
+        chosen = {kind: counts[kind] for kind in collectives or counts if kind in counts}
         field = {"calls": "calls"}.get(unit, "bytes")
         amounts = {kind: getattr(count, field) for kind, count in chosen.items()}
         if node_ranks and unit != "calls":
@@ -158,7 +138,7 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
 
 # --- by name -------------------------------------------------------------------------------------------------------
 
-Quantity = Callable[[Record], float | None]
+Quantity = Callable[[Record], float | None] | str  # computed, or the path of a measured one
 TIMES: dict[str, Quantity] = {
     "step_s": lambda record: median(record.time.step_s),
     "tokens_per_s": tokens_per_s,
@@ -167,9 +147,9 @@ TIMES: dict[str, Quantity] = {
 }
 QUANTITIES: dict[str, Quantity] = TIMES | {
     "train_loss": final_train_loss,
-    "eval_loss": lambda record: dig(record, "loss.eval.-1.eval_loss"),
-    "accuracy": lambda record: dig(record, "loss.eval.-1.accuracy"),
-    "perplexity": lambda record: dig(record, "loss.eval.-1.perplexity"),
+    "eval_loss": "loss.eval.-1.eval_loss",
+    "accuracy": "loss.eval.-1.accuracy",
+    "perplexity": "loss.eval.-1.perplexity",
     # The peak of the device's allocator; without a GPU, that of the tracked tensors.
     "peak_bytes": lambda record: value(record, "peak_allocated_bytes") or value(record, "tracked_peak_bytes"),
     # The peak of the tensors, which formulas predict.
@@ -177,7 +157,7 @@ QUANTITIES: dict[str, Quantity] = TIMES | {
     "peak_allocated_bytes": lambda record: most(rank.peak_allocated_bytes for rank in record.memory.per_rank),
     "host_peak_bytes": lambda record: most(rank.host_peak_bytes for rank in record.memory.per_rank),
     "states_bytes": lambda record: _at_peak(record, *STATES),
-    "parameters": lambda record: record.observed.parameters,
+    "parameters": "observed.parameters",
     # Of all weights, in their observed dtype.
     "weight_bytes": lambda record: product(
         record.observed.parameters, ELEMENT_BYTES.get(str(record.observed.dtypes.get("weights")))
@@ -192,22 +172,20 @@ OF_A_TRAINING = {  # quantities of a training of the published script, as paths 
 
 
 def value(record: Record, quantity: str, training: int | None = None) -> Any:
-    """A quantity of a record, by its name or its dotted path; with `training`, of one that the published script ran."""
+    """Return a quantity of a record by its name or dotted path; with `training`, of one that the script ran."""
     if training is not None:
         return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
     # The times of a run that was resumed cover only the part after an interruption, so they are not comparable.
     if quantity in TIMES and record.checkpoints.get("resumes"):
         return None
-    if quantity in QUANTITIES:
-        return QUANTITIES[quantity](record)
-    section, _, path = quantity.partition(".")
-    if section == "component":
-        return _at_peak(record, path)
-    return dig(record, quantity)
+    if quantity.startswith("component."):
+        return _at_peak(record, quantity.removeprefix("component."))
+    how = QUANTITIES.get(quantity, quantity)
+    return how(record) if callable(how) else dig(record, how)
 
 
 def dig(content: Any, path: str) -> Any:
-    """The value at a dotted path with list indices, or None if this record has none."""
+    """Return the value at a dotted path with list indices, or None if this record has none."""
     # An older record lacks a newer field, and a run of two ranks has no third.
     for name in path.split("."):
         try:

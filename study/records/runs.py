@@ -4,6 +4,7 @@ A record that cannot be read is listed in `set_aside`, and never ends a report.
 """
 
 import json
+import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from study.records.schema import Record
 # Settings that say where files are or how often something is printed. They change no number.
 NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
+LETTERS = [f"{letter}{number or ''}" for number in range(99) for letter in string.ascii_uppercase]  # A to Z, then A1
 COLUMNS = {"loss": "train_loss", "eval loss": "eval_loss", "s/step": "step_s", "MFU": "mfu"}
 
 
@@ -50,10 +52,10 @@ class Run:
             "kind": self.kind,
             "virtual": record.is_virtual,
             "protocol_part": record.cell.part,
-            "script": "as_printed" if record.is_script else "train",
+            "script": {True: "as_printed"}.get(record.is_script, "train"),
             "arm": record.arm,
             "batch": observed.rows_per_step,  # as claims call it
-            **{name: getattr(observed, name) for name in ("ranks", "stage", "device", "parameters", "rows_per_step")},
+            **observed.model_dump(include={"ranks", "stage", "device", "parameters", "rows_per_step"}),
         }
 
     @cached_property
@@ -63,7 +65,7 @@ class Run:
         observed = record.observed
         settings = dict(record.requested)
         if record.is_watched:  # nobody gave a script settings of ours
-            settings |= {name: getattr(observed, name) for name in ("parameters", "tokens_per_step")}
+            settings |= observed.model_dump(include={"parameters", "tokens_per_step"})
             settings |= {"arm": record.arm, "script": record.watched.script}
         cell = {name: value for name, value in settings.items() if value is not None and name not in NOT_IN_A_CELL}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
@@ -84,15 +86,13 @@ class Run:
         fields = {
             "machines": len(record.machines) or None,
             "devices": hardware.gpus_line,
-            "cpu": hardware.cpu,
-            "cores": hardware.cores,
-            "driver": hardware.driver,
+            **hardware.model_dump(include={"cpu", "cores", "driver"}),
             # In GiB: the exact bytes differ from boot to boot.
             "host GiB": hardware.host_memory_bytes and round(hardware.host_memory_bytes / 2**30),
             **dict(sorted(record.software.items())),
             "measure_version": record.measure_version,
             # Two changed trees of one commit cannot be distinguished: they count as one, marked as changed.
-            "commit": record.commit and record.commit[:12] + (" changed" if record.dirty else ""),
+            "commit": record.commit and record.commit[:12] + ({True: " changed"}.get(record.dirty, "")),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -105,7 +105,7 @@ class Runs:
     set_aside: tuple[str, ...] = ()
     copies: int = 0  # records of runs that are already included
     folders: tuple[Path, ...] = ()
-    environments: dict[str, dict] = field(default_factory=dict)  # machines of finished runs, by letter: A to Z, then A1
+    environments: dict[str, dict] = field(default_factory=dict)  # machines of finished runs, by letter
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
@@ -193,12 +193,12 @@ def _run_folders(tops: Iterable[Path], every_folder_has_runs: bool) -> Iterable[
 
 
 def _by_environment(runs: list[Run]) -> tuple[list[Run], dict[str, dict]]:
-    """Return the runs with the letters of their machines, and the machines by letter: A to Z, then A1 to Z1."""
-    machines = {json.dumps(run.machine): run.machine for run in runs if run.record.status == "done"}
-    letters = {text: chr(65 + number % 26) + str(number // 26 or "") for number, text in enumerate(machines)}
+    """Return the runs with the letters of their machines, and the machines by letter."""
+    machines = dict.fromkeys(json.dumps(run.machine) for run in runs if run.record.status == "done")
+    letters = dict(zip(machines, LETTERS, strict=False))
     # A run that failed has the letter of one that finished on its machine, or none.
     lettered = [replace(run, environment=letters.get(json.dumps(run.machine), "")) for run in runs]
-    return lettered, {letters[text]: machine for text, machine in machines.items()}
+    return lettered, {letter: json.loads(machine) for machine, letter in letters.items()}
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:

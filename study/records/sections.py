@@ -74,7 +74,7 @@ class Promised(Section):
     offload_param: Text = None
     clipping: Float = None  # 0: off
     accumulation: Int = None
-    precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
+    precision: Text = None  # "no", "bf16", "fp16" or "fp8"
     weights: Text = None  # the dtype of the model before it was prepared: "bfloat16"
     optimizer: Text = None  # its class before it was prepared
     checkpointing: Flag = None
@@ -90,7 +90,6 @@ class Watched(Section):
     rows_per_pass: Int = None  # of one rank; None if they differ
     timed_tokens: Int = None
     clip_grad_norm: Float = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
-    host_freed_bytes: list[int] = []  # of each rank: its highest resident memory before the loop, less that then
     loss_parts: Int = None  # the library divides the loss of each pass by it
     loss_divisor: Float = None  # the script's own last division of a loss, before the library's
     passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
@@ -180,7 +179,6 @@ class Observed(Section):
     sequence_ranks: Int = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
     tensor_ranks: Int = None  # ranks that divide each layer among themselves; None without AutoTP
     built_in_parts: Flag = None  # stage 3: no rank ever held the whole model
-    linear_parameters_kept: Int = None  # stage 3: gathered, and kept for the backward pass
     dtypes: dict[str, str | None] = {}
     steps: Int = None
     rows_per_step: PositiveInt | None = None
@@ -259,7 +257,6 @@ class RankMemory(Section):
     peak_reserved_bytes: Peak = None
     device_used_bytes: Peak = None
     host_peak_bytes: Peak = None
-    host_resident_bytes: Bytes = None
     nvme_read_bytes: Bytes = None
     nvme_written_bytes: Bytes = None
 

@@ -34,7 +34,6 @@ CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the 
 LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress bar
 END = ("status", "finished_utc", "error")
 FULL = (errno.ENOSPC, errno.EDQUOT)
-RESERVED_BYTES = 2**20  # for a record of some 500 ranks
 _reserved: dict[Path, Any] = {}
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,12 +59,13 @@ def write(folder: Path, record: Record) -> None:
     ValueError: JSON has none, and pydantic would write null, which means unknown.
     """
     text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
+    content = text.encode()
     try:
-        files.write_below(folder, RECORD, text.encode())
+        files.write_below(folder, RECORD, content)
     except OSError as error:
         if error.errno not in FULL or not release_reserved_space(folder):
             raise
-        files.write_below(folder, RECORD, text.encode())
+        files.write_below(folder, RECORD, content)
 
 
 def reserve(folder: Path) -> None:
@@ -75,7 +75,7 @@ def reserve(folder: Path) -> None:
     """
     release_reserved_space(folder)
     file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
-    os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    os.posix_fallocate(file.fileno(), 0, 2**20)  # for a record of some 500 ranks
     _reserved[folder.resolve()] = file
 
 
@@ -92,7 +92,7 @@ def load(folder: Path) -> Record:
 
 def run_folders(folder: Path) -> list[Path]:
     """Return every run folder below a folder. Folders inside a run folder are not runs."""
-    holders = {path.parent for name in (RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
+    holders = {path.parent for path in folder.rglob("*") if path.name in (RECORD, *LEFTOVERS)}
     return sorted(path for path in holders if holders.isdisjoint(path.parents))
 
 
@@ -106,11 +106,8 @@ def newest_try(path: Path) -> Path:
 
 def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
-    missing = "name the folder of a run"
-    if below := next(path.parent.glob(f"*/{RECORD}"), None):
-        missing = f"name one of its runs, such as {below.parent.name}"
-    again = "run that cell again"
-    return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
+    remedies = {"remedy": "run that cell again", "missing": "name the folder of a run"}
+    return load_file(path, Record, what="a valid record", most_bytes=MAX_BYTES, **remedies)
 
 
 def keep(folder: Path, record: Record) -> None:
@@ -124,17 +121,16 @@ def keep(folder: Path, record: Record) -> None:
 
 def append_step(folder: Path, line: dict) -> None:
     with (folder / "steps.jsonl").open("a") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+        print(json.dumps(line, allow_nan=False), file=file)
 
 
 def read_steps(folder: Path) -> list[dict]:
     """Return the lines of steps.jsonl. The last line may be incomplete, and there may be none."""
-    lines = []
-    with contextlib.suppress(OSError):
+    lines: list[dict] = []
+    with contextlib.suppress(OSError, ValueError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                lines.append(files.from_json(line))
-    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
+            lines.append(files.from_json(line))
+    return lines
 
 
 def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> bool | None:
@@ -149,7 +145,7 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
             if datetime.datetime.fromisoformat(record.started_utc).timestamp() < launched_s:
                 return None
             if record.status != "running":
-                return None if record.status == "done" else False
+                return {"done": None}.get(record.status, False)
             write(folder, ended(record, stop, kind))
     except (OSError, Stop):
         return None  # the folder or its record is what went wrong
@@ -194,5 +190,5 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
         status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None, None
-    commit = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, re.MULTILINE)
-    return commit and commit[1], bool(re.search(r"^[^#]", status, re.MULTILINE))
+    first, *others = status.splitlines()
+    return first.removeprefix("# branch.oid "), any(not line.startswith("#") for line in others)

@@ -16,10 +16,11 @@ from study.records.sections import Cell
 # What older records hold and no reader reads: it can be computed, or nobody asked.
 IGNORED = re.compile(
     r"^\.(energy|memory\.setup_per_rank|hardware\.disk_|machines\.(interface|hardware\.disk_)|"
-    r"requested\.(dies_after|resume|trust_remote_code)|observed\.(network|omp_num_threads|final_weights_checksum)|"
+    r"requested\.(dies_after|resume|trust_remote_code)|"
+    r"observed\.(network|linear_parameters_kept|omp_num_threads|final_weights_checksum)|"
     r"traffic\.(per_link|link_steps|gloo_wire_bytes)|loss\.final_(train|eval)|"
     r"time\.(median_step_s|tokens_per_s|samples_per_s|mfu|peak_flops_per_s|training_s)|"
-    r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|host_pinned_peak_bytes|gloo_copy_bytes|before_per_rank|"
+    r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|host_pinned_peak_bytes|host_resident_bytes|gloo_copy_bytes|before_per_rank|"
     r"load_s_per_rank|route|tracked_mean_bytes)\b"
 )
 
