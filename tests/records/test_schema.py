@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import ROOT
 from pydantic import ValidationError
-from shaped import changed, failed, finished, script
+from shaped import changed, finished, script
 
 from study.core.files import sentence
 from study.records import runs
@@ -54,18 +54,6 @@ def test_every_committed_record_is_read_and_says_the_same():
         assert {name for name in lost if not IGNORED.search(name)} == set(), run.folder
 
 
-@pytest.mark.parametrize("make", [finished, script, lambda: failed("run")], ids=["trainer", "script", "failed"])
-def test_a_record_of_either_schema_says_the_same(make):
-    """Schema 1 wrote null for a section that is not known. Schemas 1 and 2 held values that follow from others."""
-    new = Record.model_validate(make())
-    second = new.model_dump(mode="json", by_alias=True) | {"schema": 2}
-    second["time"] = second["time"] | {"mfu": 0.5, "median_step_s": 3.0}
-    second["traffic"] = second["traffic"] | {"gloo_wire_bytes": [7.0]}
-    first = second | {"schema": 1, "cell": None} | {name: None for name in ("loss",) if not known(second[name])}
-    assert Record.model_validate(second) == Record.model_validate(first) == new
-    assert written_again(new) == new
-
-
 def test_the_cell_of_an_old_record_is_in_its_name():
     old = finished(schema=1, cell=None)
     cell = Record.model_validate(old | {"run_id": "held-out-gpt-j-zero2-0123-r2.1"}).cell
@@ -87,6 +75,8 @@ def test_the_cell_of_an_old_record_is_in_its_name():
         ({"finished_utc": None}, "status is done, but 'finished_utc' is empty"),
         ({"finished_utc": "yesterday"}, "finished_utc"),
         ({"status": "failed"}, "status is failed, but 'error' is empty"),
+        *(({"loss__train__4": loss}, "but should be above 0") for loss in (0.0, -1.0, 1e308)),
+        ({"loss__eval__0__accuracy": 90.0}, "loss.eval.0.accuracy must be at most 1"),
         *(({section: {}}, f"but {section!r} is empty") for section in ("requested", "observed", "time", "loss")),
     ],
 )
@@ -94,3 +84,22 @@ def test_a_mistake_is_named(changes, words):
     with pytest.raises(ValidationError) as caught:
         Record.model_validate(changed(finished(), **changes))
     assert words in sentence(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"observed__runs__0__losses": [0.0]}, "a loss is 0,"),
+        ({"observed__runs__2__losses": []}, "observed.runs.2.losses"),
+    ],
+)
+def test_a_mistake_of_the_published_scripts_record_is_named(changes, words):
+    with pytest.raises(ValidationError) as caught:
+        Record.model_validate(script(**changes))
+    assert words in sentence(caught.value)
+
+
+def test_a_run_that_failed_may_have_a_loss_that_no_training_keeps():
+    error = {"kind": "E", "message": "m", "what_to_do": "w"}
+    diverged = changed(finished(), loss__train__4=1e308, status="diverged", error=error)
+    assert Record.model_validate(diverged).loss.train[4] == 1e308
