@@ -23,7 +23,7 @@ REPORTS = ROOT / "reports"
 MAX_BYTES = 4 * 2**20
 UNITS = {"GB": 1e9, "%": 0.01}
 Value = float | int | str | bool | None
-MOVED = ("volume", "tensors", "calls")  # quantities of a record's collectives
+MOVED = ("volume", "tensors")  # quantities of a record's collectives
 TRAINING = "training"  # in a selection: which training of the script of document 002
 # What nearly every document takes for granted. Other runs count only if the selection names the setting.
 USUAL: dict[str, tuple] = {"optimizer": (None, "adamw"), "lora_rank": (None,), "train_only": (None,)}

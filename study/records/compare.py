@@ -184,7 +184,8 @@ def peaks(first: Run, second: Run) -> list[dict]:
 
     `share` is a component's part of all changes, whether it grows or shrinks. The sum of the components comes last.
     """
-    ours, theirs = (_held(run) for run in (first, second))
+    ours = _held(first)
+    theirs = _held(second)
     rows = [_row(name, ours.get(name, 0), theirs.get(name, 0)) for name in ours | theirs]
     changed_bytes = sum(abs(row["difference"]) for row in rows)
     for row in rows:

@@ -55,7 +55,7 @@ def redact(value, key: str = ""):
         return [redact(item) for item in value]
     if not isinstance(value, str):
         return value
-    if value and SECRET_KEY.fullmatch(key):
+    if SECRET_KEY.fullmatch(key):
         return "(secret)"
     while (text := _redact(value)) != value:  # a removal may join two parts of another private text
         value = text

@@ -117,22 +117,21 @@ def sent(record: Record) -> dict[str, int]:
 
 
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
-    """Return what collectives moved in a step, on the rank that moved most.
+    """Return the bytes that collectives moved in a step, on the rank that moved most.
 
-    `unit` is "calls", "tensors" or "volume". With `node_ranks` ranks in a node, only bytes between nodes count.
+    `unit` is "tensors" or "volume". With `node_ranks` ranks in a node, only bytes between nodes count.
     """
     totals: list[float] = []
     for counts in record.traffic.per_rank:
         chosen = {kind: counts[kind] for kind in collectives or counts if kind in counts}
-        field = {"calls": "calls"}.get(unit, "bytes")
-        amounts = {kind: getattr(count, field) for kind, count in chosen.items()}
-        if node_ranks and unit != "calls":
+        sizes_bytes: dict[str, float] = {kind: count.bytes for kind, count in chosen.items()}
+        if node_ranks:
             groups = {kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()}
-            amounts = gpus.between_nodes(groups, node_ranks)
+            sizes_bytes = gpus.between_nodes(groups, node_ranks)
         # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
         if unit == "volume":
-            amounts["all_reduce"] = 2 * amounts.get("all_reduce", 0)
-        totals.append(sum(amounts.values()))
+            sizes_bytes["all_reduce"] = 2 * sizes_bytes.get("all_reduce", 0)
+        totals.append(sum(sizes_bytes.values()))
     return max(totals, default=None)
 
 

@@ -144,8 +144,6 @@ class Runs:
             sizes_bytes = {
                 "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
                 "collectives MB": metrics.moved(record, None, "tensors"),
-                "to disk MB": sum(metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank))
-                or None,
             }
             rows.append(row | {name: size and size / 1e6 for name, size in sizes_bytes.items()})
         return rows
