@@ -9,6 +9,8 @@ import torch
 
 from study.measure.hardware import CUDA
 
+wait = torch.cuda.synchronize if CUDA else lambda: None  # on a GPU the host runs ahead
+
 
 class Clock:
     """Seconds per step. On a GPU, events mark the steps and are read after the window, so that no step waits."""
@@ -21,20 +23,16 @@ class Clock:
     def window(self, barrier: Callable[[], object]) -> Iterator[Callable[[], object]]:
         """Time consecutive steps. Yields `tick`, to be called once at the end of every step."""
         barrier()
-        # On a GPU the host runs ahead: without waiting, what a window began would count for the next one.
-        if CUDA:
-            torch.cuda.synchronize()
-        marks = [now()]  # after the barrier and the synchronization, so that no waiting for other ranks counts
+        wait()  # what a window began would count for the next one
+        marks = [now()]  # after the barrier, so that no waiting for other ranks counts
         yield lambda: marks.append(now())
-        if CUDA:
-            torch.cuda.synchronize()
+        wait()
         step_s = seconds_between(marks)
         self.step_s += step_s
         self.window_s.append(sum(step_s))
 
 
-def seconds_between(marks: list) -> list[float]:
-    """Return the seconds between successive marks, which on a GPU have been passed."""
+def seconds_between(marks: list) -> list[float]:  # on a GPU they have been passed
     if CUDA:
         return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]  # events count in ms
     return [b - a for a, b in itertools.pairwise(marks)]

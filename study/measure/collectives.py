@@ -2,9 +2,6 @@
 
 PyTorch records each collective in a ring buffer, in C++ and below everything that calls one: torch.distributed, DDP's
 reducer, FSDP, DeepSpeed; with NCCL and with gloo (torch 2.10 and later; TORCH_FR_BUFFER_SIZE entries, 2000 by default).
-So nothing is added to a collective. A thread reads the number of collectives once a second. Once none has begun or
-ended for some seconds, it copies the ring into the rank's file.
-
 Collectives outside PyTorch's process groups (MPI, DeepSpeed's shared-memory operators) are not seen, nor is the last
 second of a rank that was killed while it worked. A rank that never releases Python's lock writes nothing.
 """
@@ -39,15 +36,45 @@ Frames = Sequence[tuple[FrameType, int]]
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's ring, in a PyTorch with CUDA, and gloo's
 
 
-class CollectiveLog:
-    """Writes a rank's file into the run folder, from a thread, until it is closed.
+class RankFile:
+    """The file of a rank. One that is left shows that its rank was killed or hangs."""
 
-    Create it after the process group. `close` removes the file, so a file that is left shows that the run did not end.
-    """
-
-    def __init__(self, path: Path, rank: int, every_s: float = EVERY_S, still_s: float = STILL_S):
-        self.file = Path(path) / FILE.format(rank=rank)
+    def __init__(self, folder: Path, rank: int):
+        self.file = files.safe_join(folder, FILE.format(rank=rank))
         self.rank = rank
+
+    def write(self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = (), still_s: float = 0.0):
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        groups: dict = {}
+        if dist.is_initialized():
+            world = dist.distributed_c10d._world
+            ranks = dist.get_world_size()
+            groups = {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
+        log = RankLog(
+            rank=self.rank,
+            ranks=ranks,
+            pid=os.getpid(),
+            written_unix_s=time.time(),
+            still_s=still_s,
+            recorded=bool(_ring()),
+            place=place,
+            calls=[_call(frame.f_code) for frame, _ in frames[:MOST_CALLS]],
+            groups=groups,
+            recent=list(recent),
+        )
+        files.write_below(self.file.parent, self.file.name, log.model_dump_json().encode(), to_disk=False)
+
+    def write_all(self, still_s: float = 0.0) -> None:
+        """Write where the main thread is, and PyTorch's ring."""
+        frames = list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident or 0)))
+        self.write(_place(frames), _copy(), frames, still_s)
+
+
+class CollectiveLog(RankFile, contextlib.AbstractContextManager):
+    """Writes a rank's file from a thread, until it is closed. Create it after the process group."""
+
+    def __init__(self, folder: Path, rank: int, every_s: float = EVERY_S, still_s: float = STILL_S):
+        super().__init__(folder, rank)
         self.every_s = every_s
         self.still_s = still_s
         self._status: dict | None = None  # how many collectives of each group have begun and ended
@@ -62,28 +89,28 @@ class CollectiveLog:
         self._stop()
         self.file.unlink(missing_ok=True)
 
-    def __enter__(self) -> "CollectiveLog":
-        return self
-
     def __exit__(self, kind, error, *_) -> None:
         """After an error the file stays: it says where this rank left the others."""
         if kind is None:
-            return self.close()
+            self.close()
+            return
         self._stop()
         frames = list(traceback.walk_tb(error.__traceback__))[::-1]
-        return self._write(f"ended with {kind.__name__} at {_place(frames)}", _copy(), frames)
+        with contextlib.suppress(OSError):
+            self.write(f"ended with {kind.__name__} at {_place(frames)}", _copy(), frames)
 
     def _stop(self) -> None:
         self._closed.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.is_set():
-            self.look()
-            self._closed.wait(self.every_s)
+        # At an OSError the folder is gone, or the disk is full: a log must not end the training.
+        with contextlib.suppress(OSError):
+            while not self._closed.wait(self.every_s):
+                self.look()
 
     def look(self) -> None:
-        """Write the file if a collective has begun or ended since the last look, or if none has for `still_s`."""
+        """Write the file if a collective has begun or ended since the last look, or if none has for a while."""
         status = _ring()
         now_s = time.monotonic()
         # Numbers of collectives, which change while the loop goes on. The ring itself is copied only once it stands.
@@ -92,37 +119,28 @@ class CollectiveLog:
             self._since_s = now_s
             if self._copied or now_s - self._written_s >= MOVING_S:
                 self._copied = False
-                self._write(None)
+                self._written_s = now_s
+                self.write(None)
         elif not self._copied and now_s - self._since_s >= self.still_s:
             self._copied = True
-            frames = _main_thread()
-            self._write(_place(frames), _copy(), frames)
-
-    def _write(self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = ()) -> None:
-        self._written_s = time.monotonic()
-        try:
-            _write(self.file, self.rank, place, recent, frames, still_s=self._written_s - self._since_s)
-        except OSError:
-            self._closed.set()  # the folder is gone, or the disk is full: a log must not end the training
+            self.write_all(now_s - self._since_s)
 
 
 def print_stacks_when_asked() -> None:
-    """Print the stacks of all threads at ASK. This works before there is a run folder."""
+    """Print the stacks of all threads at ASK, also before there is a run folder."""
     faulthandler.register(ASK)
 
 
-class Heartbeat:
-    """Writes the file of a rank of the study's own trainer: between two parts of the training, and at the signal ASK.
+class Heartbeat(RankFile):
+    """Writes a rank's file in the study's own trainer: between two parts of the training, and at the signal ASK.
 
     Nothing runs during timed steps: a thread sleeps in a read until this process gets a signal. At ASK, which the sweep
-    sends to a launch that takes too long, it copies PyTorch's ring, even if the main thread waits in a collective. At
-    any other signal it calls `on_other_signal` in a thread.
+    sends to a launch that takes too long, it copies PyTorch's ring, even if the main thread waits in a collective.
     """
 
     def __init__(self, folder: Path, rank: int, on_other_signal: Callable[[int], None] = lambda number: None):
-        self.on_other_signal = on_other_signal
-        self.file = files.safe_join(folder, FILE.format(rank=rank))
-        self.rank = rank
+        super().__init__(folder, rank)
+        self.on_other_signal = on_other_signal  # called in a thread of its own
         faulthandler.unregister(ASK)  # register again below, after Python's own handler, so that it calls that one too
         # Python writes the number of each signal into this pipe from C, so the thread that reads it wakes up even while
         # the main thread waits in a collective.
@@ -136,10 +154,10 @@ class Heartbeat:
             self.beat("set-up")
 
     def beat(self, position: str) -> None:
-        self._write(position)
+        with contextlib.suppress(OSError):  # no folder yet, or not on this machine, or the disk is full
+            self.write(position)
 
     def close(self) -> None:
-        """Remove the file. A file that is left shows that its rank was killed or hangs."""
         signal.set_wakeup_fd(-1)
         with contextlib.suppress(OSError):
             self.file.unlink(missing_ok=True)
@@ -147,50 +165,17 @@ class Heartbeat:
     def _answer(self, signals: int) -> None:
         while number := os.read(signals, 1):  # the numbers of all signals arrive here
             if number[0] == ASK:
-                frames = _main_thread()
-                self._write(_place(frames), _copy(), frames)
+                with contextlib.suppress(OSError):
+                    self.write_all()
             else:
                 threading.Thread(target=self.on_other_signal, args=(number[0],), daemon=True).start()
-
-    def _write(self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = ()) -> None:
-        with contextlib.suppress(OSError):  # no folder yet, or not on this machine, or the disk is full
-            _write(self.file, self.rank, place, recent, frames)
-
-
-def _write(
-    file: Path,
-    rank: int,
-    place: str | None,
-    recent: Sequence[Collective],
-    frames: Frames,
-    still_s: float = 0.0,
-) -> None:
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    groups: dict = {}
-    if dist.is_initialized():
-        world = dist.distributed_c10d._world
-        ranks = dist.get_world_size()
-        groups = {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
-    log = RankLog(
-        rank=rank,
-        ranks=ranks,
-        pid=os.getpid(),
-        written_unix_s=time.time(),
-        still_s=still_s,
-        recorded=bool(_ring()),
-        place=place,
-        calls=[_call(frame.f_code) for frame, _ in frames[:MOST_CALLS]],
-        groups=groups,
-        recent=list(recent),
-    )
-    files.write_below(file.parent, file.name, log.model_dump_json().encode(), to_disk=False)
 
 
 def _ring(with_entries: bool = False) -> dict:
     """Return NCCL's ring if a group has used it, else gloo's: a group with both libraries counts in each from 1.
 
     So a wait in gloo is not seen in a process that also has NCCL (by the sources of torch 2.11 and 2.13). Without
-    entries it has how many collectives of each group began and ended, and takes microseconds. Empty: no ring.
+    entries it takes microseconds.
     """
     # A PyTorch with CUDA has both names, one for a CPU the second alone.
     dumps = [getattr(_distributed_c10d, name) for name in DUMPS if hasattr(_distributed_c10d, name)]
@@ -199,17 +184,9 @@ def _ring(with_entries: bool = False) -> dict:
 
 
 def _copy() -> list[Collective]:
-    """Return the last collectives in the order in which they began, without sends and receives: those have no index.
-
-    Reading the whole ring takes tens of milliseconds.
-    """
+    """Return the last collectives in order, in tens of milliseconds; no sends and receives, which have no index."""
     entries = [entry for entry in _ring(with_entries=True).get("entries", []) if not entry.get("is_p2p")]
     return [collective_of(entry) for entry in entries[-KEPT:]]
-
-
-def _main_thread() -> Frames:
-    """Return the frames of the main thread and their lines, the innermost first."""
-    return list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident or 0)))
 
 
 def _place(frames: Frames) -> str | None:
@@ -226,4 +203,4 @@ def _is_of_script(code: CodeType) -> bool:
 
 def _call(code: CodeType) -> str:
     call = f"{Path(code.co_filename).stem}.{code.co_name}"
-    return f"script:{call}" if _is_of_script(code) else call
+    return {True: f"script:{call}"}.get(_is_of_script(code), call)

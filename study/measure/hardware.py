@@ -12,13 +12,9 @@ from study.records.sections import Device, Hardware
 CUDA = torch.cuda.is_available()
 
 
-def device_name() -> str | None:
-    return torch.cuda.get_device_name() if CUDA else None
-
-
 def describe() -> Hardware:
     """Return the machine, without its name or address."""
-    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return Hardware(
         devices=[Device(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in properties],
         driver=machine.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
@@ -30,25 +26,23 @@ def describe() -> Hardware:
 
 
 def versions() -> dict:
-    """Return versions of everything that can change a number."""
     return machine.versions() | {"cuda": torch.version.cuda}
 
 
 # How gloo, NCCL and torch's store report a connection that another rank has closed (torch 2.13; NCCL's are from its
 # source and were never seen here).
 LOST_CONNECTION = re.compile(
-    "Connection closed by peer|Read error|Write error|Connection reset by peer|Broken pipe|"
-    "Connection was likely closed|failed to recv|remote process exited|ncclRemoteError"
+    "Connection (closed by peer|reset by peer|was likely closed)|Read error|Write error|Broken pipe|failed to recv|"
+    "remote process exited|ncclRemoteError"
 )
 
 
 def device_is_full(error: BaseException) -> bool:
-    """Return whether the device refused memory: to PyTorch's allocator, or to a library with its own."""
+    """Return whether the device refused memory to PyTorch's allocator, or to a library with its own."""
     message = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in message:
         return True
-    # NCCL, Triton and the pinning of host memory have their own messages. Whose memory it was, they do not say: the
-    # device's if less than 1 GiB is free on it.
+    # NCCL, Triton and the pinning of host memory do not say whose memory it was: the device's without 1 GiB free.
     return "out of memory" in message and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 2**30
 
 

@@ -26,27 +26,21 @@ def reset_peaks() -> None:
     """Forget the peaks so far. Called after the warm-up steps."""
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-        torch.cuda.reset_peak_host_memory_stats()
     with contextlib.suppress(OSError):  # not Linux, or not allowed: `host_peak_bytes` then spans the whole process
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the kernel's own peak of the resident set
 
 
 def peaks() -> RankMemory:
-    """This rank's peaks since `reset_peaks`. The device's are None without a GPU."""
-    status = fields("/proc/self/status")
-    kib = {name: int(status[name].split()[0]) for name in ("VmHWM", "VmRSS") if name in status}
+    """Return this rank's peaks since `reset_peaks`. The device's are None without a GPU."""
     result = RankMemory()
-    if kib:  # Linux
-        result.host_peak_bytes = kib["VmHWM"] * 1024
-        result.host_resident_bytes = kib["VmRSS"] * 1024
+    if (kib := fields("/proc/self/status").get("VmHWM")) is not None:  # Linux
+        result.host_peak_bytes = int(kib.split()[0]) * 1024
     if CUDA:
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         result.peak_allocated_bytes = torch.cuda.max_memory_allocated()
         result.peak_reserved_bytes = torch.cuda.max_memory_reserved()
         # Taken on the device by anyone: includes the CUDA context and NCCL, which PyTorch does not count.
         result.device_used_bytes = total_bytes - free_bytes
-        # What PyTorch has pinned, as offloading does. Whether the kernel counts it as resident depends on the driver.
-        result.host_pinned_peak_bytes = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
     return result
 
 
@@ -57,8 +51,14 @@ def io_bytes() -> dict[str, int | None]:
     wrote for it, by direct I/O, but not the page cache.
     """
     counts = fields("/proc/self/io")
-    known = {name: int(counts[name]) for name in counts}
-    return {name: known.get(name) for name in ("wchar", "read_bytes", "write_bytes")}
+    return dict.fromkeys(("wchar", "read_bytes", "write_bytes")) | dict(
+        zip(counts, map(int, counts.values()), strict=True)
+    )
+
+
+def difference(after: int | None, before: int | None) -> int | None:
+    """Return what was counted between two readings. None if one of them is unknown."""
+    return None if after is None or before is None else after - before
 
 
 # --- memory by component -------------------------------------------------------------------------------------------
@@ -66,12 +66,12 @@ def io_bytes() -> dict[str, int | None]:
 
 @dataclass
 class Live:
-    """A live storage: its size, the phase that allocated it, and its role if one was marked."""
+    """A live storage."""
 
     ref: weakref.ref
     size: int
-    phase: str
-    role: str | None = None
+    phase: str  # that allocated it
+    role: str | None = None  # if one was marked
 
 
 class MemoryWatch(TorchDispatchMode):
@@ -79,8 +79,7 @@ class MemoryWatch(TorchDispatchMode):
 
     It sees what the Python dispatcher sees, on a CPU as on a GPU, so a machine without a GPU shows what a device would
     hold. The peak is known only afterwards, so it takes two steps. The first measures the peak. After `look_again`, the
-    second sorts the live storages by role at each new maximum close to that peak, and keeps the last result. `roles`
-    gives the role of a storage by its address. With `collect`, garbage that only cycles keep alive is collected first.
+    second sorts the live storages by role, found by address, at each new maximum close to that peak.
     """
 
     def __init__(self, device_type: str, roles: Callable[[], dict[int, str]], collect: bool = True):
@@ -120,7 +119,7 @@ class MemoryWatch(TorchDispatchMode):
         return super().__exit__(*error)
 
     def look_again(self) -> None:
-        """Between the two steps: from now on, sort storages at each new maximum that is close to the last peak."""
+        """From now on, sort storages at each new maximum that is close to the last step's peak."""
         # Steps are not alike to the byte: where the last peak stood, this step may be a little lower.
         self.close_to_peak = 0.99 * self.peak
         self.peak = 0
@@ -136,7 +135,7 @@ class MemoryWatch(TorchDispatchMode):
                 live.role = roles.get(storage._cdata, live.role)
 
     def by_role(self) -> dict[str, int]:
-        """Live bytes by role. A storage without a role is named by the phase that allocated it."""
+        """Return live bytes by role. A storage without a role is named by the phase that allocated it."""
         # Hold the storages while they are sorted: if gloo's threads freed one, the parts would not add up.
         alive = [(live, live.ref()) for live in list(self._live.values())]
         roles = self.roles()
@@ -157,11 +156,11 @@ class MemoryWatch(TorchDispatchMode):
         return out
 
     def _follow(self, function, args, out) -> None:
-        """Add the storages that an operation gives. A view has the storage of what it shows, which is known already."""
         # gloo's reduce-scatter splits a tensor that the dispatcher has not seen: its own copy of the input.
         if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
             self._set_apart(args[0])
         # Most operations give one tensor, and tree_leaves takes as long as a small operation.
+        # That of a view is known already.
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
@@ -197,8 +196,7 @@ class MemoryWatch(TorchDispatchMode):
         self.total += live.size
 
     def _change(self, live: Live, size: int) -> None:
-        """Follow a storage that was resized, unless it is one of gloo's that do not count."""
-        if live.phase != "gloo":
+        if live.phase != "gloo":  # gloo's copies do not count
             self.total += size - live.size
             live.size = size
 
@@ -212,8 +210,7 @@ class MemoryWatch(TorchDispatchMode):
             self.total -= live.size
             live.size = 0
 
-    def _gone(self, key: int) -> None:
-        """Called by Python when nothing refers to a storage any more, in whatever thread that is."""
+    def _gone(self, key: int) -> None:  # called by Python in any thread, when nothing refers to a storage any more
         self.total -= self._live.pop(key).size
 
 
@@ -240,35 +237,27 @@ def _phase() -> str:
     return "forward" if torch.is_grad_enabled() else "update"  # optimizers run under no_grad
 
 
-LOOKS = 2  # the first look misses the components at the peak if its step peaks lower than the step before
-
-
-class ComponentLook:
+class ComponentLook(contextlib.ExitStack):
     """Memory at the peak of a step and after it, by role, from STEPS untimed steps in a row under `MemoryWatch`.
 
-    `exact` collects garbage and resets the allocator's peak counters, so that a step's own peak is known. Without it,
-    the counters of a user's own loop stay untouched, and the loop does not wait.
+    Not `exact`, it leaves the counters of a user's own loop untouched, and does not collect garbage.
     """
 
-    STEPS = 1 + LOOKS
+    STEPS = 1 + 2  # the first look misses the components at the peak if its step peaks lower than the step before
 
     def __init__(self, model, optimizer, device_type: str, exact: bool = True):
+        super().__init__()
         self.mode = MemoryWatch(device_type, lambda: claimed_storages(model, optimizer), collect=exact)
         self._optimizer = optimizer
         self._exact = exact
-        self._looks: list[RankComponents] = []
         self._peak_before: int | None = None
-        self._after: dict[str, int] = {}
-        self._stack = contextlib.ExitStack()
+        self._looks: list[RankComponents] = []  # of each step, the first of which only finds how high the peak is
 
     def __enter__(self) -> "ComponentLook":
         # At the update every gradient exists. DDP's buckets outlive the gradients in them.
-        self._stack.enter_context(before_each_update(self._optimizer, self._mark))
-        self._stack.enter_context(self.mode)
+        self.enter_context(before_each_update(self._optimizer, self._mark))
+        self.enter_context(self.mode)
         return self
-
-    def __exit__(self, *error) -> None:
-        self._stack.close()
 
     def _mark(self) -> None:
         try:
@@ -277,36 +266,32 @@ class ComponentLook:
             self.mode.failed = self.mode.failed or error
 
     def step_ended(self) -> None:
-        """Call this after each of the steps. Every rank takes the same number: a step has collectives."""
-        if self._peak_before is not None:  # else this was the step that only finds how high the peak is
-            look = RankComponents(
-                at_peak=self.mode.at_peak,
-                tracked_peak_bytes=self.mode.peak,
-                tracked_peak_step_before_bytes=self._peak_before,
-                # Of the same step, by the allocator: includes libraries' memory.
-                allocator_peak_bytes=peaks().peak_allocated_bytes if self._exact else None,
-            )
-            self._looks.append(look)
-        self._peak_before = self.mode.peak
-        self._after = self.mode.by_role()
-        if len(self._looks) < LOOKS:
+        """Look, after each of the steps. Every rank takes the same number: a step has collectives."""
+        look = RankComponents(
+            at_peak=self.mode.at_peak,
+            after_step=self.mode.by_role(),
+            tracked_peak_bytes=self.mode.peak,
+            tracked_peak_step_before_bytes=self._peak_before,
+            # Of the same step, by the allocator: includes libraries' memory.
+            allocator_peak_bytes=peaks().peak_allocated_bytes if self._exact else None,
+        )
+        self._looks.append(look)
+        self._peak_before = look.tracked_peak_bytes
+        if len(self._looks) < self.STEPS:
             self.mode.look_again()
             if self._exact:
                 reset_peaks()
 
     def components(self) -> RankComponents | None:
         """Return the result. None if no step was followed to its end, as when a loop ends early."""
-        if self._peak_before is None:
-            return None
-        looks = self._looks or [RankComponents(tracked_peak_bytes=self._peak_before)]
+        looks = self._looks[1:] or self._looks
         # The look that found the components; of two, the one with the higher peak.
-        result = max(looks, key=lambda each: (each.at_peak is not None, each.tracked_peak_bytes))
-        result.after_step = self._after
-        return result
+        found = max(looks, key=lambda each: (each.at_peak is not None, each.tracked_peak_bytes), default=None)
+        return found and found.model_copy(update={"after_step": looks[-1].after_step})
 
 
 def memory_by_component(step, model, optimizer, device_type: str) -> RankComponents | None:
-    """Return memory at the peak of a step and after it, by role. Takes three untimed steps, on every rank."""
+    """Take three untimed steps, on every rank, and return memory at the peak of a step and after it, by role."""
     with ComponentLook(model, optimizer, device_type) as look:
         for _ in range(look.STEPS):
             step()

@@ -1,12 +1,12 @@
 """Finds the tensors that hold the training state: weights, gradients, master copies, moments, buckets and others."""
 
-import contextlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 # The attributes in which DeepSpeed 0.19's optimizers keep the tensors of each role, found by reading their code and by
 # experiments. A test fails if a large tensor of an arm has no role.
@@ -34,10 +34,7 @@ def inner_optimizer(optimizer) -> torch.optim.Optimizer:
 
 
 def zero_optimizer(optimizer):
-    """DeepSpeed's wrapper around that optimizer, which has the buckets, the flat partitions and the offloaded parts.
-
-    None if there is none, as in its stage 0 with fp32.
-    """
+    """Return DeepSpeed's wrapper around that optimizer. None if there is none, as in its stage 0 with fp32."""
     while hasattr(optimizer, "optimizer"):
         if type(optimizer).__module__.startswith("deepspeed."):
             return optimizer
@@ -46,10 +43,8 @@ def zero_optimizer(optimizer):
 
 
 def plain_model(model) -> torch.nn.Module:
-    """Return the model inside the wrappers of DDP, DeepSpeed and torch.compile.
-
-    Accelerate's `unwrap_model` does the same, but imports DeepSpeed even for arms without it.
-    """
+    """Return the model inside the wrappers of DDP, DeepSpeed and torch.compile."""
+    # Accelerate's `unwrap_model` does the same, but imports DeepSpeed even for arms without it.
     while wrapped := getattr(model, "_orig_mod", None) or getattr(model, "module", None):
         model = wrapped
     return model
@@ -100,7 +95,7 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
-    """The role of each storage, by the address of its C++ object."""
+    """Return the role of each storage, by the address of its C++ object."""
     claimed: dict[int, str] = {}
     by_role = tensors_by_role(model, optimizer)
     for role in ORDER:
@@ -116,26 +111,21 @@ def dtypes(model, optimizer) -> dict[str, str | None]:
     by_role = tensors_by_role(model, optimizer)
     return {
         # uint8 are moments in 8 bits; other integers are counters
-        role: _names(each.dtype for each in by_role[role] if each.is_floating_point() or each.dtype == torch.uint8)
+        role: names(each.dtype for each in by_role[role] if each.is_floating_point() or each.dtype == torch.uint8)
         for role in ("weights", "gradients", "master", "moments")
     }
 
 
-@contextlib.contextmanager
-def before_each_update(optimizer, call):
-    """Call `call` before each step of the optimizer that does the arithmetic."""
-    hook = inner_optimizer(optimizer).register_step_pre_hook(lambda *_: call())
-    try:
-        yield
-    finally:
-        hook.remove()
+def before_each_update(optimizer, call) -> RemovableHandle:
+    """Call `call` before each step of the optimizer that does the arithmetic, until the handle is removed or left."""
+    return inner_optimizer(optimizer).register_step_pre_hook(lambda *_: call())
 
 
 # --- FSDP ------------------------------------------------------------------------------------------------------------
 
 
 def fsdp_version(model) -> int | None:
-    """1 or 2; None without FSDP. The trainer has only the second; a watched script may have either."""
+    """Return 1 or 2; None without FSDP. The trainer has only the second; a watched script may have either."""
     if "torch.distributed.fsdp" not in sys.modules:
         return None
     if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
@@ -165,7 +155,7 @@ def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
 
 
 def fsdp_units(model) -> Iterator:
-    """FSDP2's units: groups of parameters that are gathered together."""
+    """Yield FSDP2's units: groups of parameters that are gathered together."""
     for module in model.modules():
         # A state that several modules share belongs to the first of them.
         if hasattr(module, "_get_fsdp_state") and (state := module._get_fsdp_state())._modules[0] is module:
@@ -174,8 +164,7 @@ def fsdp_units(model) -> Iterator:
 
 def _listed(holder, name: str) -> list:
     """Return what FSDP2 keeps under a name: since torch 2.12 a list, in 2.10 and 2.11 one object or None."""
-    one = getattr(holder, name, None)
-    return getattr(holder, f"{name}s", [one] if one else [])
+    return getattr(holder, f"{name}s", None) or list(filter(None, [getattr(holder, name, None)]))
 
 
 def fsdp_sizes(model) -> dict[str, int]:
@@ -200,8 +189,8 @@ def describe_fsdp(model) -> dict:
         "units_resharded_after_forward": len(reshards),
         "mesh": [list(shape) for shape in sorted({tuple(unit.mesh_info.mesh.shape) for unit in units})],
         "offloads": any(type(unit.offload_policy).__name__ == "CPUOffloadPolicy" for unit in units),
-        "gather_dtype": _names(policy.param_dtype for policy in policies),
-        "reduce_dtype": _names(policy.reduce_dtype for policy in policies),
+        "gather_dtype": names(policy.param_dtype for policy in policies),
+        "reduce_dtype": names(policy.reduce_dtype for policy in policies),
     }
 
 
@@ -213,7 +202,7 @@ def _flat_parameters(model) -> Iterator:
             yield handle.flat_param
 
 
-def _names(dtypes) -> str | None:
+def names(dtypes) -> str | None:
     """Return the names of dtypes, without repetition. None: there is none, or FSDP2 keeps the parameters' own."""
-    names = {str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None}
-    return " ".join(sorted(names)) or None
+    known = {str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None}
+    return " ".join(sorted(known)) or None

@@ -38,7 +38,7 @@ class CollectiveCounter(TorchDispatchMode):
     """Counts calls and bytes of each kind of collective.
 
     Bytes are those of the full tensor: the input of an all_reduce or a reduce_scatter, the output of an all_gather. So
-    a collective over a full tensor of B bytes counts B, whatever its kind. The traffic of all arms has the same unit.
+    the traffic of all arms has the same unit.
     """
 
     def __init__(self):

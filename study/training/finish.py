@@ -14,9 +14,8 @@ from study.core.errors import Stop
 from study.core.models.build import GROUPED, WithoutValues
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
-from study.measure.memory import io_bytes, memory_by_component
+from study.measure.memory import difference, io_bytes, memory_by_component
 from study.records import store
-from study.records.metrics import difference
 from study.records.sections import Components, Loss, Saved, Time
 from study.training import ending, models, tasks
 from study.training.display import say

@@ -1,7 +1,6 @@
 """The meters, on allocations of known size: totals, peaks and roles by hand; the clock; the kernel's own peaks."""
 
 import mmap
-import os
 import threading
 import time
 from pathlib import Path
@@ -254,20 +253,6 @@ def test_host_peak_rises_by_what_is_touched_and_is_forgotten():
     assert freed_bytes - before_bytes >= 64 * MIB - slack
     memory.reset_peaks()
     assert memory.peaks().host_peak_bytes <= freed_bytes - 64 * MIB + slack
-
-
-def test_disk_bytes_are_what_reaches_the_disk(tmp_path):
-    before = memory.io_bytes()
-    if None in before.values():
-        pytest.skip("this kernel does not say what a process read and wrote")
-    with (tmp_path / "file").open("wb") as file:
-        file.write(bytes(4 * MIB))
-        file.flush()
-        os.fsync(file.fileno())
-    written = memory.io_bytes()["write_bytes"] - before["write_bytes"]
-    if written == 0:
-        pytest.skip(f"{tmp_path} is no disk")
-    assert 4 * MIB <= written < 5 * MIB
 
 
 def test_a_storage_may_be_let_go_while_roles_are_marked():

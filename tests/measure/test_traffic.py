@@ -13,36 +13,6 @@ from study.records.sections import Collective
 MIB = 2**20
 
 
-def counted(**bytes_of_kind: int) -> dict[str, Collective]:
-    return {kind: Collective(calls=1, bytes=size, bytes_by_dtype={}) for kind, size in bytes_of_kind.items()}
-
-
-# --- by hand -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "ranks", "by_hand"),
-    [  # of 1200 bytes; in a ring of N, each of 2 (N - 1) rounds of an all-reduce sends an N-th
-        ("all_reduce", 4, 6 * 300),
-        ("reduce_scatter", 4, 6 * 300),  # gloo's own: an all-reduce of which a part is kept
-        ("all_gather", 4, 3 * 300),
-        ("broadcast", 4, 3 * 1200 / 4),  # N - 1 copies are sent, by N ranks
-        ("all_to_all", 4, 900),
-        ("barrier", 4, 0),
-    ],
-)
-def test_wire_bytes_by_hand(kind, ranks, by_hand):
-    assert gloo_wire_bytes(counted(**{kind: 1200}), ranks) == pytest.approx(by_hand)
-
-
-def test_wire_bytes_add_up():
-    both = counted(all_reduce=1200, all_gather=400)
-    assert gloo_wire_bytes(both, 2) == 1200 + 200
-    assert gloo_wire_bytes(both, 1) == 0, "alone, nothing is sent"
-
-
-# --- for real ------------------------------------------------------------------------------------------------------
-
 # A process imports torch once, and forks the ranks of a gloo group. Each runs each collective once unwatched, then once
 # counted, between two looks at the kernel.
 GROUP = """
@@ -133,9 +103,6 @@ def test_counts_add_up(ranks_saw):
     counts = {"all_reduce": sums, "broadcast": entry(8 * MIB // len(ranks_saw))}
     assert [rank["thrice"]["counts"] for rank in ranks_saw] == [counts] * len(ranks_saw)
     assert kernel_agrees(ranks_saw, "thrice")
-
-
-# --- the rest ------------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_collective_is_not_passed_over():

@@ -106,7 +106,6 @@ def test_offloading_takes_deepspeeds_adam_and_spares_the_device(arm, on_gpu):
     ((on_host,), (on_device,)) = (run["memory"]["per_rank"] for run in (record, without))
     spared = on_device["peak_allocated_bytes"] - on_host["peak_allocated_bytes"]
     assert spared > 8 * record["observed"]["parameters"], "two moments of four bytes, at the least"
-    assert on_host["host_pinned_peak_bytes"] > 4 * record["observed"]["parameters"], "what is offloaded is pinned"
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero2", "zero3_cpu"])
