@@ -33,9 +33,8 @@ class Clock:
 
 
 def seconds_between(marks: list) -> list[float]:  # on a GPU they have been passed
-    if CUDA:
-        return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]  # events count in ms
-    return [b - a for a, b in itertools.pairwise(marks)]
+    between = {True: lambda a, b: a.elapsed_time(b) / 1000}.get(CUDA, lambda a, b: b - a)  # events count in ms
+    return list(itertools.starmap(between, itertools.pairwise(marks)))
 
 
 def now() -> float | torch.cuda.Event:

@@ -63,11 +63,10 @@ class Run:
         """Return all settings that can change a number, with the arm and the number of ranks."""
         record = self.record
         observed = record.observed
-        settings = dict(record.requested)
+        cell = record.requested.model_dump(exclude_none=True, exclude=NOT_IN_A_CELL)
         if record.is_watched:  # nobody gave a script settings of ours
-            settings |= observed.model_dump(include={"parameters", "tokens_per_step"})
-            settings |= {"arm": record.arm, "script": record.watched.script}
-        cell = {name: value for name, value in settings.items() if value is not None and name not in NOT_IN_A_CELL}
+            cell |= observed.model_dump(exclude_none=True, include={"parameters", "tokens_per_step"})
+            cell |= {"arm": record.arm, "script": record.watched.script}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
             del cell["optimizer"]
         if observed.data_checksum:  # it identifies the rows, so their folder does not matter
@@ -119,12 +118,12 @@ class Runs:
 
     @property
     def counting(self) -> list[Run]:
-        """The runs that may count as evidence: those that have ended, and are not of other people's scripts."""
+        """Return the runs that may count as evidence: those that have ended, and are not of other people's scripts."""
         ended = [run for run in self.runs if run.record.status != "running" and not run.record.is_watched]
         return sorted(ended, key=lambda run: run.folder)
 
     def select(self, **wanted) -> "Runs":
-        """The runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
+        """Return the runs that have all of these: `select(arm=["ddp", "zero2"])`. A list means any of them."""
         chosen = self.runs
         for name, value in wanted.items():
             choices = value if isinstance(value, (list, tuple)) else [value]
@@ -132,14 +131,13 @@ class Runs:
         return replace(self, runs=chosen)
 
     def rows(self) -> list[dict]:
-        """A row for each run, as `study runs` shows it."""
+        """Return a row for each run, as `study runs` shows it."""
         rows = []
         for run in self.runs:
             record = run.record
             row = {"run": run.folder.name}
             row |= {name: run.facts[name] for name in ("status", "arm", "task", "precision", "ranks", "stage")}
-            if record.is_virtual:
-                row["ranks"] = f"{row['ranks']} virtual"
+            row["ranks"] = {"virtual": f"{row['ranks']} virtual"}.get(run.kind, row["ranks"])
             row |= {name: metrics.value(record, quantity) for name, quantity in COLUMNS.items()}
             sizes_bytes = {
                 "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),

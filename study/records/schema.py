@@ -4,6 +4,7 @@ A record holds what was measured. `study.records.metrics` computes what follows 
 """
 
 import datetime
+import itertools
 import re
 from typing import Annotated, Literal
 
@@ -113,7 +114,7 @@ class Record(BaseModel):
     def _has_possible_losses(self):
         """Refuse a training of ours that is done with a loss that no training has."""
         losses = [*self.loss.train, *(each.eval_loss for each in self.loss.eval)]
-        losses += [loss for each in self.observed.runs for loss in each.losses]
+        losses += itertools.chain.from_iterable(each.losses for each in self.observed.runs)
         # Cross entropies are above 0. A diverged training may pass the bound, but is not done. Other people's losses
         # may have any value.
         wrong = [loss for loss in losses if not 0 < loss < MOST_LOSS]
