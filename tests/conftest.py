@@ -39,7 +39,7 @@ os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages t
 # predictions that claims rest on (a process makes them once).
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
-APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
+APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_train", "test_parity")
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.

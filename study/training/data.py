@@ -76,8 +76,8 @@ def load_data(settings: Settings) -> Data:
             save_file(rows, folder / f"{part}.safetensors")
 
     entry = cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write)
-    parts = [load_file(entry / f"{part}.safetensors") for part in counts]
-    return Data(*parts, vocabulary=len(tokenizer), source=source)
+    train, rows = (load_file(entry / f"{part}.safetensors") for part in counts)
+    return Data(train, rows, len(tokenizer), source)
 
 
 def _embedded(settings: Settings) -> Data:
@@ -89,8 +89,8 @@ def _embedded(settings: Settings) -> Data:
     else:
         streams = [tasks.stream(rows * settings.sequence, seed, part) for part, rows in counts.items()]
         parts = [{"input_ids": tokens.reshape(-1, settings.sequence)} for tokens in streams]
-    tensors = [{name: torch.from_numpy(array) for name, array in part.items()} for part in parts]
-    return Data(*tensors, vocabulary=VOCABULARY, source="embedded")
+    train, rows = ({name: torch.from_numpy(array) for name, array in part.items()} for part in parts)
+    return Data(train, rows, VOCABULARY, source="embedded")
 
 
 def _synthetic(settings: Settings) -> Data:

@@ -19,7 +19,7 @@ def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: boo
     """Return the optimizer over the parameters that train."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Accelerate reads the rate of an optimizer that it replaces from its defaults.
-    options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    options: dict = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     groups: list[dict] = [{"params": trained}]
     if settings.optimizer == "muon":  # updates the matrices of the layers; its AdamW updates everything else
         from deepspeed import set_optimizer_flags

@@ -7,10 +7,10 @@ import threading
 import huggingface_hub.constants
 import pytest
 from test_cli import study
-from test_failures import UNREACHABLE
 
 from study.core import shapes
 
+UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 GEMMA = shapes.config_of("gemma2-9b")
 
 

@@ -1,15 +1,12 @@
 """Ranks that read the same rows: of a sequence (Ulysses), or of each layer (AutoTP), each has a part."""
 
 import pytest
-import torch
 from conftest import launch, traceback_of_ours
 from test_virtual import ROWS, SHARING, SHORT
 from wire import wire_bytes_per_rank
 
-from study.core.models.step import FOLLOWING, IGNORED
 from study.records.schema import Record
 from study.report.of_record import predicted
-from study.training.data import part_of_rows
 
 TRUTH = {  # stage, ranks that share a sequence, ranks that divide layers
     "zero3_ulysses": (3, 2, None),
@@ -65,6 +62,7 @@ def test_several_groups_share_rows(trained):
         ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
         ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),
         ("zero1_tp", (*SHORT[:4], "--virtual-ranks", "3"), "the same rows to groups of 2 ranks (got 3)"),
+        ("ddp", ("--precision", "fp16"), "--precision fp16 needs a GPU under ddp"),
     ],
 )
 def test_what_is_refused(arm, flags, words, tmp_path, cache):
@@ -74,14 +72,3 @@ def test_what_is_refused(arm, flags, words, tmp_path, cache):
     assert words in run.output
     assert not traceback_of_ours(run.output)
     assert run.record["status"] == "failed"
-
-
-def test_parts_of_rows_have_the_tokens_after_them():
-    """The token after a part's last one is the first of the next part. The last token of the row has none."""
-    rows = {"input_ids": torch.arange(2 * 3 * 8).view(1, 2, 3, 8)}
-    first, second = (part_of_rows(rows, part, 2) for part in (0, 1))
-    assert torch.cat([first["input_ids"], second["input_ids"]], -1).equal(rows["input_ids"])
-    assert first[FOLLOWING].equal(rows["input_ids"][..., 1:5])
-    assert second[FOLLOWING][..., :-1].equal(rows["input_ids"][..., 5:])
-    assert (second[FOLLOWING][..., -1] == IGNORED).all()
-    assert second["position_ids"].tolist() == [[[[4, 5, 6, 7]]] * 2]

@@ -1,4 +1,4 @@
-"""What only an NVIDIA GPU can show: every arm on CUDA, and the instruments against the allocator, the clock and NVML.
+"""What only an NVIDIA GPU can show: every arm on CUDA, and the instruments against the allocator.
 
 pytest -m gpu tests/training/test_gpu.py      some ten minutes; the first run compiles DeepSpeed's operators besides
 """
@@ -19,21 +19,9 @@ from study.training.data import load_data
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 # Not 64 tokens: attention by cuDNN in PyTorch 2.11 is said to end in no number where masked rows are half of 128.
-TINY = (
-    *("--task", "imdb", "--model", "bert-tiny", "--data", "embedded", "--init", "random", "--no-tf32"),
-    *("--steps", "20", "--train-rows", "200", "--eval-rows", "32", "--sequence", "128"),
-)
-LARGE = (
-    *("--task", "imdb", "--model", "bert-large", "--data", "embedded", "--init", "random"),
-    *("--steps", "25", "--log-every", "20", "--train-rows", "400", "--eval-rows", "8"),
-)
-ONE = ("--num_processes", "1")
-OFFLOADING = ("zero1_cpu", "zero2_cpu", "zero3_cpu")
-
-
-def skip_if_it_cannot(arm: str) -> None:
-    if stop := doctor.why_not(read(all_paths()[arm]), gpus=1):
-        pytest.skip(f"{arm}: {stop.what}")
+REVIEWS = ("--task", "imdb", "--data", "embedded", "--init", "random")
+TINY = (*REVIEWS, "--model", "bert-tiny", "--no-tf32", "--steps", "20", "--train-rows", "200", "--sequence", "128")
+LARGE = (*REVIEWS, "--model", "bert-large", "--steps", "25", "--log-every", "20", "--train-rows", "400")
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +30,11 @@ def on_gpu(tmp_path_factory, cache):
     runs: dict[tuple, dict] = {}
 
     def train(arm: str, *flags: str) -> dict:
-        skip_if_it_cannot(arm)
+        if stop := doctor.why_not(read(all_paths()[arm]), gpus=1):
+            pytest.skip(f"{arm}: {stop.what}")
         if (arm, flags) not in runs:
-            folder = tmp_path_factory.mktemp("gpu") / arm
-            launcher = () if arm == "single" else ONE
-            run = launch(arm, folder, *flags, cache=cache, launcher=launcher)
+            launcher = () if arm == "single" else ("--num_processes", "1")
+            run = launch(arm, tmp_path_factory.mktemp("gpu") / arm, *flags, cache=cache, launcher=launcher)
             assert run.code == 0, run.output
             runs[arm, flags] = run.record
         return runs[arm, flags]
@@ -61,10 +49,9 @@ def on_gpu(tmp_path_factory, cache):
 def test_every_arm_trains_and_loses_what_one_gpu_alone_loses(arm, on_gpu):
     """In fp32 without TF32, twenty steps, dropout on. The sums of some kernels are in another order each time."""
     record, alone = on_gpu(arm, *TINY), on_gpu("single", *TINY)
-    assert record["observed"]["device"] == "cuda"
-    assert record["observed"]["ranks"] == 1
-    assert record["observed"]["backend"] == (None if arm == "single" else "nccl")
-    assert (record["observed"]["wrapper"] == "DistributedDataParallel") == (arm == "ddp")
+    seen = record["observed"]
+    assert (seen["device"], seen["ranks"], seen["backend"]) == ("cuda", 1, None if arm == "single" else "nccl")
+    assert (seen["wrapper"] == "DistributedDataParallel") == (arm == "ddp")
     assert record["loss"]["train"] == pytest.approx(alone["loss"]["train"], abs=2e-4)
     assert record["loss"]["train"][-1] < record["loss"]["train"][0]
     (rank,) = record["memory"]["per_rank"]
@@ -74,31 +61,16 @@ def test_every_arm_trains_and_loses_what_one_gpu_alone_loses(arm, on_gpu):
     assert record["hardware"]["devices"][0]["memory_bytes"] > 0
 
 
-KINDS = [("ddp", "all_reduce"), ("zero2", "all_reduce"), ("zero3", "reduce_scatter")]
-
-
-@pytest.mark.parametrize(("arm", "kind"), KINDS)
-def test_bytes_at_one_rank_are_the_gradients(arm, kind, on_gpu):
-    """As on a CPU: each gradient goes into one collective, and of weights there is nothing to gather."""
-    record = on_gpu(arm, *TINY)
-    (counts,) = record["traffic"]["per_rank"]
-    assert counts[kind]["bytes"] == pytest.approx(4 * record["observed"]["parameters"], rel=1e-4)
-    assert counts.get("all_gather", {"bytes": 0})["bytes"] == 0
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16_cast"])
 @pytest.mark.parametrize("arm", ["single", "zero2", "zero3", "zero3_cpu"])
 def test_sixteen_bits(arm, precision, on_gpu):
     """The trainer itself stops where the dtypes are not what the recipe says."""
     record, alone = on_gpu(arm, *TINY, "--precision", precision), on_gpu("single", *TINY, "--precision", precision)
     assert record["loss"]["train"] == pytest.approx(alone["loss"]["train"], abs=0.05)
-    held = record["observed"]["dtypes"]
-    assert held["moments"] == "float32"
     assert (record["observed"]["loss_scale"] is not None) == (precision == "fp16")
-    assert held["weights"] == ("bfloat16" if precision == "bf16_cast" else "float32")
 
 
-@pytest.mark.parametrize("arm", OFFLOADING)
+@pytest.mark.parametrize("arm", ["zero1_cpu", "zero2_cpu", "zero3_cpu"])
 def test_offloading_takes_deepspeeds_adam_and_spares_the_device(arm, on_gpu):
     record, without = on_gpu(arm, *LARGE), on_gpu(arm.removesuffix("_cpu"), *LARGE)
     assert record["observed"]["optimizer"] == "DeepSpeedCPUAdam"
@@ -110,10 +82,7 @@ def test_offloading_takes_deepspeeds_adam_and_spares_the_device(arm, on_gpu):
 
 @pytest.mark.parametrize("arm", ["ddp", "zero2", "zero3_cpu"])
 def test_a_virtual_rank_runs_with_values_and_without(arm, on_gpu):
-    """Without values the device holds nothing, and what it would hold is what the rank with values does.
-
-    DDP gives its bucket back through a future, which must be told that a GPU's tensor may be in it.
-    """
+    """Without values the device holds nothing, and what it would hold is what the rank with values does."""
     flags = (*TINY, "--virtual-ranks", "8")
     record, empty = on_gpu(arm, *flags), on_gpu(arm, *flags, "--init", "none")
     assert sum(count["bytes"] for count in record["traffic"]["per_rank"][0].values()) > 0
@@ -177,23 +146,16 @@ def test_no_step_makes_the_gpu_wait(task, model, tmp_path):
         torch.cuda.set_sync_debug_mode("default")
 
 
-# --- the cap -------------------------------------------------------------------------------------------------------
-
-UNDER = (
-    *("--task", "wikitext", "--model", "gpt2", "--data", "embedded", "--init", "in_place", "--sequence", "128"),
-    *("--steps", "4", "--warmup-steps", "2", "--eval-rows", "4", "--micro-batch", "2"),
-)
-
-
 def test_the_cap_is_kept_and_told(tmp_path, cache):
     """GPT-2 holds some 2 GB of states: it runs under 6 GiB, and under 1 GiB it is out of memory, and says so."""
-    roomy = launch("single", tmp_path / "roomy", *UNDER, "--memory-cap-gib", "6", cache=cache)
+    flags = ("--task", "wikitext", "--model", "gpt2", "--data", "embedded", "--init", "in_place", "--sequence", "128")
+    flags = (*flags, "--steps", "4", "--warmup-steps", "2", "--eval-rows", "4", "--micro-batch", "2")
+    roomy, tight = (
+        launch("single", tmp_path / gib, *flags, "--memory-cap-gib", gib, cache=cache) for gib in ("6", "1")
+    )
     assert roomy.code == 0, roomy.output
-    (rank,) = roomy.record["memory"]["per_rank"]
-    assert rank["peak_reserved_bytes"] <= 6 * 2**30
+    assert roomy.record["memory"]["per_rank"][0]["peak_reserved_bytes"] <= 6 * 2**30
     assert roomy.record["observed"]["memory_cap"] == {"bytes": 6 * 2**30, "emulated_by": "PyTorch's allocator"}
-    tight = launch("single", tmp_path / "tight", *UNDER, "--memory-cap-gib", "1", cache=cache)
-    assert tight.code != 0
-    assert tight.record["status"] == "oom"
+    assert (tight.code == 0, tight.record["status"]) == (False, "oom")
     assert "the device ran out of memory" in tight.record["error"]["message"]
     assert not traceback_of_ours(tight.output)

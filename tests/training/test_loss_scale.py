@@ -2,10 +2,7 @@
 
 import json
 
-import pytest
-from conftest import TRAINED, launch, ranks_of, traceback_of_ours
-
-SHORT = ("--steps", "24", "--sequence", "32", "--micro-batch", "4", "--no-instruments")
+from conftest import ranks_of
 
 # A gradient of 100 is above what fp16 holds until the scale has been halved seven times: 13 of 20 steps are left.
 OVERFLOWING = """
@@ -43,25 +40,3 @@ def test_an_overflow_lowers_the_scale_in_every_stage(tmp_path):
     for stage in (1, 2, 3):
         assert results[f"{stage} False"] == [0, 65536.0], "if this fails, DeepSpeed has mended it"
         assert results[f"{stage} True"] == [13, 512.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ["zero2", "zero3", "zero2_cpu"])
-def test_zero_in_fp16_learns_what_it_learns_in_fp32(arm, trained):
-    """Ten bits of fraction, so within a hundredth; and not the same, or nothing was computed in fp16."""
-    half = trained(arm, *TRAINED, "--precision", "fp16", "--no-instruments").record
-    full = trained("ddp", *TRAINED).record
-    assert half["observed"]["autocast"] == "fp16"
-    assert half["observed"]["dtypes"]["weights"] == half["observed"]["dtypes"]["moments"] == "float32"
-    assert half["observed"]["loss_scale"] == 65536
-    assert full["observed"]["loss_scale"] is None
-    apart = [abs(a - b) for a, b in zip(half["loss"]["train"], full["loss"]["train"], strict=True)]
-    assert 1e-6 < max(apart) < 0.01
-
-
-@pytest.mark.parametrize("arm", ["single", "ddp"])
-def test_without_deepspeed_it_needs_a_gpu(arm, tmp_path, cache):
-    run = launch(arm, tmp_path / "run", *SHORT, "--precision", "fp16", cache=cache)
-    assert run.code != 0
-    assert f"--precision fp16 needs a GPU under {arm}" in run.output
-    assert not traceback_of_ours(run.output)

@@ -7,9 +7,13 @@ arms and three of FSDP2) is marked slow: `make parity`.
 import sys
 
 import pytest
-from conftest import STEPS, TRAINED
+import test_train
+from conftest import RANKS, STEPS, TRAINED
 from test_train import FSDP, ZERO, components
 
+from study.records.schema import Record
+
+of = test_train.of  # a fixture
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
 
 
@@ -26,69 +30,56 @@ def flags_for(task: str, precision: str, accumulation: int, sequence: int = 32, 
 
 
 def largest_difference(trained, arm: str, flags: tuple, ranks: int = 2) -> float:
-    ddp = trained("ddp", *flags, ranks=ranks).record
-    run = trained(arm, *flags, ranks=ranks).record
-    assert run["observed"]["weights_checksum"] == ddp["observed"]["weights_checksum"]
-    ours, theirs = run["loss"]["train"], ddp["loss"]["train"]
+    ddp, run = (Record.model_validate(trained(name, *flags, ranks=ranks).record) for name in ("ddp", arm))
+    assert run.observed.weights_checksum == ddp.observed.weights_checksum
+    ours, theirs = run.loss.train, ddp.loss.train
     assert len(ours) == len(theirs) >= STEPS
     assert len(set(ours)) > len(ours) / 2, "a loss that never changes proves nothing"
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
 
 
+SLOW = ("zero3_hpz", "hsdp")  # `make study` trains hsdp as well
+
+
 @pytest.mark.parametrize(
-    "arm", [pytest.param(arm, marks=pytest.mark.slow if arm == "zero3_hpz" else ()) for arm in ZERO]
+    "arm", [pytest.param(arm, marks=pytest.mark.slow if arm in SLOW else ()) for arm in (*ZERO, *FSDP, "hsdp")]
 )
 def test_losses_equal_ddp_in_fp32(arm, trained):
     """The arms as `test_train` ran them: imdb, no accumulation."""
-    assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
-
-
-@pytest.mark.parametrize("arm", FSDP)
-def test_losses_of_fsdp2_equal_ddp_in_fp32(arm, trained):
-    assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
-
-
-@pytest.mark.slow  # `make study` trains it as well
-def test_losses_in_groups_equal_ddp_on_four_ranks(trained):
-    assert largest_difference(trained, "hsdp", TRAINED, ranks=4) <= TOLERANCE["fp32"]
-
-
-ACCUMULATED = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
+    assert largest_difference(trained, arm, TRAINED, RANKS.get(arm, 2)) <= TOLERANCE["fp32"]
 
 
 def test_losses_equal_ddp_with_accumulation(trained):
-    assert trained("zero2", *ACCUMULATED).record["observed"]["accumulation"] == 4
-    assert largest_difference(trained, "zero2", ACCUMULATED) <= TOLERANCE["fp32"]
+    flags = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
+    assert trained("zero2", *flags).record["observed"]["accumulation"] == 4
+    assert largest_difference(trained, "zero2", flags) <= TOLERANCE["fp32"]
 
 
-def test_losses_equal_ddp_in_bf16(trained):
-    flags = (*flags_for("wikitext", "bf16", 1), "--no-instruments")
-    seen = trained("zero3", *flags).record["observed"]
-    assert seen["autocast"] == trained("ddp", *flags).record["observed"]["autocast"] == "bf16"
-    assert seen["dtypes"]["weights"] == seen["dtypes"]["moments"] == "float32"
-    assert largest_difference(trained, "zero3", flags) <= TOLERANCE["bf16"]
-
-
+BF16 = (*flags_for("wikitext", "bf16", 1), "--no-instruments")
 CAST = (*flags_for("wikitext", "bf16_cast", 1), "--save")
 
 
-def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
+def test_losses_equal_ddp_in_bf16(of, trained):
+    seen = of("zero3", *BF16).observed
+    assert seen.autocast == of("ddp", *BF16).observed.autocast == "bf16"
+    assert seen.dtypes["weights"] == seen.dtypes["moments"] == "float32"
+    assert largest_difference(trained, "zero3", BF16) <= TOLERANCE["bf16"]
+
+
+def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(of):
     """Weights and gradients in bf16, master and moments in fp32: in DDP by our optimizer, in ZeRO by DeepSpeed's."""
-    flags = CAST
-    for arm in ("ddp", "zero2"):
-        seen = trained(arm, *flags).record["observed"]
-        assert seen["dtypes"]["weights"] == "bfloat16", arm
-        assert seen["dtypes"]["master"] == seen["dtypes"]["moments"] == "float32", arm
-        reduced = trained(arm, *flags).record["traffic"]["per_rank"][0]["all_reduce"]
-        assert reduced["bytes_by_dtype"]["bfloat16"] == pytest.approx(2 * seen["parameters"], rel=0.001), arm
-    held = [components(trained("ddp", *flags))[role] for role in ("weights", "gradients", "master", "moments")]
+    ddp, zero2 = of("ddp", *CAST), of("zero2", *CAST)
+    for record in (ddp, zero2):
+        dtypes = record.observed.dtypes
+        assert (dtypes["weights"], dtypes["master"], dtypes["moments"]) == ("bfloat16", "float32", "float32")
+        reduced = record.traffic.per_rank[0]["all_reduce"].bytes_by_dtype["bfloat16"]
+        assert reduced == pytest.approx(2 * record.observed.parameters, rel=0.001)
+    held = [components(ddp)[role] for role in ("weights", "gradients", "master", "moments")]
     assert held == pytest.approx([2, 2, 4, 8], rel=0.01), "16 bytes a parameter, as the paper counts"
     # By the time of its update, DeepSpeed has let go of the bf16 gradients, and holds its part of them in fp32.
-    assert trained("ddp", *flags).record["observed"]["dtypes"]["gradients"] == "bfloat16"
-    assert seen["dtypes"]["gradients"] == "float32"
-    fp32 = trained("ddp", *flags_for("wikitext", "bf16", 1), "--no-instruments").record["loss"]["train"]
-    cast = trained("ddp", *flags).record["loss"]["train"]
-    assert max(abs(a - b) for a, b in zip(fp32, cast, strict=True)) > 1e-5, "the recipes are not the same"
+    assert (ddp.observed.dtypes["gradients"], zero2.observed.dtypes["gradients"]) == ("bfloat16", "float32")
+    apart = [abs(a - b) for a, b in zip(of("ddp", *BF16).loss.train, ddp.loss.train, strict=True)]
+    assert max(apart) > 1e-5, "the recipes are not the same"
 
 
 @pytest.mark.slow

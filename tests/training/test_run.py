@@ -4,13 +4,12 @@ import itertools
 import types
 
 import pytest
-import torch
 from conftest import ranks_of
 
 from study.core.settings import Flags
 from study.records import store
 from study.records.sections import Loss
-from study.training.run import History, Run, show, windows
+from study.training.run import windows
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
 RANK = """
@@ -74,24 +73,3 @@ def test_windows_end_where_something_is_due(warmup_steps, log_every, eval_every)
     cuts = {*range(0, 31, 10), *range(warmup_steps, 30, log_every), *range(0, 30, eval_every or 30)}
     by_cuts = [range(start, end) for start, end in itertools.pairwise(sorted(cuts))]
     assert [*windows(run, 0, warmup_steps), *windows(run, warmup_steps, 30)] == by_cuts
-
-
-def test_each_loss_is_gathered_once_and_then_kept_as_a_number(tmp_path):
-    """The losses of a window leave the device between windows. Nothing of them stays there for the rest of the run."""
-    gathered = []
-
-    def gather(losses: torch.Tensor) -> torch.Tensor:
-        gathered.append(losses.numel())
-        return torch.cat([losses, losses + 1])  # a second rank
-
-    accelerator = types.SimpleNamespace(is_main_process=True, gather=gather, log=lambda *_, **__: None)
-    run = Run(Flags(warmup_steps=2), None, tmp_path, None, None, steps=5, timed_from=2)
-    run.accelerator = accelerator
-    history = History()
-    for window, losses in ((range(2), [1.0, 2.0]), (range(2, 5), [3.0, 4.0, 5.0])):
-        history.rates += [0.1] * len(window)
-        history.clock.step_s += [0.1] * len(window)
-        show(run, window, history, [torch.tensor(loss) for loss in losses])
-    assert gathered == [2, 3]
-    assert history.losses == [1.5, 2.5, 3.5, 4.5, 5.5]
-    assert [line["loss"] for line in store.read_steps(tmp_path)] == history.losses

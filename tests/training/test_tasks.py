@@ -19,12 +19,10 @@ from study.training import models, tasks
 from study.training.data import load_data, load_file
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_datasets_cache(tmp_path_factory):
+@pytest.fixture(autouse=True)
+def own_datasets_cache(tmp_path, monkeypatch):
     """What `datasets` unpacks goes with the test, not into the user's home."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        yield
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
 
 
 def settings_for(task: str, **more) -> Settings:
@@ -110,12 +108,10 @@ def test_the_loss_of_a_review_is_of_its_label(attention):
 # --- rows: embedded ------------------------------------------------------------------------------------------------
 
 
-def test_embedded_rows():
+def test_nothing_is_evaluated_on_what_was_seen():
     data = load_data(settings_for("imdb"))
-    shapes = {"input_ids": (800, 128), "attention_mask": (800, 128), "labels": (800,)}
-    assert {name: tuple(rows.shape) for name, rows in data.train.items()} == shapes
-    train = {tuple(row) for row in data.train["input_ids"].tolist()}
-    assert not train & {tuple(row) for row in data.eval["input_ids"].tolist()}, "nothing is evaluated on what was seen"
+    train, rows = ({tuple(row) for row in part["input_ids"].tolist()} for part in (data.train, data.eval))
+    assert (len(train), len(rows), len(train & rows)) == (800, 200, 0)
 
 
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
@@ -135,24 +131,18 @@ def test_the_data_does_not_depend_on_the_seed(task):
 WORDS = ["good", "bad", "film", "book", "the", "a", "was"]
 
 
-def write_lines(path: Path, rows: list[dict]) -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path.parent)
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> dict[str, str]:
     """Data and tokenizers in the layout of the real ones, made here: `imdb`, `wikitext`, `bert`, `gpt2`."""
     root = tmp_path_factory.mktemp("small")
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, int(rng.integers(2, 12)))) for _ in range(50)]
-    write_lines(root / "imdb" / "train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(texts)])
-    for split, count in (("train", 40), ("validation", 10)):
-        articles = [f" = article {i} = \n" if i % 3 else "" for i in range(count)]
-        write_lines(root / "wikitext" / f"{split}.jsonl", [{"text": text} for text in articles])
+    articles = [f" = article {i} = \n" if i % 3 else "" for i in range(40)]
     vocabulary = {letter: i for i, letter in enumerate([*bytes_to_unicode().values(), "<|endoftext|>"])}
     files = {
+        "imdb/train.jsonl": "\n".join(json.dumps({"text": text, "label": i % 2}) for i, text in enumerate(texts)),
+        "wikitext/train.jsonl": "\n".join(json.dumps({"text": text}) for text in articles),
+        "wikitext/validation.jsonl": "\n".join(json.dumps({"text": text}) for text in articles[:10]),
         "bert/vocab.txt": "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]),
         "bert/config.json": '{"model_type": "bert"}',
         "gpt2/vocab.json": json.dumps(vocabulary),
@@ -179,11 +169,9 @@ def test_reviews_from_a_folder(small, tmp_path):
     for rows, part, count in ((data.train, "train", 30), (data.eval, "test", 8)):
         chosen = split[part].shuffle(seed=42).select(range(count))
         assert rows["labels"].tolist() == list(chosen["label"])
-        columns = rows["input_ids"].tolist(), rows["attention_mask"].tolist(), chosen["text"]
-        for ids, mask, text in zip(*columns, strict=True):
-            words = [2, *(5 + WORDS.index(word) for word in text.split()[:6]), 3]  # [CLS] words [SEP]
-            assert ids == words + [0] * (8 - len(words))
-            assert mask == [1] * len(words) + [0] * (8 - len(words))
+        texts = [[2, *(5 + WORDS.index(word) for word in text.split()[:6]), 3] for text in chosen["text"]]
+        assert rows["input_ids"].tolist() == [ids + [0] * (8 - len(ids)) for ids in texts], "[CLS] words [SEP]"
+        assert rows["attention_mask"].tolist() == [[1] * len(ids) + [0] * (8 - len(ids)) for ids in texts]
 
 
 def test_text_from_a_folder(small, tmp_path):
@@ -199,10 +187,10 @@ def test_text_from_a_folder(small, tmp_path):
 
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
 def test_rows_are_prepared_once_and_other_rows_anew(small, tmp_path, task, monkeypatch):
-    first = load_data(of_small(small, task, tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(tasks, "dataset", lambda _: pytest.fail("they are in the cache"))
-        assert load_data(of_small(small, task, tmp_path)).checksum == first.checksum
+    first, read, reads = load_data(of_small(small, task, tmp_path)), tasks.dataset, []
+    monkeypatch.setattr(tasks, "dataset", lambda settings: reads.append(settings) or read(settings))
+    assert load_data(of_small(small, task, tmp_path)).checksum == first.checksum
+    assert reads == [], "they are in the cache"
     for more in ({"sequence": 6}, {"eval_rows": 3}, {"train_rows": 9}):
         assert load_data(of_small(small, task, tmp_path, **more)).checksum != first.checksum
     os.utime(next(Path(small[task]).glob("train.*")), (1, 1))

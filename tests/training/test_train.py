@@ -9,7 +9,6 @@ from study.core.arms import NAMES, all_paths, read
 from study.core.settings import Flags
 from study.measure import readback
 from study.records.schema import Record
-from study.records.sections import Observed
 from study.report.of_record import predicted
 
 CPU_ADAM = "DeepSpeedCPUAdam"
@@ -33,53 +32,56 @@ TRUTH = {
     "zero3_hpz": ("DEEPSPEED", 3, "none", "none", "AdamW"),
 }
 ALONE = ("--no-instruments", "--eval-rows", "8")
-LONGER = (*ALONE, "--sequence", "48")
 ARMS = [name for name in NAMES if name not in DECODERS_ALONE]
 ZERO = [name for name in ARMS if name.startswith("zero")]
 FSDP = [name for name in NAMES if name.startswith("fsdp2")]
 
 
+@pytest.fixture
+def of(trained):
+    """A function that gives the record of an arm that is trained as in all these tests, or with other flags."""
+    return lambda arm, *flags: Record.model_validate(trained(arm, *(flags or TRAINED)).record)
+
+
 @pytest.mark.parametrize("arm", ARMS)
-def test_an_arm_is_what_its_name_says_and_steps_like_ddp(arm, trained):
+def test_an_arm_is_what_its_name_says_and_steps_like_ddp(arm, trained, of):
     """The same weights, rows, learning rates, optimizer settings and threads as DDP, read back from the run."""
-    run = trained(arm, *TRAINED)
+    run, record, ddp = trained(arm, *TRAINED), of(arm), of("ddp").observed
+    seen, ranks = record.observed, RANKS.get(arm, 2)
     assert "Traceback" not in run.output
-    assert Record.model_validate(run.record).status == "done"
-    seen = run.record["observed"]
-    ranks = RANKS.get(arm, 2)
-    fields = ("distributed_type", "stage", "offload_optimizer", "offload_param", "optimizer")
-    assert tuple(seen[name] for name in fields) == TRUTH[arm]
-    assert (seen["ranks"], seen["ranks_counted"]) == (ranks, ranks)
-    assert (seen["clipping"], seen["accumulation"]) == (0.0, 1)
-    assert set(seen["dtypes"].values()) <= {"float32", None}
-    if seen["stage"]:  # on by itself, and it waits for the device before and after each pass
-        assert seen["deepspeed"]["timers"] == {"throughput": {"enabled": False}}
-    assert seen["tokens_per_step"] == 8 * SEQUENCE * ranks
+    assert record.status == "done"
+    assert (
+        seen.distributed_type, seen.stage, seen.offload_optimizer, seen.offload_param, seen.optimizer
+    ) == TRUTH[arm]  # fmt: skip
+    assert (seen.ranks, seen.ranks_counted, seen.tokens_per_step) == (ranks, ranks, 8 * SEQUENCE * ranks)
+    assert (seen.clipping, seen.accumulation) == (0.0, 1)
+    assert set(seen.dtypes.values()) <= {"float32", None}
     assert left_running(run.folder) == []
     assert not list(run.folder.parent.glob("nvme/*")), "the disk folder is left empty"
 
-    ddp = trained("ddp", *TRAINED).record["observed"]
     for name in ("weights_checksum", "data_checksum", "learning_rates", "parameters", "threads"):
-        assert seen[name] == ddp[name], name
-    assert len(seen["learning_rates"]) == STEPS
+        assert getattr(seen, name) == getattr(ddp, name), name
+    assert len(seen.learning_rates) == STEPS
     for name in ("betas", "eps", "weight_decay"):
-        assert seen["optimizer_settings"][name] == ddp["optimizer_settings"][name], name
+        assert seen.optimizer_settings[name] == ddp.optimizer_settings[name], name
     if arm in ZERO:
-        assert seen["bucket_elements"] * 4 == ddp["bucket_bytes"] == 25 * 2**20
-        assert seen["overlap"] is ddp["overlap"] is True
+        assert seen.bucket_elements * 4 == ddp.bucket_bytes == 25 * 2**20
+        assert seen.overlap is ddp.overlap is True
+        # On by itself, and it waits for the device before and after each pass.
+        assert seen.deepspeed["timers"] == {"throughput": {"enabled": False}}
 
-    losses = [line["loss"] for line in run.steps if "loss" in line]
-    assert losses == pytest.approx(run.record["loss"]["train"], rel=1e-6)
-    assert [line["step"] for line in run.steps if "loss" in line] == list(range(1, STEPS + 1))
-    assert run.record["loss"]["eval"][-1]["accuracy"] == run.steps[-1]["accuracy"]
+    lines = [line for line in run.steps if "loss" in line]
+    assert [line["loss"] for line in lines] == pytest.approx(record.loss.train, rel=1e-6)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert record.loss.eval[-1].accuracy == run.steps[-1]["accuracy"]
     warnings = [line for line in (run.folder / "log.txt").read_text().splitlines() if "warn" in line.lower()]
     assert len(warnings) < STEPS, "what libraries warn of at every step is not logged"
 
 
-def components(run, when: str = "after_step") -> dict:
+def components(record: Record, when: str = "after_step") -> dict:
     """Bytes by role on the first rank, by parameter of the model."""
-    held = run.record["memory"]["components"]["per_rank"][0][when]
-    return {role: size / run.record["observed"]["parameters"] for role, size in held.items()}
+    held = getattr(record.memory.components.per_rank[0], when)
+    return {role: size / record.observed.parameters for role, size in held.items()}
 
 
 # Ranks; the share of the parameters that one holds; bytes by parameter of moments and of master copies on each rank;
@@ -98,33 +100,31 @@ SHARES = {
 
 
 @pytest.mark.parametrize("arm", SHARES)
-def test_an_arm_holds_and_moves_what_its_stage_says(arm, trained):
+def test_an_arm_holds_and_moves_what_its_stage_says(arm, of):
     """The premise of every comparison between arms. The kernel counts what each process wrote to its sockets."""
     ranks, share, moments, master, sent = SHARES[arm]
-    run = trained(arm, *TRAINED)
-    record = Record.model_validate(run.record)
+    record = of(arm)
     size = record.observed.parameters
     assert record.observed.held_parameters_per_rank == pytest.approx([share * size] * ranks, rel=0.01)
-    assert components(run)["moments"] == pytest.approx(moments, rel=0.01)
-    assert components(run).get("master", 0) == pytest.approx(master, rel=0.01)
-    counts = record.traffic.per_rank[0]
-    assert {kind: count.bytes / 4 / size for kind, count in counts.items()} == pytest.approx(sent, rel=1e-3, abs=1e-3)
+    assert components(record)["moments"] == pytest.approx(moments, rel=0.01)
+    assert components(record).get("master", 0) == pytest.approx(master, rel=0.01)
+    moved = {kind: count.bytes / 4 / size for kind, count in record.traffic.per_rank[0].items()}
+    assert moved == pytest.approx(sent, rel=1e-3, abs=1e-3)
     for counted, kernel in zip(wire_bytes_per_rank(record), record.traffic.kernel_bytes_written, strict=True):
         assert counted > 10e6
         assert kernel == pytest.approx(counted, rel=0.01)
 
 
-def test_moments_on_the_disk_are_not_in_memory_between_steps(trained):
-    run = trained("zero3_nvme", *TRAINED)
-    assert "moments" not in components(run)
-    for rank in run.record["memory"]["per_rank"]:
-        assert rank["nvme_written_bytes"] > 2**20
-        assert rank["nvme_read_bytes"] > 0
+def test_moments_on_the_disk_are_not_in_memory_between_steps(of):
+    record = of("zero3_nvme")
+    assert "moments" not in components(record)
+    assert min(rank.nvme_written_bytes for rank in record.memory.per_rank) > 2**20
+    assert min(rank.nvme_read_bytes for rank in record.memory.per_rank) > 0
 
 
-def test_groups_of_ranks_are_groups(trained):
+def test_groups_of_ranks_are_groups(of):
     """On four ranks, two groups share everything, and reduce a part of the gradients between them: as predicted."""
-    record = Record.model_validate(trained("hsdp", *TRAINED).record)
+    record = of("hsdp")
     assert record.observed.fsdp["mesh"] == [[2, 2]]
     groups = [("0 1", "0 2"), ("0 1", "1 3"), ("2 3", "0 2"), ("2 3", "1 3")]  # of each rank: within, and across
     for counts, (within, across) in zip(record.traffic.per_rank, groups, strict=True):
@@ -137,74 +137,68 @@ def test_groups_of_ranks_are_groups(trained):
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.03)
 
 
-def test_a_second_copy_of_the_weights_is_there_and_moves_nothing_that_is_kept(trained):
+def test_a_second_copy_of_the_weights_is_there_and_moves_nothing_that_is_kept(of):
     """hpZ by DeepSpeed's defaults: of a small model nothing is gathered again, so the copy is made for nothing."""
-    seen = trained("zero3_hpz", *TRAINED).record["observed"]
-    assert (seen["second_partition_ranks"], seen["ranks"]) == (2, 2)
-    assert seen["second_partition_parameters"] == pytest.approx(seen["parameters"] / 2, rel=0.001)
-    plain = trained("zero3", *TRAINED).record
-    assert plain["observed"]["second_partition_ranks"] is plain["observed"]["second_partition_parameters"] is None
-    assert trained("zero3_hpz", *TRAINED).record["traffic"]["per_rank"] == plain["traffic"]["per_rank"]
+    record, plain = of("zero3_hpz"), of("zero3")
+    seen = record.observed
+    assert (seen.second_partition_ranks, seen.ranks) == (2, 2)
+    assert seen.second_partition_parameters == pytest.approx(seen.parameters / 2, rel=0.001)
+    assert plain.observed.second_partition_ranks is plain.observed.second_partition_parameters is None
+    assert record.traffic.per_rank == plain.traffic.per_rank
 
 
 @pytest.mark.parametrize("init", ["random", "in_place"])
-def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
+def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, of):
     """Every parameter is cut in parts as it is made or loaded."""
     flags = TRAINED if init == "random" else (*ALONE, "--init", "in_place", "--steps", "6", "--sequence", "32")
-    assert trained("zero3", *flags).record["observed"]["built_in_parts"]
-    assert not trained("zero2", *TRAINED).record["observed"]["built_in_parts"]
+    assert of("zero3", *flags).observed.built_in_parts
+    assert not of("zero2").observed.built_in_parts
 
 
-def test_on_so_small_a_model_zero_saves_no_memory(trained):
+def test_on_so_small_a_model_zero_saves_no_memory(of):
     """README says so. The two buckets of stage 1 weigh more than the optimizer states it saves."""
-    arms = ("ddp", "zero1", "zero2", "zero3")
-    first = {arm: trained(arm, *TRAINED).record["memory"]["components"]["per_rank"][0] for arm in arms}
-    peak_mb = {arm: values["tracked_peak_bytes"] / 1e6 for arm, values in first.items()}
-    assert peak_mb["ddp"] == pytest.approx(87, abs=1)
-    assert peak_mb["zero1"] == peak_mb["zero2"] == pytest.approx(115, abs=1)
-    assert peak_mb["zero3"] == pytest.approx(106, abs=1), "without the copy that gloo makes"
-    assert first["zero1"]["at_peak"]["buckets"] == 2 * 25 * 2**20
+    first = {arm: of(arm).memory.components.per_rank[0] for arm in ("ddp", "zero1", "zero2", "zero3")}
+    peaks_mb = [rank.tracked_peak_bytes / 1e6 for rank in first.values()]
+    assert peaks_mb == pytest.approx([87, 115, 115, 106], abs=1), "without the copy that gloo makes"
+    assert first["zero1"].at_peak["buckets"] == 2 * 25 * 2**20
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_components_add_up_to_the_peak(arm, trained):
-    memory = trained(arm, *TRAINED).record["memory"]
+def test_components_add_up_to_the_peak(arm, of):
+    memory = of(arm).memory
     rows_bytes = (800 + 200) * (SEQUENCE * 2 + 1) * 8  # the data set, as int64, held by every rank
-    for held, rank in zip(memory["components"]["per_rank"], memory["per_rank"], strict=True):
-        assert sum(held["at_peak"].values()) == held["tracked_peak_bytes"]
-        assert held["tracked_peak_step_before_bytes"] == held["tracked_peak_bytes"], "two steps are alike"
-        assert held["at_peak"]["other"] < rows_bytes + 0.5e6, "a large tensor has no role in roles.ROLES"
-        assert sum(held["after_step"].values()) < held["tracked_peak_bytes"]
-        assert rank["host_peak_bytes"] > held["tracked_peak_bytes"]
-        assert rank["peak_allocated_bytes"] is None, "a machine without a GPU has no device peak"
+    for held, rank in zip(memory.components.per_rank, memory.per_rank, strict=True):
+        assert sum(held.at_peak.values()) == held.tracked_peak_bytes
+        assert held.tracked_peak_step_before_bytes == held.tracked_peak_bytes, "two steps are alike"
+        assert held.at_peak["other"] < rows_bytes + 0.5e6, "a large tensor has no role in roles.ROLES"
+        assert sum(held.after_step.values()) < held.tracked_peak_bytes < rank.host_peak_bytes
+        assert rank.peak_allocated_bytes is None, "a machine without a GPU has no device peak"
 
 
-def test_times_and_operations_of_a_step(trained):
-    time = trained("ddp", *TRAINED).record["time"]
-    assert len(time["step_s"]) == STEPS - 5
+def test_times_and_operations_of_a_step(of):
+    time = of("ddp").time
+    assert len(time.step_s) == STEPS - 5
     # Wall time of the windows, in which ranks wait for each other: at most the sum of each step's slowest rank.
-    assert max(time["step_s"]) < time["window_s"] <= sum(time["step_s"]) * (1 + 1e-9)
+    assert max(time.step_s) < time.window_s <= sum(time.step_s) * (1 + 1e-9)
     # 6 operations per parameter and token, in the two layers' matrices, and a little for attention and the pooler.
     matrices = 2 * (4 * 128**2 + 2 * 128 * 512)
-    assert 1.0 < time["flops_per_rank_and_step"] / (6 * matrices * 8 * SEQUENCE) < 1.3
+    assert 1.0 < time.flops_per_rank_and_step / (6 * matrices * 8 * SEQUENCE) < 1.3
 
 
-def test_both_tasks_are_learned_within_a_hundred_steps(trained):
-    reviews = trained("single", *LONGER).record["loss"]["train"]
+def test_both_tasks_are_learned_within_a_hundred_steps(of):
+    reviews = of("single", *ALONE, "--sequence", "48").loss.train
     assert len(reviews) == 100
     assert 0.6 < sum(reviews[:10]) / 10 < 0.8, "a coin would get 0.69"
     assert sum(reviews[-10:]) / 10 < 0.45, "one label in twenty is wrong, so the floor is near 0.2"
-    text = trained("single", *ALONE, "--task", "wikitext", "--steps", "100", "--sequence", "32").record["loss"]["train"]
+    text = of("single", *ALONE, "--task", "wikitext", "--steps", "100", "--sequence", "32").loss.train
     assert 7.0 < text[0] < 8.2, "guessing gets ln 2048 = 7.6"
     assert sum(text[-10:]) / 10 < text[0] - 1.5
 
 
-def test_two_ranks_learn_what_one_would_from_twice_the_rows(trained):
+def test_two_ranks_learn_what_one_would_from_twice_the_rows(of):
     """The same rows in the same order whatever the ranks: without dropout the losses are those of one larger batch."""
-    flags = (*ALONE, "--steps", "8", "--dropout", "0", "--sequence", "32")
-    ddp = trained("ddp", *flags, "--micro-batch", "8").record["loss"]["train"]
-    single = trained("single", *flags, "--micro-batch", "16").record["loss"]["train"]
-    assert single == pytest.approx(ddp, abs=1e-5)
+    flags = (*ALONE, "--steps", "8", "--dropout", "0", "--sequence", "32", "--micro-batch")
+    assert of("single", *flags, "16").loss.train == pytest.approx(of("ddp", *flags, "8").loss.train, abs=1e-5)
 
 
 DDP = {"wrapper": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "fsdp": None}
@@ -220,9 +214,9 @@ DDP = {"wrapper": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "f
         ("fsdp2", {"reduce_dtype": "bfloat16"}, "reduce_dtype: promised None, observed bfloat16"),
     ],
 )
-def test_what_is_not_what_the_arm_promises_is_a_mismatch(arm, changed, words, trained):
+def test_what_is_not_what_the_arm_promises_is_a_mismatch(arm, changed, words, of):
     """Accelerate leaves a model as it is on one GPU, trains DDP for FSDP on a CPU, or a model on each rank."""
-    seen = Observed.model_validate(trained(arm, *TRAINED).record["observed"])
+    seen = of(arm).observed
     promised = (read(all_paths()[arm]), Flags(steps=60))
     assert readback.mismatches(*promised, seen, 2) == []
     if seen.fsdp and changed.keys() <= seen.fsdp.keys():

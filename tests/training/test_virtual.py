@@ -138,30 +138,23 @@ print("fine")
     assert rank.output.endswith("fine\n"), rank.output
 
 
-EVERY_ARM = [
-    (arm, ranks)
-    for arm in NAMES
-    for ranks in (2, 4)
-    if arm not in ("single", *DECODERS_ALONE) and (arm, ranks) != ("hsdp", 2)
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16_cast"])
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
-@pytest.mark.parametrize(("arm", "ranks"), EVERY_ARM)
+@pytest.mark.parametrize("ranks", ["2", "4"])
+@pytest.mark.parametrize("arm", [name for name in NAMES if name not in ("single", *DECODERS_ALONE)])
 def test_every_arm_at_two_and_four(arm, ranks, task, precision, tmp_path, cache):
     """With values and without: `make virtual`."""
-    if (arm, ranks, task) == ("zero3_nvme", 4, "wikitext"):
-        pytest.skip("its parts would be under 1 MiB, and stay in memory")
+    if (arm, ranks) == ("hsdp", "2") or (arm, ranks, task) == ("zero3_nvme", "4", "wikitext"):
+        pytest.skip("it needs four, or its parts would be under 1 MiB, and stay in memory")
     flags = (*FLAGS, "--task", task, "--precision", precision)
-    group = ("--virtual-ranks", str(ranks))
-    real = launch(arm, tmp_path / "real", *flags, cache=cache, launcher=("--num_processes", str(ranks)))
-    virtual = launch(arm, tmp_path / "virtual", *flags, *group, cache=cache)
+    group = (*flags, "--virtual-ranks", ranks)
+    real = launch(arm, tmp_path / "real", *flags, cache=cache, launcher=("--num_processes", ranks))
+    virtual = launch(arm, tmp_path / "virtual", *group, cache=cache)
     assert (real.code, virtual.code) == (0, 0), real.output + virtual.output
     assert_equal(virtual.record, real.record)
     if arm != "zero3_nvme":
-        without = launch(arm, tmp_path / "none", *flags, *group, "--init", "none", cache=cache)
+        without = launch(arm, tmp_path / "none", *group, "--init", "none", cache=cache)
         assert_same_without_values(without.record, virtual.record)
 
 
