@@ -5,8 +5,9 @@ A script of a failure contains this file, so it imports nothing of the study but
 
 import collections
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -34,7 +35,7 @@ OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": RATE / 10, "eps": 0.1}),
 }
 # By groups: the weight decay, which parameters are apart, and what is different for them.
-GROUPS: dict[str, tuple[float, Callable[[str, Tensor], bool], dict]] = {
+GROUPS: dict[str, tuple] = {
     "": (0.0, lambda name, parameter: False, {}),
     "decay": (0.1, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
     "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
@@ -48,10 +49,7 @@ class Difference(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The settings of a training. The defaults are the simplest.
-
-    Adapters get it as well. Of it they pass on to their library: passes, clip, precision, bucket, and what stands last.
-    """
+    """The settings of a training. Adapters pass on to their library: passes, clip, precision, bucket and settings."""
 
     model: type[Plain] = Plain
     width: int = 8
@@ -65,13 +63,8 @@ class Case:
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights)
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
-    lengths: tuple[int, ...] = (3,)  # of sequences, update by update
+    lengths: Sequence[int] = (3,)  # of sequences, update by update
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the adapter's way to shard
-
-    @property
-    def unused(self) -> bool:
-        """Return whether some parameters may get no gradient."""
-        return self.model.may_leave_some
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
         return LambdaLR(optimizer, lambda update: 1 / (1 + self.falling * update))
@@ -79,25 +72,21 @@ class Case:
     @property
     def scheduler(self) -> Callable[[Optimizer], LRScheduler] | None:
         """Return what makes the scheduler, for libraries that do without one; None if the rate stays as it is."""
-        if self.falling:
-            return self.schedule
-        return None
+        return self.schedule if self.falling else None
 
 
 def new_model(case: Case, seed: int = 0) -> Plain:
     torch.manual_seed(seed)
     model = case.model(case.width, case.layers)
     if case.precision.startswith("bf16") and case.rounded:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(parameter.bfloat16())
+        model.bfloat16().float()
     return model
 
 
 def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
     kind, options = OPTIMIZERS[case.optimizer]
     decay, is_apart, changed = GROUPS[case.groups]
-    by_apart: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+    by_apart = collections.defaultdict[bool, list](list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             by_apart[is_apart(name, parameter)].append(parameter)
@@ -123,18 +112,15 @@ def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
     return {name: weight.detach().float().clone() for name, weight in weights}
 
 
-# --- the two trainings ---------------------------------------------------------------------------------------------
-
-
 class Training:
     """A training of a case. It keeps the loss of each update, the mean over ranks and passes, and its gradient norm."""
 
+    update: Callable[[int], None]  # of this number, from 0
+
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.losses, self.norms = list[float](), list[float]()
-
-    def update(self, update: int) -> None:
-        raise NotImplementedError
+        self.losses: list[float] = []
+        self.norms: list[float] = []
 
     def run(self, start: int = 0) -> Self:
         for update in range(start, start + self.case.updates):
@@ -160,8 +146,7 @@ class Reference(Training):
     def batches(self, update: int, rank: int) -> list[tuple[Tensor, Tensor]]:
         return [microbatch(self.case, update, passed, rank) for passed in range(self.case.passes)]
 
-    def gradients(self, update: int) -> float:
-        """Sum the gradients of an update into the master weights, and return its loss."""
+    def update(self, update: int) -> None:
         losses = []
         # The order of the sums is that of a group that reduces gradients once an update: passes, then ranks.
         sums: dict[nn.Parameter, Any] = collections.defaultdict(float)  # in fp32; without those that get no gradient
@@ -177,10 +162,7 @@ class Reference(Training):
                     sums[master] += parameter.grad.float() / self.ranks
         for master, gradient in sums.items():
             master.grad = gradient.to(master.dtype)
-        return sum(losses) / len(losses)
-
-    def update(self, update: int) -> None:
-        self.losses.append(self.gradients(update))
+        self.losses.append(sum(losses) / len(losses))
         # With an infinite limit nothing is clipped, and the norm is computed all the same.
         norm = nn.utils.clip_grad_norm_(self.master.parameters(), self.case.clip or math.inf)
         self.norms.append(norm.item())
@@ -235,9 +217,6 @@ def mean_over_ranks(value: float) -> float:
     return total.item() / dist.get_world_size()
 
 
-# --- how equal is equal --------------------------------------------------------------------------------------------
-
-
 def chain(case: Case) -> int:
     """Return how many rounded terms lie on the longest way through the model. `bound` says why."""
     layers = case.layers + 3
@@ -247,25 +226,19 @@ def chain(case: Case) -> int:
 
 
 def bound(case: Case, ranks: int, updates: int = 1) -> float:
-    """Return how far losses, gradients and updates of two right trainings may differ, as a share of the largest.
-
-    A sum of n terms, each rounded, is off by at most g(n) = n u / (1 - n u) of the sum of their sizes, in any order
-    (Higham, Accuracy and Stability of Numerical Algorithms, 3.1 and 4.2); u is the unit roundoff of the dtype. Two
-    orders differ by at most twice that. Along the longest chain of an update, errors add to first order. For each
-    layer, the chain has a product over its inputs and a few elementwise operations, forward and backward, and a sum
-    over the tokens for the gradient of its weights; then the sums over passes and ranks, the norm's factor, and the
-    optimizer.
-
-    In 16 bits, products are summed in fp32, and only results are rounded to 16 bits: three for each layer. Both
-    trainings call the same kernels with the same rows, so these errors are those of a few weights that were rounded to
-    the other side. They are independent, and add as the square root of their number (Higham and Mary, 2019).
-
-    A step of gradient descent amplifies an earlier difference by at most 1 + rate x L, where L is the largest
-    eigenvalue of the Hessian. The learning rates keep rate x L below 1, so n updates amplify by at
-    most 2^n - 1. AdamW has a tenth of the rate, and its epsilon of 0.1 makes an update at most ten times as steep in
-    the gradient. Clipping and means do not amplify.
-    """
+    """Return how far losses, gradients and updates of two right trainings may differ, as a share of the largest."""
+    # A sum of n terms, each rounded, is off by at most g(n) = n u / (1 - n u) of the sum of their sizes, in any order
+    # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1 and 4.2); u is the unit roundoff of the dtype. Two
+    # orders differ by at most twice that. Along the longest chain of an update, errors add to first order. For each
+    # layer, the chain has a product over its inputs and a few elementwise operations, forward and backward, and a sum
+    # over the tokens for the gradient of its weights; then the sums over passes and ranks, the norm's factor, and the
+    # optimizer. In 16 bits, products are summed in fp32, and only results are rounded to 16 bits: three for each layer.
+    # Both trainings call the same kernels with the same rows, so these errors are those of a few weights that were
+    # rounded to the other side. They are independent, and add as the root of their number (Higham and Mary, 2019).
     share = (chain(case) + case.passes * ranks + 4) * PRECISIONS[case.precision][-1]
+    # A step of gradient descent amplifies an earlier difference by at most 1 + rate x L, where L is the largest
+    # eigenvalue of the Hessian. The rates keep rate x L below 1, so n updates amplify by at most 2^n - 1. AdamW has a
+    # tenth of the rate, and its epsilon of 0.1 makes an update ten times as steep at most. Clipping does not amplify.
     return 2 * (2.0**updates - 1) * share / (1 - min(share, 0.5))
 
 
@@ -293,23 +266,17 @@ def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int]
 
 
 def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights | None = None) -> None:
-    """Raise Difference unless losses, norms and weights are equal within the bound.
-
-    The bound of weights is a share of how far they moved. To store a weight rounds it, once for each update. The bound
-    of a norm is that of the gradients, and of the sum of squares over all parameters.
-    """
-    ranks = dist.get_world_size()
+    """Raise Difference unless losses, norms and weights are equal within the bound."""
+    share = functools.partial(bound, case, dist.get_world_size())
     weights, end = seen.weights(), expected.weights()
     # --- losses and norms: a wrong one says more than the weights that follow from it
-    hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
+    hold_numbers(seen.losses, expected.losses, share, "the loss")
     if len(seen.norms) == len(expected.norms):  # some libraries do not know them
         squares = sum(weight.numel() for weight in end.values()) * PRECISIONS["fp32"][-1]
-        hold_numbers(
-            seen.norms, expected.norms, lambda update: bound(case, ranks, update) + squares, "the gradient norm"
-        )
+        hold_numbers(seen.norms, expected.norms, lambda update: share(update) + squares, "the gradient norm")
     # --- weights: in absolute numbers, for a weight near zero may be off by more than a share of itself
     start = start or first_weights(case)
     moved = largest(end[name] - start[name] for name in start)
-    stored = largest(end.values()) * torch.finfo(PRECISIONS[case.precision][1]).eps / 2
-    allowed = bound(case, ranks, case.updates) * moved + 2 * case.updates * stored
+    stored = largest(end.values()) * torch.finfo(PRECISIONS[case.precision][1]).eps / 2  # each update rounds to store
+    allowed = share(case.updates) * moved + 2 * case.updates * stored
     hold_weights(weights, end, allowed, "the weights after the last update")

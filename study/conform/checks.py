@@ -1,8 +1,4 @@
-"""The ways in which properties compare a sharded training with the reference.
-
-Each takes what builds a sharded training of a case, and a case. It raises Difference if the property fails. A script of
-a failure contains this file.
-"""
+"""The ways in which properties compare a sharded training with the reference. A script of a failure contains them."""
 
 import dataclasses
 import functools
@@ -30,17 +26,14 @@ from study.conform.cases import (
 
 
 def same_training(build: Build, case: Case) -> None:
-    """Losses, norms and weights are those of the reference."""
     hold(build(case).run(), Reference(case).run(), case)
 
 
 def weights_kept(build: Build, case: Case) -> None:
-    """To build the training does not change a weight."""
     hold_weights(build(case).weights(), first_weights(case), 0.0, "the weights before any update")
 
 
 def ranks_agree(build: Build, case: Case) -> None:
-    """All ranks see the same weights, to the bit."""
     mine = build(case).run().weights()
     everybody: list = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
@@ -48,7 +41,6 @@ def ranks_agree(build: Build, case: Case) -> None:
 
 
 def repeats(build: Build, case: Case) -> None:
-    """A second run gives the same bits."""
     first = build(case).run()
     weights = first.weights()  # before the second training: libraries may hold state for the whole process
     second = build(case).run()
@@ -63,7 +55,8 @@ def one_large_batch(build: Build, case: Case) -> None:
         def batches(self, update: int, rank: int) -> list[tuple[Tensor, Tensor]]:
             ranks, passes = range(dist.get_world_size()), range(self.case.passes)
             parts = [microbatch(self.case, update, passed, rank) for rank in ranks for passed in passes]
-            return [(torch.cat([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts]))]
+            inputs, targets = map(torch.cat, zip(*parts, strict=True))
+            return [(inputs, targets)]
 
     hold(build(case).run(), OneBatch(case, 1).run(), case)
 
@@ -85,7 +78,6 @@ def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:
     for passed in range(2):
         training.one_pass(microbatch(case, 0, passed, dist.get_rank()), last=passed == 1 or not marked)
     training.adapter.step(training.trainer)
-    # --- the same in the reference
     twice = dataclasses.replace(case, passes=2)
     reference = Reference(twice)
     for group in reference.optimizer.param_groups:
@@ -99,7 +91,6 @@ two_unmarked_passes = functools.partial(two_backward_passes, marked=False)
 
 
 def second_model(build: Build, case: Case) -> None:
-    """A second model, built and trained beside the first, changes nothing."""
     one = build(case)
     other = build(case, seed=1)
     for update in range(case.updates):
@@ -152,12 +143,8 @@ def unwritten_memory(build: Build, case: Case) -> None:
 
 
 def checkpoint_whole(build: Build, case: Case, weights_only: bool = False) -> None:
-    """Save in the first launch. In the second, load into a model with other weights, and train on.
-
-    Both run in the same folder. If only the weights are loaded, the optimizer starts anew.
-    """
+    """Save in the first launch. In the second, in the same folder, load into another model, and train on."""
     facts_file = Path("facts.pt")
-    # --- the first launch
     if not facts_file.exists():
         training = build(case)
         facts = {"weights": training.run().weights(), "ranks": dist.get_world_size()}
@@ -185,7 +172,6 @@ checkpoint_of_weights = functools.partial(checkpoint_whole, weights_only=True)
 
 
 def checkpoint_changes_nothing(build: Build, case: Case) -> None:
-    """A training that was saved before its first update goes on as the reference does."""
     training = build(case)
     training.adapter.save(training.trainer, "saved")
     hold(training.run(), Reference(case).run(), case)

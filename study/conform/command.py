@@ -4,7 +4,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pandas as pd
 import tyro
 
 from study.conform import releases, script
@@ -14,12 +13,7 @@ from study.core.text import during, say, say_wrapped, show
 
 
 def conform(
-    names: tyro.conf.Positional[tuple[str, ...]] = (),
-    /,
-    *,
-    only: str = "",
-    release: str = "",
-    out: Path | None = None,
+    names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, only: str = "", release: str = "", out: Path | None = None
 ) -> None:
     """Is a sharded training equal to one process? Each property is tried on two gloo ranks, some on one or four.
 
@@ -32,9 +26,8 @@ def conform(
             returns the norm of the gradients, if it is known), whole_weights, and if it can save and load.
             examples/zero_by_hand/adapter.py is one.
         only: Run only properties whose name contains this text.
-        release: A release of the adapter's library, such as 0.18.1: it is installed from the package index into
-            runs/overlays, and its code is run. Two releases, such as 0.16.4..0.19.8: nothing is run, and the kept
-            answers say what changes between them.
+        release: Two releases of the adapter's library, such as 0.16.4..0.19.8: nothing is run, and the kept answers
+            say what changes between them.
         out: Add the answers to answers.csv in this folder, and write each failure as a script that runs alone.
     """
     properties = [each for name, each in PROPERTIES.items() if only in name]
@@ -47,75 +40,57 @@ def conform(
     # --- what releases answered, or answers of today
     if names == ("all",):
         names = tuple(ADAPTERS)
-    if ".." in release:
+    if release:
         for name in names:
-            _show_changes(name, only, *release.split("..", 1))
+            _show_changes(name, *release.partition("..")[::2])
         return
     adapters = list(map(_adapter, names))  # a wrong name is seen before anything runs
-    failed = [_hold(adapter, properties, release, out) for adapter in adapters]
+    failed = [_hold(adapter, properties, out) for adapter in adapters]
     sys.exit(int(any(failed)))
 
 
 def _adapter(name: str) -> Adapter:
     # A file comes before an adapter of ours that has its name.
-    if Path(name).is_file():
-        return Adapter(Path(name).stem, str(Path(name).resolve()), name)
+    path = Path(name)
+    if path.is_file():
+        return Adapter(path.stem, path.resolve(), name)
     if name not in ADAPTERS:
         raise Stop(f"{name!r} is neither an adapter nor a file", nearest(name, ADAPTERS))
     return ADAPTERS[name]
 
 
-def _hold(adapter: Adapter, properties: list[Property], release: str, out: Path | None) -> bool:
+def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> bool:
     """Hold an adapter to properties, show what came of it, and return whether one failed."""
-    results = _answers(adapter, properties, release)
-    # --- kept, for those who asked for that
-    if out:
-        releases.keep(out / "answers.csv", results)
-        for each, answer in zip(properties, results, strict=True):
-            if answer.answer == "fails":
-                script.write(out / "scripts" / f"{adapter.name}-{each.name}.py", adapter, each, answer)
-    # --- shown: the answer, a table of axes, and each property that does not hold
-    answers = [each.answer for each in results]
-    asked = len(results) - answers.count("not applicable")
-    say(f"{adapter.name}: {answers.count('holds')} of {asked} properties hold with {libraries(results[0])}.", "")
-    axes = pd.crosstab([each.axis for each in properties], answers)
-    show(axes.rename_axis("axis").reset_index().to_dict("records"))
-    bad = [each for each in results if each.answer != "holds"]
-    show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
-    _show_explanations(bad)
-    return "fails" in answers
-
-
-def _answers(adapter: Adapter, properties: list[Property], release: str) -> list[Answer]:
-    """Hold an adapter to properties, with a release of its library if one is named."""
-    package, _, version = release.rpartition("==")
-    package = package or adapter.package
-    overlay = None
-    if release:
-        if not package:
-            raise Stop("releases of which library are meant?", "name it, as in --release mylib==1.2")
-        overlay = releases.installed(package, version)
     results = []
-    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt"), overlay) as ranks:
+    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks:
         for each in properties:
             with during(f"{adapter.name}: {each.name}"):
                 results.append(ranks.ask(adapter, each))
-    # What was imported counts, and not what was asked for: an answer of another release would be a wrong one.
-    imported = getattr(results[0], package, version)
-    if release and imported != version:
-        raise Stop(f"{package} {imported} was imported instead of {version}", "remove its folder in runs/overlays")
-    return results
+    failed = [each for each in results if each.answer == "fails"]
+    # --- kept, for those who asked for that
+    if out:
+        releases.keep(out / "answers.csv", results)
+        for answer in failed:
+            script.write(out / "scripts" / f"{adapter.name}-{answer.property}.py", adapter, answer)
+    # --- shown: how many properties hold, and each that does not
+    answers = [each.answer for each in results]
+    asked = len(results) - answers.count("not applicable")
+    say(f"{adapter.name}: {answers.count('holds')} of {asked} properties hold with {libraries(results[0])}.", "")
+    bad = [each for each in results if each.answer != "holds"]
+    show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
+    _show_explanations(bad)
+    return bool(failed)
 
 
-def _show_changes(name: str, only: str, since: str, until: str) -> None:
+def _show_changes(name: str, since: str, until: str) -> None:
     """Show which kept answers change from one release to another, and why."""
-    changed, bad = releases.changes(name, since, until, only)
+    changed, answers = releases.changes(name, since, until)
     say(f"{name}: {sum(map(len, changed.values()))} answers change from {since} to {until}.", "")
     show([{"answers": history, "of": ", ".join(questions)} for history, questions in changed.items()])
-    _show_explanations(bad)
+    _show_explanations(answers)
 
 
-def _show_explanations(bad: list[Answer]) -> None:
+def _show_explanations(answers: list[Answer]) -> None:
     # Many failures may have one reason, which is said once.
-    for why in dict.fromkeys(filter(None, map(explanation, bad))):
+    for why in dict.fromkeys(filter(None, map(explanation, answers))):
         say_wrapped(why, indent="  ", first="- ")

@@ -1,6 +1,6 @@
 """Tiny models, one for each shape of parameters and of their use that a way of sharding can get wrong.
 
-Each takes (inputs, targets) and returns the loss. Activations are smooth, so that small differences stay small.
+Activations are smooth, so that small differences stay small.
 """
 
 import torch
@@ -15,6 +15,7 @@ class Plain(nn.Module):
     """Layers with residuals. The others are like it, with one thing changed."""
 
     may_leave_some = False  # parameters without a gradient
+    shares = False  # one weight between two layers
     frozen: tuple[str, ...] = ()  # how the names of frozen parameters begin
 
     def __init__(self, width: int, layers: int) -> None:
@@ -46,79 +47,60 @@ class Plain(nn.Module):
         return functional.mse_loss(self.last(self.body(self.enter(inputs))).float(), targets.float())
 
 
-class Tied(Plain):
-    """The last two layers share their weight."""
+class Tied(Plain):  # the last two layers share their weight
+    shares = True
 
-    def change(self, width: int) -> None:
+    def change(self, width):
         self.blocks[-1].weight = self.blocks[-2].weight
 
 
-class Frozen(Plain):
-    """The first block is frozen."""
-
+class Frozen(Plain):  # the first block is frozen
     frozen = ("blocks.0",)
 
 
-class MostlyFrozen(Plain):
-    """Only the last layer is trained."""
-
+class MostlyFrozen(Plain):  # only the last layer is trained
     frozen = ("first", "blocks")
 
 
-class Lora(Plain):
-    """Frozen layers, each with a small trained product beside it."""
-
+class Lora(Plain):  # frozen layers, each with a small trained product beside it
     frozen = ("first", "blocks", "last")
 
-    def change(self, width: int) -> None:
-        # PEFT begins with zeros in `up`. Here both parts of the product have gradients from the first update on.
-        self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
-        self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])
+    def change(self, width):
+        # PEFT begins with zeros in the second. Here both parts of the product have gradients from the first update on.
+        self.lora = nn.ModuleList(
+            [nn.Sequential(nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)) for _ in self.blocks]
+        )
 
-    def layer(self, number: int, hidden: Tensor) -> Tensor:
-        return super().layer(number, hidden) + self.up[number](self.down[number](hidden))
+    def layer(self, number, hidden):
+        return super().layer(number, hidden) + self.lora[number](hidden)
 
 
-class Unused(Plain):
-    """A layer is in the model, and no pass uses it."""
-
+class Unused(Plain):  # a layer is in the model, and no pass uses it
     may_leave_some = True
 
-    def change(self, width: int) -> None:
+    def change(self, width):
         self.unused = nn.Linear(width, width)
 
 
-class Empty(Plain):
-    """A parameter has no elements."""
+class Scalars(Plain):  # parameters with one element each: fewer elements than ranks
+    def change(self, width):
+        self.gains = nn.ParameterList([torch.ones(1) for _ in range(3)])
 
-    def change(self, width: int) -> None:
-        self.empty = nn.Parameter(torch.empty(0))
-
-    def body(self, hidden: Tensor) -> Tensor:
-        return super().body(hidden) + self.empty.sum()
-
-
-class Scalars(Plain):
-    """Parameters with one element each: fewer elements than ranks."""
-
-    def change(self, width: int) -> None:
-        self.gains = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)])
-
-    def body(self, hidden: Tensor) -> Tensor:
+    def body(self, hidden):
         for gain in self.gains:
             hidden = hidden * gain
         return super().body(hidden)
 
 
-class OneRank(Plain):
-    """A layer is used only for microbatches whose first input is positive: the data decides, rank by rank."""
-
+class OneRank(
+    Plain
+):  # A layer is used only for microbatches whose first input is positive: the data decides, rank by rank
     may_leave_some = True
 
-    def change(self, width: int) -> None:
+    def change(self, width):
         self.sometimes = nn.Linear(FEATURES, width)
 
-    def enter(self, inputs: Tensor) -> Tensor:
+    def enter(self, inputs):
         hidden = super().enter(inputs)
         # `microbatch` makes it positive on even ranks only: on the others the layer gets no gradient.
         if inputs.flatten()[0] > 0:
@@ -126,41 +108,31 @@ class OneRank(Plain):
         return hidden
 
 
-class Twice(Plain):
-    """Each block is called twice in a pass."""
-
-    def body(self, hidden: Tensor) -> Tensor:
+class Twice(Plain):  # each block is called twice in a pass
+    def body(self, hidden):
         return super().body(super().body(hidden))
 
 
-class Recomputed(Plain):
-    """Activations of the blocks are computed again in the backward pass."""
-
+class Recomputed(Plain):  # activations of the blocks are computed again in the backward pass
     reentrant = False
 
-    def layer(self, number: int, hidden: Tensor) -> Tensor:
+    def layer(self, number, hidden):
         return checkpoint(self.blocks[number], hidden, use_reentrant=self.reentrant)
 
 
-class RecomputedReentrant(Recomputed):
-    """The same, by PyTorch's older way."""
-
+class RecomputedReentrant(Recomputed):  # the same, by PyTorch's older way
     reentrant = True
 
 
-class Outside(Plain):
-    """The weight of the first layer is used a second time, outside its module."""
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+class Outside(Plain):  # the weight of the first layer is used a second time, outside its module
+    def forward(self, inputs, targets):
         hidden = self.body(self.enter(inputs))
         outputs = self.last(hidden) + functional.linear(hidden, self.first.weight.t())
         return functional.mse_loss(outputs.float(), targets.float())
 
 
-class Reordered(Plain):
-    """The order of the blocks depends on the length of the sequence."""
-
-    def body(self, hidden: Tensor) -> Tensor:
+class Reordered(Plain):  # the order of the blocks depends on the length of the sequence
+    def body(self, hidden):
         # A way that fetches weights ahead, in the order of the last pass, meets others than it expects.
         blocks = list(self.blocks)
         if hidden.shape[1] % 2 == 0:
@@ -170,12 +142,12 @@ class Reordered(Plain):
         return hidden
 
 
-class Experts(Plain):
-    """A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token."""
-
+class Experts(
+    Plain
+):  # A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token
     may_leave_some = True
 
-    def body(self, hidden: Tensor) -> Tensor:
+    def body(self, hidden):
         tokens = hidden.flatten(0, -2)
         # The last part is empty: that expert is called, and its gradient is zero or none.
         parts = [*tokens.tensor_split(len(self.blocks) - 1), tokens[:0]]
@@ -183,63 +155,50 @@ class Experts(Plain):
         return hidden + mixed.view_as(hidden)
 
 
-class Transposed(Plain):
-    """A weight whose elements do not lie in the order of its shape."""
-
-    def change(self, width: int) -> None:
+class Transposed(Plain):  # a weight whose elements do not lie in the order of its shape
+    def change(self, width):
         # Transposed, copied and transposed back: the same values, with the strides of the transposed ones.
         weight = self.get_parameter("blocks.0.weight").detach()
         self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
 
 
-class Buffered(Plain):
-    """A buffer scales the activations."""
-
-    def change(self, width: int) -> None:
-        self.scale: Tensor
+class Buffered(Plain):  # a buffer scales the activations
+    def change(self, width):
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
 
-    def body(self, hidden: Tensor) -> Tensor:
+    def body(self, hidden):
         return super().body(hidden * self.scale)
 
 
-class Delegating(Plain):
-    """Each block is in a wrapper that passes unknown attributes on to it."""
-
-    class Wrapper(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def __getattr__(self, name: str) -> Tensor | nn.Module:
+class Delegating(Plain):  # each block is in a wrapper that passes unknown attributes on to it
+    class Wrapper(nn.Sequential):
+        def __getattr__(self, name):
             # nn.Module's own way finds what is registered here: parameters, and the wrapped module.
             try:
                 return super().__getattr__(name)
             except AttributeError:
-                return getattr(super().__getattr__("inner"), name)
+                return getattr(self[0], name)
 
-        def forward(self, hidden: Tensor) -> Tensor:
-            return self.inner(hidden)
-
-    def change(self, width: int) -> None:
+    def change(self, width):
         self.blocks = nn.ModuleList(map(Delegating.Wrapper, self.blocks))
 
 
-class Normed(Plain):
-    """Layer norms: parameters of another kind, that users keep out of weight decay."""
-
-    def change(self, width: int) -> None:
+class Normed(Plain):  # layer norms: parameters of another kind, that users keep out of weight decay
+    def change(self, width):
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in self.blocks])
 
-    def layer(self, number: int, hidden: Tensor) -> Tensor:
+    def layer(self, number, hidden):
         return super().layer(number, self.norms[number](hidden))
 
 
-class Direct(Plain):
-    """Parameters belong to the root module and to no layer."""
-
-    def change(self, width: int) -> None:
+class Direct(Plain):  # parameters belong to the root module and to no layer
+    def change(self, width):
         self.direct = nn.Parameter(torch.full((3, width), 0.1))
 
-    def body(self, hidden: Tensor) -> Tensor:
+    def body(self, hidden):
         return super().body(hidden + self.direct.sum(0))
+
+
+class Empty(Direct):  # a parameter has no elements
+    def change(self, width):
+        self.direct = nn.Parameter(torch.empty(0))

@@ -1,7 +1,4 @@
-"""Runs properties on gloo ranks: one process imports the libraries once, and forks the ranks of each property.
-
-A property that crashes or hangs ends only its own ranks. An adapter is code, and is run with the rights of the user.
-"""
+"""Runs properties on gloo ranks: one process imports the libraries once, and forks the ranks of each property."""
 
 import contextlib
 import datetime
@@ -11,16 +8,16 @@ import math
 import multiprocessing
 import os
 import re
+import runpy
 import sys
 import tempfile
 import time
 import traceback
-from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # no thread may exist when a process is forked
@@ -35,7 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
 from study.conform.cases import Case, Difference, ShardedTraining
-from study.conform.suite import Adapter, Answer, Property, redirect_output
+from study.conform.suite import LIBRARIES, Adapter, Answer, Property, redirect_output
 from study.core.machine import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed: the first that fails is the cause
@@ -54,6 +51,7 @@ class Outcome(NamedTuple):
 
 
 HOLDS = Outcome(math.inf, "holds")
+ANSWERS = {"ValidationError": "refused"}  # of pydantic: compiled code raises it
 
 
 def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
@@ -63,30 +61,22 @@ def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
     if each.check.startswith("checkpoint") and not hasattr(module, "save"):
         outcome = Outcome(0, "not applicable", "the adapter has no save")
     elif not adapter.ranks_for(each):
-        words = f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
-        outcome = Outcome(0, "not applicable", words)
+        outcome = Outcome(
+            0, "not applicable", f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
+        )
     else:
         outcome = _held(adapter, each, limit_s)
-        if outcome.kind == "hangs":  # or the machine was busy
-            outcome = _held(adapter, each, 3 * limit_s)
-    versions = {library: _version(library) for library in ("torch", "deepspeed", "accelerate")}
+    versions = {library: getattr(sys.modules.get(library), "__version__", "") for library in LIBRARIES}
     if adapter.package == "deepspeed":
         versions["accelerate"] = ""  # some releases of DeepSpeed import it, and train without it
-    _, *said = outcome
-    return Answer(adapter.name, each.name, *versions.values(), *said)
-
-
-def _version(library: str) -> str:
-    return getattr(sys.modules.get(library), "__version__", "").partition("+")[0]
+    releases = [version.partition("+")[0] for version in versions.values()]
+    return Answer(adapter.name, each.name, *releases, *outcome[1:])
 
 
 @functools.cache
-def _imported(path: Path) -> ModuleType:
+def _imported(path: Path) -> SimpleNamespace:
     try:
-        loader = SourceFileLoader(f"adapter_{path.stem}", str(path))
-        module = ModuleType(loader.name)
-        module.__file__ = loader.path
-        loader.exec_module(module)
+        module = SimpleNamespace(**runpy.run_path(str(path)))
     except Exception as error:
         raise ImportError(f"{path} cannot be imported ({type(error).__name__}: {error})") from None
     gc.freeze()  # no collection in a rank copies what was imported
@@ -96,20 +86,16 @@ def _imported(path: Path) -> ModuleType:
 def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
     """Run each launch of a property, all in one new folder, until one does not hold."""
     with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-        for size in adapter.ranks_for(each):
-            outcome = _launched(adapter, each, size, Path(folder), limit_s)
-            if outcome != HOLDS:
-                break
-    return outcome
+        launched = (_launched(adapter, each, size, Path(folder), limit_s) for size in adapter.ranks_for(each))
+        return next((outcome for outcome in launched if outcome != HOLDS), HOLDS)
 
 
 def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s: float) -> Outcome:
     """Fork the ranks of one launch, wait for them, and return what came of the one that failed first."""
     failures = FORK.SimpleQueue()
-    env = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+    env = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    envs = [env | dict.fromkeys(("RANK", "LOCAL_RANK"), str(number)) for number in range(size)]
-    ranks = [FORK.Process(target=_rank, args=(adapter, each, failures, limit_s, env)) for env in envs]
+    ranks = [FORK.Process(target=_rank, args=(adapter, each, failures, limit_s, env, str(i))) for i in range(size)]
     with contextlib.chdir(folder):  # checkpoints are relative to it, and so is a rank's log
         for rank in ranks:
             rank.start()
@@ -119,11 +105,10 @@ def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s
     # Only if no rank failed: the others of one that did wait for it, and hang as well.
     if None in codes and not any(codes):
         outcomes = [Outcome(0, "fails", f"hangs: not done after {limit_s} s", "hangs")]
-    for index, (rank, code) in enumerate(zip(ranks, codes, strict=True)):
-        if code is None:
-            rank.kill()
-            rank.join()
-        elif code not in (0, SAID_WHY):
+    for index, code in enumerate(codes):
+        ranks[index].kill()
+        ranks[index].join()
+        if code not in (None, 0, SAID_WHY):
             # A crash has no exception to put into the queue. Its time is 0: it comes before what others say.
             last = Path(folder, f"{index}.log").read_text(errors="replace").splitlines()[-1:]
             words = f"a rank ended with exit code {code}: {_one_line(' '.join(last))}"
@@ -143,16 +128,15 @@ def _wait(ranks: list[ForkProcess], limit_s: float) -> None:
         wait([rank.sentinel for rank in running], until - time.monotonic())
 
 
-def _rank(adapter: Adapter, each: Property, failures: SimpleQueue, limit_s: float, env: dict[str, str]) -> None:
+def _rank(adapter: Adapter, each: Property, failures: SimpleQueue, limit_s: float, env: dict, rank: str) -> None:
     """Run the check on this rank, and say why it fails."""
-    os.environ.update(env)
-    redirect_output(Path(f"{env['RANK']}.log"))
+    os.environ.update(env, RANK=rank, LOCAL_RANK=rank)
+    redirect_output(Path(f"{rank}.log"))
     try:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * limit_s))
         build = functools.partial(ShardedTraining, _imported(adapter.path))
-        model = getattr(models, each.case.get("model", "Plain"))
-        case = Case(**each.case | {"model": model, "settings": adapter.settings})
+        case = Case(getattr(models, each.model), settings=adapter.settings, **each.case)
         getattr(checks, each.check)(build, case)
         dist.barrier()  # a rank that ends early breaks the connections of those that are not done
     except BaseException as error:  # CheckpointException is no Exception
@@ -181,13 +165,12 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
     words = _one_line(str(error))
     if isinstance(error, NotImplementedError) and last.filename == adapter_file:
         return Outcome(now_s, "not applicable", words, kind)
-    statements = ["raise"]
-    if any(frame.filename == adapter_file and frame.name in ("build", "save", "load") for frame in frames):
-        statements.append("assert")
-    on_purpose = words and (last.line or "").startswith(tuple(statements)) and not crashed
+    calls = {frame.name for frame in frames if frame.filename == adapter_file}
+    statement = "raise|assert" if calls & {"build", "save", "load"} else "raise"
     answer = "fails"
-    if on_purpose or type(error).__name__ == "ValidationError":  # compiled code of pydantic raises that one
+    if words and re.match(statement, str(last.line)) and not crashed:
         answer = "refused"
+    answer = ANSWERS.get(type(error).__name__, answer)
     return Outcome(now_s, answer, f"{type(error).__name__}: {words}", kind)
 
 

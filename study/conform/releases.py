@@ -1,8 +1,5 @@
-"""Answers of releases of a library: kept in one CSV, compared, and asked anew of a release beside the environment."""
+"""Answers of releases of a library: kept in one CSV, and compared."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +7,11 @@ from pathlib import Path
 import pandas as pd
 from packaging.version import Version
 
-from study.conform.suite import ADAPTERS, Answer
+from study.conform.suite import LIBRARIES, Answer
 from study.core.arms import ROOT
 from study.core.errors import Stop, nearest
 
 COMMITTED = ROOT / "reports" / "conform" / "answers.csv"
-OVERLAYS = Path("runs/overlays")
 
 
 def answers(path: Path = COMMITTED) -> pd.DataFrame:
@@ -35,30 +31,22 @@ def keep(path: Path, found: Iterable[Answer]) -> None:
     frame.to_csv(path, index=False, lineterminator="\n")
 
 
-def changes(name: str, since: str, until: str, only: str = "") -> tuple[dict, list[Answer]]:
-    """Return the properties whose answers change between releases, by what changes; and their answers that are bad.
-
-    A release that was not tried may be the first with a new answer.
-    """
+def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
+    """Return the properties whose answers change between releases, by what changes; and all their answers."""
     rows = answers()
     if name not in set(rows["adapter"]):
         raise Stop(f"no answers of {name!r} are kept", nearest(name, rows["adapter"].unique()))
-    # Some rows are what scripts find, and how a config is read: deepspeed-configuration, for example.
-    package = name.partition("-")[0]
-    if name in ADAPTERS:
-        package = ADAPTERS[name].package
-    rows = rows[(rows["adapter"] == name) & rows["property"].str.contains(only, regex=False)]
+    rows = rows[rows["adapter"] == name]
+    package = rows[list(LIBRARIES)].nunique().idxmax()  # the library of which several releases were tried
     tried = sorted(rows[package].unique(), key=Version)
     if not {since, until} <= {*tried} or Version(since) >= Version(until):
         raise Stop(f"no answers from {package} {since} to {until} are kept", f"choose two of {', '.join(tried)}")
     inside = tried[tried.index(since) : tried.index(until) + 1]
     rows = rows[rows[package].isin(inside)]
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
-    # --- what changed, and of that what is bad
     wide = wide[wide.nunique(axis=1) > 1]  # a question that was not asked of a release has no answer there
-    wrong = rows[rows["property"].isin(wide.index) & rows["answer"].isin(["fails", "refused"])]
-    bad = [Answer(*row) for row in wrong.itertuples(index=False)]
-    return wide.groupby(wide.apply(_history, axis=1)).groups, bad
+    changed = rows[rows["property"].isin(wide.index)]
+    return wide.groupby(wide.apply(_history, axis=1)).groups, [Answer(*row) for row in changed.itertuples(index=False)]
 
 
 def _history(answers: pd.Series) -> str:
@@ -66,21 +54,3 @@ def _history(answers: pd.Series) -> str:
     # Only the releases at which the answer became another one.
     new = answers[answers != answers.shift()]
     return ", ".join(f"{answer} since {release}" for release, answer in new.items())
-
-
-def installed(package: str, version: str) -> Path:
-    """Install a release into a folder of its own, unless it is there, with the other libraries of this environment."""
-    overlay = OVERLAYS / f"{package}-{version}"
-    if overlay.exists():
-        return overlay
-    new = overlay.with_suffix(".new")
-    # Without dependencies: the other libraries must be those of this environment, or two things would change at once.
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    env = os.environ | {"DS_BUILD_OPS": "0"}  # operators are compiled when a rank asks for one
-    done = subprocess.run(
-        [*pip, "--target", str(new), f"{package}=={version}"], env=env, stderr=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        reason = next((line for line in done.stderr.splitlines() if "ERROR" in line), "pip failed")
-        raise Stop(f"{package} {version} cannot be installed: {reason}", "name another release")
-    return new.rename(overlay)  # only a whole one has this name

@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from study.conform.suite import HERE, Adapter, Answer, Property, libraries
+from study.conform.suite import HERE, PROPERTIES, Adapter, Answer, libraries
 
 OURS = [HERE / name for name in ("models.py", "cases.py", "checks.py")]
 SHARED = HERE / "adapters" / "deepspeed_common.py"  # by the adapters of DeepSpeed
-START = '''"""Expected: {sentence}. Asked in: {source}.
+START = '''"""Expected: {each.sentence}. Asked in: {each.source}.
 
-Seen ({libraries}): {words}
+Seen ({libraries}): {seen.words}
 """
 import os
 import subprocess
@@ -41,7 +41,7 @@ END = """
 
 dist.init_process_group("gloo")
 try:
-    {check}(functools.partial(ShardedTraining, ADAPTER), Case({case}))
+    {each.check}(functools.partial(ShardedTraining, ADAPTER), Case({each.model}, {case}))
 except Difference as difference:
     print(f"rank {{dist.get_rank()}}: {{difference}}", flush=True)
     os._exit(1)
@@ -49,19 +49,17 @@ os._exit(0)  # gloo's threads may abort an ordinary exit
 """
 
 
-def write(path: Path, adapter: Adapter, each: Property, seen: Answer) -> None:
+def write(path: Path, adapter: Adapter, seen: Answer) -> None:
     """Write the script of a failure. It exits with 0 if the property holds, and with 1 if it fails."""
-    theirs, case = _source(adapter.path), {"settings": adapter.settings} | each.case
+    each = PROPERTIES[seen.property]
     # The files stand one after the other, and the adapter is the module itself: its functions are global names.
-    if SHARED.stem in adapter.path.read_text():
-        theirs = _source(SHARED) + theirs
-    about = {"sentence": each.sentence, "source": each.source, "words": seen.words, "libraries": libraries(seen)}
-    start = START.format(ranks=adapter.ranks_for(each), **about)
-    model = case.pop("model", "Plain")
-    arguments = ", ".join([f"model={model}", *(f"{name}={value!r}" for name, value in case.items())])
-    end = END.format(check=each.check, case=arguments)
+    theirs = [SHARED, adapter.path] if SHARED.stem in adapter.path.read_text() else [adapter.path]
+    start = START.format(each=each, seen=seen, libraries=libraries(seen), ranks=adapter.ranks_for(each))
+    case = [f"{name}={value!r}" for name, value in ({"settings": adapter.settings} | each.case).items()]
+    end = END.format(each=each, case=", ".join(case))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(start + theirs + MIDDLE + "".join(map(_source, OURS)) + end, encoding="utf-8")
+    text = [start, *map(_source, theirs), MIDDLE, *map(_source, OURS), end]
+    path.write_text("".join(text), encoding="utf-8")
 
 
 def _source(path: Path) -> str:

@@ -1,16 +1,10 @@
-"""What is held to what: adapters (a library, and how it wraps a training), properties, and why some of them fail.
+"""What is held to what: adapters, properties, why some of them fail, and the process that runs them. Needs no torch."""
 
-`Ranks` starts the process that runs them. This module needs no torch.
-"""
-
-import contextlib
-import csv
 import importlib
-import json
 import multiprocessing
 import os
-import sys
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -22,19 +16,20 @@ from packaging.specifiers import SpecifierSet
 from study.core.errors import Stop
 
 HERE = Path(__file__).parent
-LIMIT_S = 40  # for one property; it takes about a second
+LIBRARIES = ("torch", "deepspeed", "accelerate")
+LIMIT_S = 120  # for one property; it takes about a second
 
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that sharded training must keep: a row of properties.csv, whose other columns are its case."""
+    """One thing that sharded training must keep: a row of properties.toml."""
 
-    axis: str
     name: str
     sentence: str
     source: str
     check: str = "same_training"
-    ranks: tuple[int, ...] = (2,)  # of each launch
+    ranks: Sequence[int] = (2,)  # of each launch
+    model: str = "Plain"
     case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
 
 
@@ -43,19 +38,13 @@ class Adapter:
     """A file with the functions of an adapter, and the settings that it gets."""
 
     name: str
-    file: str  # a path, or the name of one of ours
+    path: Path
     about: str
     package: str = ""  # the library whose releases change the answers
     settings: dict = field(default_factory=dict)
     ranks: int = 2  # another number: the only one with which it can run
 
-    @property
-    def path(self) -> Path:
-        if self.package:
-            return HERE / "adapters" / f"{self.file}.py"
-        return Path(self.file)
-
-    def ranks_for(self, each: Property) -> tuple[int, ...]:
+    def ranks_for(self, each: Property) -> Sequence[int]:
         """Return the ranks of each launch of a property; empty if the adapter cannot have so many."""
         if self.ranks == 2:
             return each.ranks
@@ -81,30 +70,16 @@ class Answer:
 
 def libraries(answer: Answer) -> str:
     """Return the libraries of an answer, with their versions."""
-    return f"torch {answer.torch}, deepspeed {answer.deepspeed or '-'}, accelerate {answer.accelerate or '-'}"
-
-
-def _property(row: dict[str, str]) -> Property:
-    """Return a row of properties.csv. Its cells are JSON, and texts stand there without quotes."""
-    # Empty cells are defaults. Words are no JSON, and stay as they are.
-    case: dict[str, Any] = {name: text for name, text in row.items() if text}
-    for name, text in case.items():
-        with contextlib.suppress(ValueError):
-            case[name] = json.loads(text)
-        if isinstance(case[name], list):
-            case[name] = tuple(case[name])
-    about = {name: case.pop(name) for name in [*case] if name in Property.__dataclass_fields__}
-    return Property(**about, case=case)
+    return ", ".join(f"{name} {getattr(answer, name) or '-'}" for name in LIBRARIES)
 
 
 def _table(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
 
 
-with (HERE / "properties.csv").open(encoding="utf-8") as file:
-    PROPERTIES = {row["name"]: _property(row) for row in csv.DictReader(file)}
+PROPERTIES = {name: Property(name, **row) for rows in _table("properties.toml").values() for name, row in rows.items()}
 ADAPTERS = {
-    name: Adapter(name, package=package, **row)
+    name: Adapter(name, HERE / "adapters" / f"{row.pop('file')}.py", package=package, **row)
     for package, rows in _table("adapters.toml").items()
     for name, row in rows.items()
 }
@@ -126,15 +101,12 @@ def explanation(answer: Answer) -> str:
 
 
 class Ranks(ProcessPoolExecutor):
-    """The process that forks the ranks of each property (ranks.py). Use it as a context manager.
+    """The process that forks the ranks of each property (ranks.py). Use it as a context manager."""
 
-    `overlay`: a folder with a release of a library, used instead of the installed one.
-    """
-
-    def __init__(self, log: Path, overlay: Path | None = None) -> None:
+    def __init__(self, log: Path) -> None:
         self.log = log
         # Spawned, because a process that forks may have no threads, and nothing imported from elsewhere.
-        super().__init__(1, multiprocessing.get_context("spawn"), _begin, (log, overlay and overlay.resolve()))
+        super().__init__(1, multiprocessing.get_context("spawn"), redirect_output, (log,))
 
     def ask(self, adapter: Adapter, each: Property, limit_s: float = LIMIT_S) -> Answer:
         """Hold an adapter to a property."""
@@ -151,13 +123,6 @@ def redirect_output(log: Path) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
-
-
-def _begin(log: Path, overlay: Path | None) -> None:
-    redirect_output(log)
-    if overlay:
-        sys.path.insert(0, str(overlay))
-        os.environ["TORCH_EXTENSIONS_DIR"] = f"{overlay}-operators"  # compiled from its sources, and kept
 
 
 def _answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:

@@ -111,4 +111,4 @@ def adapter_of(name: str, folder) -> Adapter:
     adapter = adapter.replace("str(Path(__file__).parent)", repr(str(FOLDER)))
     adapter = adapter.replace('os.environ.get("ZERO_BY_HAND", "stage3")', repr(name))
     (folder / "adapter.py").write_text(adapter)
-    return Adapter(name, str(folder / "adapter.py"), "mine")
+    return Adapter(name, folder / "adapter.py", "mine")

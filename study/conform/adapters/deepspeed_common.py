@@ -44,6 +44,11 @@ def configuration(options):
     return config
 
 
+def parts(weights_only):
+    """Return the options of a load: which parts of a checkpoint it takes."""
+    return {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
+
+
 def full_weights(module):
     """Return the weights in fp32."""
     parameters = dict(module.named_parameters())

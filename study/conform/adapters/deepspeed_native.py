@@ -1,9 +1,6 @@
-"""DeepSpeed by its own interface.
+"""DeepSpeed by its own interface. Settings: stage, and zero: more of zero_optimization."""
 
-Settings: stage, and zero: more of zero_optimization.
-"""
-
-from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights  # isort: skip
+from study.conform.adapters.deepspeed_common import configuration, deepspeed, full_weights, parts  # isort: skip
 
 import torch
 
@@ -46,5 +43,4 @@ def save(engine, folder):
 
 
 def load(engine, folder, weights_only=False):
-    only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
-    engine.load_checkpoint(folder, tag="conform", **only)
+    engine.load_checkpoint(folder, tag="conform", **parts(weights_only))

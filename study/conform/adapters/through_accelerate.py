@@ -1,6 +1,6 @@
 """DDP, DeepSpeed or FSDP2 through Accelerate. Settings: way; stage; fsdp: more of FSDP's arguments."""
 
-from study.conform.adapters.deepspeed_common import configuration, full_weights  # isort: skip
+from study.conform.adapters.deepspeed_common import configuration, full_weights, parts  # isort: skip
 
 import contextlib
 import os
@@ -47,20 +47,19 @@ def in_stage(model, options):
 
 
 def in_ddp(model, options):
-    bucket_mib = options.bucket * 4 / 2**20 or 25
-    ddp = DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused)
+    ddp = DistributedDataParallelKwargs(
+        bucket_cap_mb=options.bucket * 4 / 2**20 or 25, find_unused_parameters=model.may_leave_some
+    )
     return {"kwargs_handlers": [ddp]}
 
 
 def in_fsdp(model, options):
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # Accelerate has FSDP only there
+    # A shared weight is sharded by the root.
+    policy = "no_wrap" if model.shares else "transformer_based_wrap"
     given = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, "state_dict_type": "SHARDED_STATE_DICT"}
-    given |= {"auto_wrap_policy": "transformer_based_wrap"}
-    given |= {"transformer_cls_names_to_wrap": [type(block).__name__ for block in model.blocks][:1]}
-    # A weight that two blocks share is sharded by the root.
-    if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
-        given |= {"auto_wrap_policy": "no_wrap"}
+    given |= {"auto_wrap_policy": policy, "transformer_cls_names_to_wrap": [type(model.blocks[0]).__name__]}
     return {"fsdp_plugin": FullyShardedDataParallelPlugin(**given | options.settings["fsdp"])}
 
 
@@ -74,13 +73,14 @@ WAYS = {
 
 def forward_backward(trainer, batch, last=True, mode="train"):
     trainer.model.train(mode != "evaluate")
-    if mode != "train":
-        with torch.set_grad_enabled(mode != "evaluate"):
-            return trainer.model(*batch)
     trainer.accelerator.gradient_state._set_sync_gradients(last)  # as accelerator.accumulate does
-    with contextlib.nullcontext() if last else trainer.accelerator.no_sync(trainer.model):
+    with (
+        contextlib.nullcontext() if last else trainer.accelerator.no_sync(trainer.model),
+        torch.set_grad_enabled(mode != "evaluate"),
+    ):
         loss = trainer.model(*batch)
-        trainer.accelerator.backward(loss)
+        if mode == "train":
+            trainer.accelerator.backward(loss)
     return loss
 
 
@@ -105,9 +105,9 @@ def save(trainer, folder):
 
 
 def load(trainer, folder, weights_only=False):
-    only = {}
     if trainer.accelerator.distributed_type == "DEEPSPEED":
-        only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
+        trainer.accelerator.load_state(folder, **parts(weights_only))
     elif weights_only:
         raise NotImplementedError("load_state has no option for weights only")
-    trainer.accelerator.load_state(folder, **only)
+    else:
+        trainer.accelerator.load_state(folder)

@@ -1,0 +1,112 @@
+"""PyTorch alone: one process or DDP; with the setting `groups`, FSDP2 in so many groups of ranks (HSDP if several)."""
+
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+BF16 = torch.bfloat16
+PARTS = ("model", "optimizer", "scheduler")  # of a checkpoint
+
+
+def build(model, optimizer, options):
+    # fully_shard makes new parameters, so those of the optimizer are found again by their names.
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if options.precision == "bf16_pure":
+        model.bfloat16()
+    groups = options.settings.get("groups")
+    wrapped = model
+    if groups:
+        in_fsdp(model, options, groups)
+    elif options.precision == "bf16":
+        raise NotImplementedError("DDP has no fp32 master weights of its own")
+    elif dist.get_world_size() > 1:
+        bucket_mib = options.bucket * 4 / 2**20 or 25  # of fp32; 25 MiB is PyTorch's own default
+        how = {"find_unused_parameters": model.may_leave_some, "gradient_as_bucket_view": True}
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mib, **how)
+    parameters = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
+    trainer = SimpleNamespace(model=model, wrapped=wrapped, optimizer=optimizer, options=options, sharded=groups)
+    trainer.scheduler = options.schedule(optimizer)
+    return trainer
+
+
+def in_fsdp(model, options, groups):
+    shape, places = (dist.get_world_size(),), None
+    if groups > 1:
+        shape, places = (groups, shape[0] // groups), ("between", "within")
+    common = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=places)}
+    if options.precision == "bf16":
+        common["mp_policy"] = MixedPrecisionPolicy(BF16, torch.float32)
+    # A weight that two blocks share is sharded by the root, and so are then the blocks.
+    if not model.shares:
+        for block in model.blocks:
+            fully_shard(block, **common)
+    fully_shard(model, **common)  # all that no block has
+
+
+def forward_backward(trainer, batch, last=True, mode="train"):
+    # Until the last pass each rank keeps its gradients. This is all that DDP's no_sync() sets; others do not read it.
+    trainer.wrapped.require_backward_grad_sync = last
+    if trainer.sharded:
+        trainer.model.set_requires_gradient_sync(last)
+    # An evaluation calls the model itself: DDP's own forward pass is for training.
+    model = {"evaluate": trainer.model}.get(mode, trainer.wrapped)
+    autocast = torch.autocast("cpu", BF16, enabled=trainer.options.precision == "autocast")
+    with torch.set_grad_enabled(mode != "evaluate"), autocast:
+        loss = model(*batch)
+    if mode == "train":
+        (loss / trainer.options.passes).backward()
+    return loss
+
+
+def step(trainer):
+    norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
+    trainer.optimizer.step()
+    trainer.scheduler.step()
+    trainer.model.zero_grad()
+    return whole(norm)
+
+
+def whole(tensor):
+    return getattr(tensor, "full_tensor", lambda: tensor)()  # under FSDP2 each rank has its part
+
+
+def whole_weights(trainer):
+    return {name: whole(weight) for name, weight in trainer.model.named_parameters()}
+
+
+def state(trainer):
+    model, optimizer = states.get_state_dict(trainer.model, trainer.optimizer)
+    return {"model": model, "optimizer": optimizer, "scheduler": trainer.scheduler.state_dict()}
+
+
+def save(trainer, folder):
+    if trainer.sharded:
+        dist.checkpoint.save(state(trainer), checkpoint_id=folder)
+    elif dist.get_rank() == 0:  # all ranks hold the same
+        torch.save({name: getattr(trainer, name).state_dict() for name in PARTS}, f"{folder}.pt")
+    dist.barrier()
+
+
+def load(trainer, folder, weights_only=False):
+    if not trainer.sharded:
+        saved = torch.load(f"{folder}.pt", weights_only=True)
+        for name in PARTS:
+            if not weights_only or name != "optimizer":
+                getattr(trainer, name).load_state_dict(saved[name])
+    elif weights_only:  # to ask for the optimizer's state would create it
+        weights = states.get_model_state_dict(trainer.model)
+        dist.checkpoint.load({"model": weights}, checkpoint_id=folder)
+        states.set_model_state_dict(trainer.model, weights)
+    else:
+        saved = state(trainer)
+        dist.checkpoint.load(saved, checkpoint_id=folder)
+        both = {"model_state_dict": saved["model"], "optim_state_dict": saved["optimizer"]}
+        states.set_state_dict(trainer.model, trainer.optimizer, **both)
+        trainer.scheduler.load_state_dict(saved["scheduler"])
