@@ -70,9 +70,8 @@ def test_on_a_full_disk_there_is_room_for_the_record(struck, tmp_path):
 
 # --- how a launch ended, from what launchers and the kernel say ----------------------------------------------------
 
-RULE = "=" * 60
-TORCHRUN = f"""
-{RULE}
+TORCHRUN = """
+==============================
 study/train.py FAILED
 Failures:
 [0]:
@@ -84,7 +83,7 @@ Root Cause (first observed failure):
   rank      : 3 (local_rank: 1)
   exitcode  : -11 (pid: 71) (SIGSEGV)
   traceback : Signal 11 (SIGSEGV) received by PID 71
-{RULE}
+==============================
 """
 ONE = outcomes.Ended("exit code 1", "rank 0")
 SEGV = outcomes.Ended("SIGSEGV", "rank 3")
@@ -182,10 +181,11 @@ def test_what_is_ended_says_why(status, tmp_path):
 
 
 # The kernel's count is the machine's: a run that tells a reason of its own keeps it.
-STAYS = [*[(each, {}, LATE, 0) for each in outcomes.ANSWERS], ("failed", BUG, None, 1), ("failed", HUB, None, 1)]
+STAYS = [(each, {}, LATE, 0) for each in outcomes.ANSWERS]
+STAYS += [("failed", BUG, None, 1), ("failed", HUB, None, 1), ("killed", {}, None, 0)]
 
 
-@pytest.mark.parametrize(("status", "error", "stop", "kills"), [*STAYS, ("killed", {}, None, 0)])
+@pytest.mark.parametrize(("status", "error", "stop", "kills"), STAYS)
 def test_what_a_run_has_found_out_stays(status, error, stop, kills, tmp_path):
     written = left(tmp_path / "run", status, **error)
     assert outcomes.outcome(turns()[0], tmp_path / "run", 1, stop, kills).status == status

@@ -1,6 +1,5 @@
 """Declared experiments: what a TOML file expands into, and what is said of a mistake in one."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,6 @@ MISTAKES = [
     (PART + "accumulation = 0\n", "mine.toml", "accumulation must be greater than 0 (got 0)"),
     (PART + "ranks = 0\n", "part.0.tiny.ranks", "must be greater than 0 (got 0)"),
     (PART + "reserve_s = -1\n", "part.0.tiny.reserve_s", "(got -1)"),
-    (PART + "reserve_s = inf\n", "part.0.tiny.reserve_s"),
     (PART.replace("part.tiny", "part.paper"), "'tiny'", "--scale paper"),
     (PART.replace("[part.tiny]", ""), "has no scale 'tiny'", "smoke.toml is an example"),
     (PART + 'repair = "all"\n', "repair must be", "fresh_model", "'all'"),
@@ -64,26 +62,14 @@ def test_a_mistake_is_named_with_file_key_and_remedy(mistake, tmp_path):
     assert all(word in caught.value.sentence for word in words), caught.value.sentence
 
 
-def test_a_frontiers_rung_is_part_of_a_folders_name(tmp_path):
-    rungs = '["gpt2", "some/[odd] name*", "/a/b/..", "' + "y" * 300 + '"]'
-    cell = cells_of(tmp_path, PART.replace("seed = [1, 2, 3]", f'frontier = "model"\nmodel = {rungs}'))[0]
-    for rung in range(4):
-        assert re.fullmatch(protocol.PART_NAME, cell.at(rung).name[:60]), cell.at(rung).name
-        assert len(cell.at(rung).name) < 100
-
-
 @pytest.mark.parametrize("name", ["guelph", "as_printed"])
 def test_one_gpu_needs_no_pack_and_takes_one(name):
     """With a network the data comes from the hub; without one, from what was packed, and nothing else changes."""
-    cells = protocol.cells(protocol.read(name), "one_gpu")
-    from_hub = [cell for cell in cells if cell.settings.get("data") == "hub"]
-    assert from_hub
-    assert "pack" not in str([cell.settings for cell in cells])
     folders = {"data": "gpu-pack/data/imdb", "tokenizer": "gpu-pack/models/bert-large-uncased"}
-    for cell in from_hub:
-        assert cell.from_pack(Path("gpu-pack")).settings == cell.settings | folders
-    for cell in cells:
-        assert cell in from_hub or cell.from_pack(Path("gpu-pack")) is cell
+    cells = protocol.cells(protocol.read(name), "one_gpu")
+    packed = [cell.settings | folders if cell.settings.get("data") == "hub" else cell.settings for cell in cells]
+    assert [cell.from_pack(Path("gpu-pack")).settings for cell in cells] == packed
+    assert packed != [cell.settings for cell in cells]
 
 
 @pytest.mark.parametrize("name", ["as_printed", "guelph", "offload", "smoke"])
@@ -105,16 +91,11 @@ UNPUBLISHED = ("smoke", "scoreboard", "optimizers", "at_scale", "predictions", "
 def test_every_protocol_expands_and_tiny_has_the_structure_of_paper(name):
     """The same parts, arms and axes; only smaller."""
     read = protocol.read(name)
-    scales = [scale for scale in protocol.SCALES if any(scale in part for part in read["part"])]
-    cells = {scale: protocol.cells(read, scale) for scale in scales}
-    assert "tiny" in cells
-    assert all(cells.values())
+    cells = {scale: protocol.cells(read, scale) for scale in protocol.SCALES if scale in str(read["part"])}
     assert ("paper" in cells) == (name not in UNPUBLISHED)
-    if "paper" in cells:
-        assert all({"paper", "tiny"} <= part.keys() for part in read["part"])
-        kinds = [{(cell.part, cell.arm, cell.script, cell.frontier) for cell in cells[scale]} for scale in cells]
-        assert kinds[0] == kinds[-1]
-        assert not {cell.name for cell in cells["paper"]} & {cell.name for cell in cells["tiny"]}
+    tiny = {(cell.part, cell.arm, cell.script, cell.frontier) for cell in cells["tiny"]}
+    assert {(cell.part, cell.arm, cell.script, cell.frontier) for cell in cells.get("paper", cells["tiny"])} == tiny
+    assert not {cell.name for cell in cells.get("paper", ())} & {cell.name for cell in cells["tiny"]}
 
 
 def test_smoke_is_every_arm_on_both_tasks():
