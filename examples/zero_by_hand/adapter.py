@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-FILE = os.environ.get("ZERO_BY_HAND", "stage3")
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -21,7 +20,8 @@ def build(model, optimizer, options):
         raise NotImplementedError("no clipping, no schedule, fp32 only")
     if model.may_leave_some or not all(each.requires_grad for each in model.parameters()):
         raise NotImplementedError("every parameter is trained in every pass")
-    kind = getattr(importlib.import_module(FILE), FILE.title().replace("_", ""))
+    file = options.settings.get("file") or os.environ.get("ZERO_BY_HAND", "stage3")
+    kind = getattr(importlib.import_module(file), file.title().replace("_", ""))
     return kind(model, optimizer, options.passes)
 
 
@@ -37,6 +37,7 @@ def step(trainer):
 
 
 def whole_weights(trainer):
-    for layer in trainer.model.modules() if FILE == "stage3" else ():
-        trainer.gather(layer)
+    if type(trainer).__name__ == "Stage3":
+        for layer in trainer.model.modules():
+            trainer.gather(layer)
     return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
