@@ -115,7 +115,7 @@ def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: f
         end(launcher, folder)
     if record and record.status != "running":
         return None  # the launch was only slow to exit
-    if stop.status == "timeout" and hang:
+    if hang:
         stop.what += f": {hang}"
     return stop
 

@@ -100,7 +100,7 @@ class Cell:
         key = [self.script, self.arm, self.ranks, self.settings, self.rungs, arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
         rung = []
-        if self.frontier and not self.rungs:  # a hub name or a path may hold what a folder's name cannot
+        if self.frontier in self.settings:  # a hub name or a path may hold what a folder's name cannot
             rung = [re.sub(r"[^\w.-]", "_", Path(str(self.settings[self.frontier])).name)[:60]]
         return "-".join([self.part, self.arm, *rung, digest])
 

@@ -60,7 +60,7 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
     """Return the cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
     for rule in only:
         key, _, pattern = rule.partition("=")
-        if not pattern or key not in FILTERS:
+        if key not in FILTERS:
             raise Stop(f"--only must be a name and a pattern, such as 'arm=zero3*' (got {rule})", nearest(key, FILTERS))
         values = {str(cell.value(key)): None for cell in cells}
         cells = [cell for cell in cells if fnmatch.fnmatch(str(cell.value(key)), pattern)]
@@ -197,7 +197,7 @@ def expected_s(cell: Cell, runs: Path) -> float:
     """Return the seconds that a cell may take: by its longest try so far, or else its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     # A run that failed may have ended at once, and would have taken longer.
-    tries = [record.wall_s or 0 for record in records if record.status not in ("running", "failed")]
+    tries = [*filter(None, (record.wall_s for record in records if record.status not in ("running", "failed")))]
     if tries:
         return GROWTH * max(tries) + BEFORE_THE_RECORD_S
     return cell.reserve_s
