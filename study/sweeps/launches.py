@@ -116,7 +116,7 @@ def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: f
     if record and record.status != "running":
         return None  # the launch was only slow to exit
     if hang:
-        stop.what += f": {hang}"
+        return Stop(f"{stop.what}: {hang}", stop.remedy, stop.status)
     return stop
 
 
