@@ -67,8 +67,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """Every arm, and which one to use."""
-
     question: Question
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits
@@ -135,7 +133,6 @@ def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Lit
 
 
 def setup_of_row(question: Question, row: Row) -> Setup:
-    """The setup that a row was predicted for."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
     return settled.setup(arm, row.micro_batch, row.accumulation)
@@ -145,7 +142,7 @@ def best_of(rows: list[Row]) -> Row | None:
     """The row to use, of rows that fit: one that leaves room, and one that keeps the states on the GPUs."""
     if not rows:
         return None
-    rows = _with_room(rows)
+    rows = [row for row in rows if not row.is_tight] or rows
     # Unless offloading is nearly twice as fast: its time depends on the host, which is not known.
     kept = [row for row in rows if not row.offloads] or rows
     limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
@@ -154,10 +151,6 @@ def best_of(rows: list[Row]) -> Row | None:
     fastest = min(rows, key=lambda row: row.seconds)
     equal = [row for row in rows if row.interval_s[0] <= fastest.seconds and row.seconds <= fastest.interval_s[1]]
     return min(equal, key=lambda row: (arms.NAMES.index(row.arm), row.checkpointing))
-
-
-def _with_room(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not row.is_tight] or rows
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row:
@@ -170,7 +163,8 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
         tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm))
         if not tried[-1].fits:
             break  # without checkpointing it would need more
-    rows = _with_room([row for row in tried if row.fits]) or tried
+    fitting = [row for row in tried if row.fits]
+    rows = [row for row in fitting if not row.is_tight] or fitting or tried
     return min(rows, key=lambda row: row.seconds * SEPARABLE[row.checkpointing])
 
 

@@ -36,11 +36,7 @@ class Estimate:
 
 @functools.cache
 def estimate(setup: Setup) -> Estimate:
-    """The prediction for a setup. It is cached, so callers must not change it.
-
-    On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
-    offloaded states are in `host_bytes`.
-    """
+    """The prediction for a setup. It is cached, so callers must not change it."""
     engine = engine_of(setup)
     states, times, host_bytes = memory(setup, profile(setup))
     states["other"] = inputs_bytes(setup) + (0 if setup.on_gpu else setup.data_bytes)
@@ -60,15 +56,11 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
-    """What the ranks of a node with GPUs need of the host at most while each loads the model.
-
-    A tensor of the files' own type stays in the mapped file, in the page cache that all ranks share. One of another
-    type is a copy of each rank (transformers 5.23, `reproductions/laboratories/loading.py`).
-    """
-    copied_bytes = 0
-    if weight_bytes != PUBLISHED_BYTES:
-        copied_bytes = model.parameters * weight_bytes
-    return ranks * (HOST_PROCESS_BYTES + copied_bytes)
+    """What the ranks of a node with GPUs need of the host at most while each loads the model."""
+    # A tensor of the files' own type stays in the mapped file, in the page cache that all ranks share. One of another
+    # type is a copy of each rank (transformers 5.23, `reproductions/laboratories/loading.py`).
+    copied_bytes = {PUBLISHED_BYTES: 0}.get(weight_bytes, weight_bytes)
+    return ranks * (HOST_PROCESS_BYTES + model.parameters * copied_bytes)
 
 
 def engine_of(setup: Setup) -> Engine | Sharding:
@@ -76,10 +68,7 @@ def engine_of(setup: Setup) -> Engine | Sharding:
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
-    """What a rank holds all the time, what it holds besides at each moment, and its bytes on the host.
-
-    Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
-    """
+    """What a rank holds all the time, besides inputs and data; what at each moment; and its bytes on the host."""
     engine = engine_of(setup)
     states = {"constants": setup.model.look.buffers_bytes} | engine.standing
     times = [*moments(engine, kept)]
@@ -118,27 +107,21 @@ def inputs_bytes(setup: Setup) -> int:
 
 
 def operations(setup: Setup) -> int:
-    """The operations of a rank's matrix products in a step, including those that checkpointing repeats.
-
-    Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
-    heads in attention, and some of the tokens everywhere else.
-    """
-    if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
-        whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
-        return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)
-    return setup.model.traced(setup.trace_options, setup.micro_batch).flops * setup.accumulation
+    """The operations of a rank's matrix products in a step, including those that checkpointing repeats."""
+    # Ranks that share rows or layers share the operations, too.
+    whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
+    of_all = whole.model.traced(whole.trace_options, whole.micro_batch).flops * whole.accumulation
+    return of_all // (setup.sequence_ranks * setup.tensor_ranks)
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:
-    """The sum of both, by the component names of records, without empty components."""
     sizes: Counter[str] = Counter()
     for role, size in [*states.items(), *now.items()]:
         sizes[role.removeprefix("host_")] += int(size)
     return {role: size for role, size in sizes.items() if size}
 
 
-# --- what libraries keep otherwise than the traced model does.
-# Fused layers, with RMS norms and gates: transformers' own norm keeps a copy of its input in fp32, and its gate the
+# --- fused layers, with RMS norms and gates: transformers' own norm keeps a copy of its input in fp32, and its gate the
 # activation by itself. Megatron's and Liger's kernels make them again in the backward pass. So does torch.compile: a
 # Llama's layer of 6,400 bytes a token keeps 4,480, as the formula says (torch 2.13 on a CPU, with
 # aot_eager_decomp_partition, which cuts a graph as inductor does).
@@ -148,14 +131,11 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms
 
 
 def spared_bytes(setup: Setup) -> int:
-    """The bytes of a layer that fused layers do not keep.
-
-    torchtitan's selective recomputation keeps every second product, also a layer's last one, which no gradient needs. A
-    compiler drops it (measured in the same way).
-    """
     if setup.model.family not in FAMILIES:
         return 0
     config = setup.model.dimensions
+    # torchtitan's selective recomputation keeps every second product, also a layer's last one, which no gradient needs.
+    # A compiler drops it (measured in the same way).
     if setup.checkpointing == SELECTIVE:
         return setup.tokens * setup.product_bytes * config["hidden_size"]
     norms = 2 * 4 * config["hidden_size"]
@@ -163,7 +143,6 @@ def spared_bytes(setup: Setup) -> int:
 
 
 def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
-    """What is kept if layers are fused. A recomputed layer keeps its input as before."""
     # By block, less for what the layers before it do not keep: while it runs these are held in both passes, because the
     # backward pass frees later layers first.
     more: dict[str, float] = {}
@@ -195,11 +174,9 @@ def outputs(setup: Setup) -> list[int]:
 
 
 def _with_cache(setup: Setup, traced: Profile) -> Profile:
-    """What is kept if a model returns its keys and values. They are held until the loss is computed.
-
-    The loss copies its logits, so it holds as much as its backward pass. A loop that keeps the outputs holds them in
-    the backward pass, and those of the pass before until it has new ones. Measured with transformers 4.31 on a CPU.
-    """
+    """What is kept if a model returns its keys and values: they are held until the loss is computed."""
+    # The loss copies its logits, so it holds as much as its backward pass. A loop that keeps the outputs holds them in
+    # the backward pass, and those of the pass before until it has new ones. Measured with transformers 4.31 on a CPU.
     *cache, logits = outputs(setup)
     kept = sum(cache) + logits if setup.library.keeps_logits else 0
     forward = max(Held(min(sum(traced.most), traced.kept + 2 * logits), 0), *traced.before_use.values(), key=sum)
@@ -209,7 +186,6 @@ def _with_cache(setup: Setup, traced: Profile) -> Profile:
 
 
 def _gradients(traced: Profile, more: Mapping[str, float]) -> tuple[Gradient, ...]:
-    """The gradients with more bytes kept, by the block of their tensor."""
     gradients = []
     for tensor, most, complete in traced.gradients:
         gradients.append(Gradient(tensor, _more(most, more[tensor.block]), _more(complete, more[tensor.block])))
@@ -224,59 +200,49 @@ def _more(held: Held, kept_bytes: float) -> Held:
 # queries, keys and values, so that each has all tokens of some heads; after attention they exchange back. The backward
 # pass does the same with the gradients.
 
-NEEDED = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size")
+SHARED = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size")
+FORWARDS = {False: 1, True: 2}  # with checkpointing
 POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
-
-
-def refusal(model: Transformer, ranks: int) -> str | None:
-    """Why `ranks` ranks cannot share rows of a model, by DeepSpeed and Accelerate; None if they can."""
-    config = model.dimensions
-    if not model.has_fused_attention:
-        return f"Ulysses needs fused attention, and {model.family} has none"
-    if silent := [name for name in NEEDED if not config.get(name)]:
-        return f"the config of {model.family} says no {' and no '.join(silent)}"
-    queries, keys = config["num_attention_heads"], config["num_key_value_heads"]
-    if queries % ranks or (keys % ranks and ranks % keys):
-        return f"{queries} heads and {keys} of keys do not divide evenly among {ranks} ranks"
-    return None
 
 
 def exchanged_rows(setup: Setup) -> Counter[str]:
     """Bytes by collective that a rank moves in a step among the ranks that share its rows, counted as in records."""
-    if setup.sequence_ranks == 1:
+    ranks = setup.sequence_ranks
+    if ranks == 1:
         return Counter()
-    if reason := refusal(setup.model, setup.sequence_ranks):
-        raise Stop(reason, "give another model, or fewer ranks for a row", "unavailable")
     config = setup.model.dimensions
-    queries = config["num_attention_heads"]
-    keys = max(config["num_key_value_heads"], setup.sequence_ranks)  # if there are fewer than ranks, they are repeated
-    width = config.get("head_dim") or config["hidden_size"] // queries
+    known = [config.get(name) or 0 for name in SHARED]
+    queries, keys, layers, width = known
+    if not setup.model.has_fused_attention or 0 in known or queries % ranks or (keys % ranks and ranks % keys):
+        what = (
+            f"ranks share rows by fused attention, with heads for each: {setup.model.family} has {queries} and {keys}"
+        )
+        raise Stop(what, "give another model, or fewer ranks for a row", "unavailable")
+    heads = queries + max(keys, ranks)  # if there are fewer than ranks, those of keys are repeated
     # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
     rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
-    layer = setup.tokens * width * (rotated + setup.product_bytes) * (queries + keys)
-    forward = 2 if setup.checkpointing else 1
+    layer = setup.tokens * (config.get("head_dim") or width // queries) * (rotated + setup.product_bytes) * heads
+    forward = FORWARDS[bool(setup.checkpointing)]
     positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
-    passes = setup.accumulation * config["num_hidden_layers"]
+    passes = setup.accumulation * layers
     return Counter(all_to_all=layer * (forward + 1) * passes, all_gather=positions * passes)
 
 
 # Linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass. torch's plans for Llama
 # gather the inputs of attention and of the MLP, so they sum twice (torchtitan, models/llama3/infra/parallelize.py).
-BY_COLUMNS = 5
+BY_COLUMNS = {None: 5, "full_shard": 2, "shard_grad_op": 2}  # by FSDP
 BY_ROWS = 2
 
 
 def exchanged_layers(setup: Setup) -> Counter[str]:
-    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records.
-
-    A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
-    between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
-    """
+    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records."""
     if setup.tensor_ranks == 1:
         return Counter()
     config = setup.model.dimensions
-    forward = BY_ROWS * setup.product_bytes * (2 if setup.checkpointing else 1)
-    backward = (BY_ROWS if setup.fsdp else BY_COLUMNS) * setup.weight_bytes
+    # A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
+    # between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
+    forward = BY_ROWS * setup.product_bytes * FORWARDS[bool(setup.checkpointing)]
+    backward = BY_COLUMNS[setup.fsdp] * setup.weight_bytes
     elements = setup.accumulation * setup.tokens * config["hidden_size"]
     moved = Counter(all_reduce=elements * (forward + backward) * config["num_hidden_layers"])
     if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):

@@ -24,7 +24,6 @@ def zero_of(arm: Arm) -> dict:
 
 
 def with_zero(arm: Arm, settings: dict) -> Arm:
-    """An arm with some settings of zero_optimization."""
     if not settings:  # it may be without DeepSpeed
         return arm
     return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
@@ -90,8 +89,7 @@ class Question:
         return min(self.gpus, self.gpus_per_node)
 
     @property
-    def machine(self) -> Machine:
-        """The machine, whose link is the slowest one: with several nodes, the link between nodes."""
+    def machine(self) -> Machine:  # its link is the slowest one: with several nodes, that between nodes
         slowest = "network" if self.gpus > self.local else "link"
         one = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
         return replace(one, **{slowest: self.link})

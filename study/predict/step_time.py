@@ -143,8 +143,6 @@ class Phase:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step: its seconds, their interval, and its parts."""
-
     seconds: float
     low_s: float  # of an interval that holds 80 % of unknown sources
     high_s: float
@@ -155,7 +153,6 @@ class StepTime:
 
 
 def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTime:
-    """Predict a step of a setup on a machine."""
     of = of or pace()
     engine = Engine(setup)
     sending_s = _sending(setup, machine, engine, of)
@@ -197,7 +194,6 @@ def _peak_s(setup: Setup, machine: Machine) -> float:
 
 
 def _of_gpu(setup: Setup, machine: Machine, each: Work, of: Pace) -> dict[str, float]:
-    """The seconds of the GPU for a pass, by what limits them."""
     gpu = GPUS[machine.gpu]
     moving_bytes_per_s = gpu.memory_bytes_per_s * of.moving
     products_s = 0.0
@@ -245,7 +241,6 @@ Sent = tuple[str, str, float, Links]
 
 
 def _sending(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[str, float]:
-    """The seconds of each phase in which ranks and hosts wait for data."""
     links = machine.links(setup.ranks)
     alike = links.between(setup.tensor_ranks)  # ranks with the same part of each layer
     sent = [*_gathered(setup, alike, engine), *_reduced(setup, alike, engine)]

@@ -4,16 +4,14 @@ import pandas as pd
 import pytest
 from conftest import TRAINED
 from scoreboard import measured_on_gpu, score
-from shaped import changed, finished, put, run
+from shaped import changed, finished, run
 
 from study.core.shapes import config_of
 from study.predict.memory.memory_kinds import outside_bytes
 from study.predict.trace.transformer import Transformer
-from study.records import runs
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.report.of_record import architecture, predicted
-from study.report.topics import memory
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero2", "zero2_cpu", "zero3"])
@@ -52,14 +50,6 @@ def test_another_model_under_the_name_of_a_shape_is_not_predicted():
     assert estimate_of(changed(named, requested__model="my/own/")) is None
 
 
-def test_a_compiled_run_is_not_predicted_and_in_a_group_of_its_own(tmp_path):
-    """No formula knows what a compiler keeps."""
-    plain, compiled = finished("plain", "zero2"), changed(finished("compiled", "zero2"), requested__compile=True)
-    table = memory.table(runs.load(put(tmp_path, plain, compiled)))
-    assert set(table[table["group"].str.contains("compile")]["source"]) == {"measured", "ZeRO paper"}
-    assert table["group"].nunique() == 2
-
-
 # --- what a GPU measured -------------------------------------------------------------------------------------------
 
 NAMES = {"allocated", "reserved", "driver", "step"}
@@ -71,11 +61,10 @@ def on_gpu(**settings) -> pd.DataFrame:
 
 def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():
     rows = on_gpu().set_index("quantity")
-    assert {*rows.index} == NAMES
     predicted = rows["predicted"]
-    assert predicted["allocated"] <= predicted["reserved"]
+    assert {*rows.index} == NAMES
     assert predicted["driver"] - predicted["reserved"] == outside_bytes(ranks=1)
-    assert (rows["predicted over measured"] == rows["predicted"] / rows["measured"]).all()
+    assert (rows["predicted over measured"] == predicted / rows["measured"]).all()
 
 
 @pytest.mark.parametrize(

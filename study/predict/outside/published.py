@@ -2,27 +2,22 @@
 
 import csv
 import functools
-import io
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, Field, Json, ValidationError
+from pydantic import BaseModel, Field, Json
 
-from study.core import files
 from study.core.arms import ROOT
-from study.core.errors import Stop
-from study.core.files import sentence
+from study.predict.question import Precision
 from study.predict.setup import Frozen, Fsdp, Loss, Optimizer, Quantized
 
 FOLDER = ROOT / "reports" / "outside"
-MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
 KNOWN = "known"  # the set of the rows that the predictor met first
-Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
 Form = TypeVar("Form", bound=BaseModel)
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1)] | None
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
 
@@ -31,27 +26,24 @@ class Facts(BaseModel, frozen=True):
     """What a source says of a measurement, in the columns that identify it."""
 
     source: str
-    url_or_path: Text  # with the commit where there is one
-    model: Text
-    gpu: Text
-    n_gpus: Count | None
-    arm: Text  # as the source names it
-    precision: Text
-    seq: Count | None  # tokens of a row
-    micro_batch: Count | None  # rows per GPU and pass
-    grad_acc: Count | None  # passes per step
-    activation_checkpointing: Text
-    memory_GB: Measured  # 10^9 bytes
-    tokens_per_s_per_gpu: Measured
-    step_time_s: Measured
-    notes: Text
+    url_or_path: Text = None  # with the commit where there is one
+    model: Text = None
+    gpu: Text = None
+    n_gpus: Count = None
+    arm: Text = None  # as the source names it
+    precision: Text = None
+    seq: Count = None  # tokens of a row
+    micro_batch: Count = None  # rows per GPU and pass
+    grad_acc: Count = None  # passes per step
+    activation_checkpointing: Text = None
+    memory_GB: Measured = None  # 10^9 bytes
+    tokens_per_s_per_gpu: Measured = None
+    step_time_s: Measured = None
+    notes: Text = None
 
 
 class Row(Facts, frozen=True):
-    """One published measurement. The names are the columns of the file: the source's, and our reading of them.
-
-    reports/outside/README.md says what the columns mean, and has some more for the reader.
-    """
+    """One published measurement. reports/outside/README.md says what the columns mean."""
 
     set: str  # the frozen set that first saw the row, such as lora_2; or KNOWN
     params: Measured = None
@@ -95,13 +87,11 @@ class Row(Facts, frozen=True):
     parallel: Text = None
 
     @property
-    def key(self) -> str:
-        """The identity of a row: what its source says, and not our reading of it."""
+    def key(self) -> str:  # by what its source says, and not by our reading of it
         return sha256(repr([getattr(self, name) for name in Facts.model_fields]).encode()).hexdigest()[:12]
 
     @property
     def measured(self) -> dict[Quantity, float]:
-        """The bytes of a GPU and the seconds of a step, as far as they are known."""
         both: dict[Quantity, float | None] = {"memory": self.memory_bytes, "time": self.step_s}
         return {name: value for name, value in both.items() if value}
 
@@ -111,19 +101,15 @@ class Row(Facts, frozen=True):
 
     @property
     def step_s(self) -> float | None:
-        """The seconds of a step: as printed, or from the tokens per second."""
         # Where rows are padded to the longest of a pass, sources count the tokens of the text.
-        tokens = self.seq_mean if self.rows_are == "padded" else self.seq
+        tokens = {"padded": self.seq_mean}.get(self.rows_are or "", self.seq)
         if self.step_time_s or not (self.tokens_per_s_per_gpu and self.rows_of_a_gpu and tokens):
             return self.step_time_s
         return self.rows_of_a_gpu * tokens / self.tokens_per_s_per_gpu
 
     @property
     def rows_of_a_gpu(self) -> float | None:
-        """The rows of a step over the GPUs that work at them. None: not known, because stages divide the model.
-
-        `micro_batch` counts the rows that sequence parallelism shares.
-        """
+        """The rows of a step over the GPUs that work at them. None: not known, because stages divide the model."""
         divided = self.parallel and self.sequence_ranks == self.tensor_ranks == 1
         if divided or self.micro_batch is None:
             return None
@@ -143,18 +129,6 @@ def set_number(name: str) -> int:
 
 def read(path: Path, form: type[Form]) -> list[Form]:
     """The lines of a CSV file, each as a form whose fields are columns. Other columns are ignored."""
-    required = [name for name, field in form.model_fields.items() if field.is_required()]
-    lines = []
-    try:
-        content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
-        reader = csv.DictReader(io.StringIO(content, newline=""))
-        for line in reader:
-            # An empty field is unknown. It means the default, or None where a column has none.
-            texts = {name: (line[name] or "").strip() or None for name in form.model_fields if name in line}
-            lines.append(form(**{name: text for name, text in texts.items() if text or name in required}))
-    except ValidationError as error:
-        what = f"{path}, line {reader.line_num}: {sentence(error)}"
-        raise Stop(what, "correct the line; an unknown value is empty") from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
-    return lines
+    with path.open(encoding="utf-8", newline="") as file:
+        # An empty field is unknown. It means the default, which is None where a column has none.
+        return [form(**{name: text for name, text in line.items() if text}) for line in csv.DictReader(file)]

@@ -1,23 +1,18 @@
-"""How far predictions are from what others measured.
-
-python -m study.predict.outside.scores            errors by set, and beside other predictors
-python -m study.predict.outside.scores --write    predict all rows again
-"""
+"""How far predictions are from what others measured: `python -m study.predict.outside.scores`."""
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from itertools import product
 from multiprocessing import get_context
-from statistics import mean, median
+from statistics import fmean, median
 
 from pydantic import BaseModel
 
 from study.core.errors import exit_on_stop
 from study.core.options import parsed
-from study.core.text import percent, say, show
+from study.core.text import percent, show
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
 from study.predict.outside.published import FOLDER, Measured, Quantity, set_number
@@ -26,7 +21,6 @@ FILE = FOLDER / "predictions.csv"
 NEAR = {"memory": 0.1, "time": 0.35}  # shares; memory: what an advice leaves free
 TOO_LOW = 0.1  # a peak that is predicted lower than this ends in a lack of memory
 ROWS_AT_ONCE = 10  # of a process: neighbours are often of one model, and share its traces
-RIVALS = ("flat", "accelerate", "deepspeed", "phantora", "simumax")
 
 
 class Number(BaseModel, frozen=True):
@@ -41,43 +35,26 @@ class Number(BaseModel, frozen=True):
     low: Measured = None
     high: Measured = None
     first: Measured = None  # ours before anybody had seen an error on the row's set
-    flat: Measured = None
-    accelerate: Measured = None
-    deepspeed: Measured = None
-    phantora: Measured = None
-    simumax: Measured = None
 
 
 @functools.cache
 def numbers() -> tuple[Number, ...]:
-    """All numbers with their stored predictions."""
     return tuple(published.read(FILE, Number))
 
 
 def score(mine: Sequence[Number], column: str = "ours") -> dict:
-    """The figures of a predictor on some numbers of one quantity, as shares of them.
-
-    Errors are shares of what was measured. What is refused has none.
-    """
+    """The figures of a prediction of some numbers of one quantity, as shares. What is refused has no error."""
     off = [predicted / each.measured - 1 for each in mine if (predicted := getattr(each, column))]
-    return {
-        "numbers": len(mine),
-        "refused": 1 - len(off) / len(mine),
-        "median error": median(map(abs, off)) if off else None,
-        "near": share(abs(each) <= NEAR[mine[0].quantity] for each in off),
-        "too low": share(each < -TOO_LOW for each in off),
-    }
-
-
-def share(flags: Iterable[bool]) -> float | None:
-    """How many of the flags are true, over all. None: there is no flag."""
-    values = [*map(float, flags)]
-    return mean(values) if values else None
+    figures = {"numbers": len(mine), "refused": 1 - len(off) / len(mine)}
+    if off:
+        figures["median error"] = median(map(abs, off))
+        figures["near"] = fmean(abs(each) <= NEAR[mine[0].quantity] for each in off)
+        figures["too low"] = fmean(each < -TOO_LOW for each in off)
+    return figures
 
 
 def by_set() -> list[dict]:
     """The figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
-    # The figures of old sets are those of a model that was fitted to them, those of the newest set are not.
     groups = defaultdict(list)
     newest = max(set_number(each.set) for each in numbers())
     for each in numbers():
@@ -88,20 +65,10 @@ def by_set() -> list[dict]:
     lines = []
     for (quantity, name), group in sorted(groups.items()):
         first = score(group, "first")
-        inside = share(each.low <= each.measured <= each.high for each in group if each.low and each.high)
-        line = {"quantity": quantity, "set": name} | score(group) | {"in interval": inside}
-        lines.append(line | {"first median": first["median error"], "first near": first["near"]})
-    return lines
-
-
-def rivals() -> list[dict]:
-    """The median errors of other predictors, beside ours on the same rows."""
-    lines = []
-    for quantity, rival in product(NEAR, RIVALS):
-        same = [each for each in numbers() if each.quantity == quantity and getattr(each, rival) and each.ours]
-        if same:
-            medians = {"its median": score(same, rival)["median error"], "ours": score(same)["median error"]}
-            lines.append({"quantity": quantity, "rival": rival, "numbers": len(same)} | medians)
+        line: dict = {"quantity": quantity, "set": name} | score(group) | {"in interval": None}
+        if inside := [each.low <= each.measured <= each.high for each in group if each.low and each.high]:
+            line["in interval"] = fmean(inside)
+        lines.append(line | {f"first {name}": first.get(name) for name in ("median error", "near")})
     return lines
 
 
@@ -120,18 +87,13 @@ def store_predictions() -> None:
             about |= asdict(values.get(quantity, Predicted()))
             if row.set not in scored:
                 about["first"] = about["ours"]
-            # What is stored already has the first prediction, and those of other predictors.
+            # What is stored already has the first prediction.
             stored = old.get((row.key, quantity), Number.model_validate(about))
-            lines.append(stored.model_copy(update=about))
-    store(lines)
-
-
-def store(everything: Iterable[Number]) -> None:
-    """Write all numbers, with six digits."""
+            lines.append(stored.model_copy(update=about).model_dump())
     import pandas as pd  # here, because it takes longer to import than an answer that reads this module's figures
 
     numbers.cache_clear()
-    pd.DataFrame([each.model_dump() for each in everything]).to_csv(FILE, index=False, float_format="%.6g")
+    pd.DataFrame(lines).to_csv(FILE, index=False, float_format="%.6g")
 
 
 def main(*, write: bool = False) -> None:
@@ -142,11 +104,10 @@ def main(*, write: bool = False) -> None:
     """
     if write:
         store_predictions()
-    for lines in (by_set(), rivals()):
-        for line in lines:
-            line |= {name: percent(each) for name, each in line.items() if isinstance(each, float)}
-        show(lines)
-        say("")
+    lines = by_set()
+    for line in lines:
+        line |= {name: percent(each) for name, each in line.items() if isinstance(each, float)}
+    show(lines)
 
 
 if __name__ == "__main__":
