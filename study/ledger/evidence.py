@@ -161,7 +161,7 @@ def kept_answers() -> dict[str, Value]:
 
 
 class Conform(Piece):
-    """Whether a property holds with an adapter: the kept results of `study conform`."""
+    """A kept answer of `study conform`: a property holds with an adapter, or not."""
 
     kind: Literal["conform"]
     adapter: str
@@ -177,7 +177,7 @@ class Conform(Piece):
 
 
 class Source(Piece):
-    """What a source says, as somebody read it: nothing is computed."""
+    """A quote, as somebody read it: nothing is computed."""
 
     kind: Literal["source"]
     value: Value = None
@@ -252,8 +252,8 @@ class Prediction(Piece):
 
     def _predicted(self) -> float:
         # Without a name: a GPT-2 of this size, with as many layers and as wide.
-        size = {"params": self.parameters, "layers": self.layers, "hidden": self.hidden}
-        model = asked_for(Wanted(model=self.model, **size), self.sequence)
+        wanted = Wanted(model=self.model, params=self.parameters, layers=self.layers, hidden=self.hidden)
+        model = asked_for(wanted, self.sequence)
         setup = Setup.of_arm(model, self.arm, device="cuda", **self.model_dump(include=OF_SETUP))
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence

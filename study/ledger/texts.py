@@ -136,13 +136,13 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
 
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
-    """How many claims have which verdict. A claim whose evidence is idle counts nowhere."""
+    """Count the claims by verdict. A claim whose evidence is idle counts nowhere."""
     number = Counter(claim.verdict for claim in claims if not claim.idle)
     return {verdict: number[verdict] for verdict in VERDICTS}
 
 
 def by_document() -> list[dict]:
-    """How many sentences of each document are judged, and how its claims come out."""
+    """Count the sentences of each document that are judged, and its claims by verdict."""
     rows = []
     for text in texts():
         judged = {"document": text.document, "sentences": text.sentences, "judged": text.judged}

@@ -102,7 +102,7 @@ def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice
 
 
 def _makes_sense(arm: Arm, question: Question) -> bool:
-    """Whether an arm takes the optimizer, and can differ from simpler arms here."""
+    """Return True if an arm takes the optimizer, and can differ from simpler arms here."""
     # Arms that divide rows or layers are not advised: no published row has tested their time.
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
@@ -121,7 +121,7 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
 
 
 def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
-    """Whether a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
+    """Say if a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
     memory_bytes = GPUS[gpu].memory_bytes
     headroom_bytes = memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
     if headroom_bytes < 0:

@@ -56,7 +56,7 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
-    """What the ranks of a node with GPUs need of the host at most while each loads the model."""
+    """Return what the ranks of a node with GPUs need of the host at most while each loads the model."""
     # A tensor of the files' own type stays in the mapped file, in the page cache that all ranks share. One of another
     # type is a copy of each rank (transformers 5.23, `reproductions/laboratories/loading.py`).
     copied_bytes = {PUBLISHED_BYTES: 0}.get(weight_bytes, weight_bytes)
@@ -68,7 +68,7 @@ def engine_of(setup: Setup) -> Engine | Sharding:
 
 
 def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
-    """What a rank holds all the time, besides inputs and data; what at each moment; and its bytes on the host."""
+    """Return what a rank holds all the time, without inputs and data; what at each moment; its bytes on the host."""
     engine = engine_of(setup)
     states = {"constants": setup.model.look.buffers_bytes} | engine.standing
     times = [*moments(engine, kept)]
@@ -174,7 +174,7 @@ def outputs(setup: Setup) -> list[int]:
 
 
 def _with_cache(setup: Setup, traced: Profile) -> Profile:
-    """What is kept if a model returns its keys and values: they are held until the loss is computed."""
+    """Add keys and values, which a model of transformers 4 returns. They are held until the loss is computed."""
     # The loss copies its logits, so it holds as much as its backward pass. A loop that keeps the outputs holds them in
     # the backward pass, and those of the pass before until it has new ones. Measured with transformers 4.31 on a CPU.
     *cache, logits = outputs(setup)

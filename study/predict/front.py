@@ -3,7 +3,7 @@
 
 from study.predict import papers
 from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fits_on
-from study.predict.architecture import Wanted, asked_for, generic, named, refuse_long_rows
+from study.predict.architecture import Wanted, asked_for, named, refuse_long_rows
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, inputs_bytes, loading_bytes
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores

@@ -62,7 +62,7 @@ KINDS = {"nvlink": "nv", "infiniband": "ib", "ethernet": "eth"}  # how the names
 
 @dataclass(frozen=True)
 class Question:
-    """What to train, and on which machine. `batch` is the rows of an optimizer step, over all GPUs."""
+    """A training and its machine. `batch` is the rows of an optimizer step, over all GPUs."""
 
     model: Transformer
     gpus: int
@@ -90,9 +90,8 @@ class Question:
 
     @property
     def machine(self) -> Machine:  # its link is the slowest one: with several nodes, that between nodes
-        slowest = "network" if self.gpus > self.local else "link"
-        one = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
-        return replace(one, **{slowest: self.link})
+        place: dict[str, Any] = {"network" if self.gpus > self.local else "link": self.link}
+        return Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s, **place)
 
     def setup(self, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
         return Setup(

@@ -246,8 +246,8 @@ def _sending(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[s
     sent = [*_gathered(setup, alike, engine), *_reduced(setup, alike, engine)]
     # Ranks that share rows or layers wait for each other in both passes.
     together = links.within(setup.sequence_ranks * setup.tensor_ranks)
-    for kind, size_bytes in (exchanged_rows(setup) + exchanged_layers(setup)).items():
-        sent += [(phase, kind, size_bytes / len(PHASES), together) for phase in PHASES]
+    for kind, moved_bytes in (exchanged_rows(setup) + exchanged_layers(setup)).items():
+        sent += [(phase, kind, moved_bytes / len(PHASES), together) for phase in PHASES]
     seconds: defaultdict[str, float] = defaultdict(float)
     for phase, kind, size_bytes, over in sent:
         seconds[phase] += over.seconds(kind, size_bytes, of)

@@ -23,7 +23,7 @@ Text = str | None
 
 
 class Facts(BaseModel, frozen=True):
-    """What a source says of a measurement, in the columns that identify it."""
+    """The columns that identify a measurement: its source says them."""
 
     source: str
     url_or_path: Text = None  # with the commit where there is one
