@@ -51,9 +51,10 @@ def test_what_is_not_possible_is_a_sentence():
 
 
 def test_what_is_left_out_has_a_default():
-    question = Question.of(named("gpt-j-6b"), 12, "a100", link="NVLink", batch=24)
+    question = Question.of(named("gpt-j-6b"), 12, "a100", link="NVLink")
     assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
-    assert (question.sequence, question.host_memory_bytes) == (2048, 2 * 6 * GPUS["A100-80GB"].memory_bytes)
+    assert (question.sequence, question.batch) == (2048, 132), "a multiple of the GPUs"
+    assert question.host_memory_bytes == 2 * 6 * GPUS["A100-80GB"].memory_bytes
     alone = Question.of(named("gpt2"), 1, "T4")
     assert (alone.link, alone.sequence, alone.batch) == (None, 1024, 128)
     assert Question.of(named("gpt2"), 16, "T4").link == GPUS["T4"].network, "two nodes"

@@ -63,7 +63,6 @@ def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
         ({"time_not_predicted": "why"}, ["memory"]),
         ({"memory_not_predicted": "why"}, ["time"]),
         ({"not_predicted": "why"}, []),
-        ({"config": None}, []),
     ],
 )
 def test_what_is_not_predicted(change, predicted):

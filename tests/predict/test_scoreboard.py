@@ -71,7 +71,6 @@ def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():
     ("settings", "lacks"),
     [
         ({"arm": "zero3", "ranks": 8, "virtual": True}, {"driver", "step"}),
-        ({"arm": "zero3_nvme"}, {"step"}),
         ({"hardware__devices": [{"name": "NVIDIA Unheard-of", "memory_bytes": 10**12}]}, {"step"}),
         ({"requested__compile": True}, NAMES),
     ],

@@ -78,6 +78,12 @@ def test_stage_2_reduces_in_each_pass_and_ddp_once():
     assert sent["zero2", 1] - gathered == pytest.approx(reduced / 3)
 
 
+def test_an_offloaded_sum_is_fetched_again_in_each_further_pass():
+    """One pass: gradients go down and weights come up. Two: sums go down and up twice, and then the weights."""
+    one, two = (link_s(setup("zero2_cpu", ranks=1, accumulation=passes)) for passes in (1, 2))
+    assert two == pytest.approx(5 / 2 * one)
+
+
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
