@@ -22,10 +22,9 @@ from scipy.optimize import least_squares
 
 from study.core.errors import Stop
 from study.core.text import say
-from study.predict import pace as constants_of
 from study.predict.outside.predicting import training_of
 from study.predict.outside.published import rows, set_number
-from study.predict.pace import Pace, class_of, pace
+from study.predict.pace import FILE, Pace, class_of, constants, pace
 from study.predict.setup import Setup
 from study.predict.step_time import Machine, step_time
 
@@ -182,16 +181,16 @@ def main() -> None:
 
 
 def entry(name: Name) -> dict:
-    constants = constants_of.constants()
-    return constants["constant"][name[0]] if name[1] is None else constants[name[0]][name[1]]
+    kind, gpus = name
+    return constants()["constant"][kind] if gpus is None else constants()[kind][gpus]
 
 
 def write(name: Name, best: float, ends: list[float]) -> None:
     """Replace a constant and its interval in the file."""
     table = f"constant.{name[0]}" if name[1] is None else ".".join(map(str, name))
-    content = constants_of.FILE.read_text()
+    content = FILE.read_text()
     new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{ends[0]:.3g}, {ends[1]:.3g}]"
-    constants_of.FILE.write_text(re.sub(rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*", new, content))
+    FILE.write_text(re.sub(rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*", new, content))
 
 
 if __name__ == "__main__":

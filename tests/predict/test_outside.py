@@ -69,7 +69,6 @@ def test_what_is_not_predicted(change, predicted):
     assert [*of_row(row(memory_GB=10, step_time_s=1, **change))] == predicted
 
 
-ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "deepspeed": None, "dtype": "bf16"}
 ZERO = {"zero_optimization": {"stage": 3}}
 
 
@@ -92,8 +91,8 @@ def test_columns_of_a_row_are_those_of_its_setup(change, values):
 
 def test_adapters_and_padded_rows():
     """The time is that of the longest row of a pass."""
-    more = {"adapter": "dora", "adapter_targets": "c_attn c_fc", "adapter_dropout": "yes", "timed_seq": "450"}
-    training = training_of(row(**ADAPTERS | more))
+    adapter = {"adapter": "dora", "adapter_rank": 8, "adapter_targets": "c_attn c_fc", "adapter_dropout": "yes"}
+    training = training_of(row(**adapter, timed_seq=450))
     model = training.setup.model
     assert (model.lora_rank, model.dora, model.adapter_dropout) == (8, True, True)
     assert model.lora_targets == ("c_attn", "c_fc")
