@@ -20,7 +20,7 @@ from study.records.runs import Run
 FOLDER = Path(__file__).with_name("texts")
 FAULTS = Path(__file__).with_name("faults.toml")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
-VERDICTS = get_args(VerdictWord)
+VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
@@ -41,7 +41,6 @@ class Claim(BaseModel):
     changes: str  # what would change the verdict
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
-    idle: bool = False  # its evidence could not have come out otherwise: counted nowhere
     evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=3)]
     document: str = Field(default_factory=lambda known: known["id"].partition("-")[0].removeprefix("S"))
 
@@ -136,8 +135,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
 
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
-    """Count the claims by verdict. A claim whose evidence is idle counts nowhere."""
-    number = Counter(claim.verdict for claim in claims if not claim.idle)
+    number = Counter(claim.verdict for claim in claims)
     return {verdict: number[verdict] for verdict in VERDICTS}
 
 
