@@ -22,9 +22,6 @@ class WatchCallback(transformers.TrainerCallback):
         """Begin a watch, once the Trainer has prepared its model and optimizer."""
         self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
         trainer = _calling_trainer()
-        if trainer is None:
-            sys.stderr.write("study.watch has not started: no Trainer called this callback\n")
-            return
         loop = type(trainer).__name__
         objects = trainer.accelerator, trainer.model_wrapped, trainer.optimizer
         self.watch = Watch(*objects, run_dir=self.run_dir, after=self.after, arguments=args, loop=loop).__enter__()
@@ -52,10 +49,10 @@ class WatchCallback(transformers.TrainerCallback):
         self._end(getattr(sys, "last_value", None) or RuntimeError("the script ended before its training did"))
 
 
-def _calling_trainer() -> transformers.Trainer | None:
+def _calling_trainer() -> transformers.Trainer:
     """Return the Trainer that calls this callback.
 
     A callback gets neither the Accelerator nor the prepared model (transformers 5.23.0), only the plain model.
     """
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
-    return next((caller for caller in callers if isinstance(caller, transformers.Trainer)), None)
+    return next(caller for caller in callers if isinstance(caller, transformers.Trainer))

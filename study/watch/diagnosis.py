@@ -6,7 +6,7 @@ value that it needs.
 """
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from study.core.settings import AUTOCAST
 from study.records import metrics
@@ -37,10 +37,10 @@ class Unknown(Exception):
 
 
 def required(value: T | None) -> T:
-    """Return the value. Raise Unknown if it is None."""
-    if value is None:
+    """Return the value. Raise Unknown if it is None or empty."""
+    if value in (None, [], {}):
         raise Unknown
-    return value
+    return cast(T, value)
 
 
 class Facts:
@@ -85,7 +85,7 @@ class Facts:
     @property
     def peak(self) -> dict[str, int]:
         """Bytes by component at the peak of the rank that holds most."""
-        return required(metrics.components(self.record) or None)
+        return required(metrics.components(self.record))
 
     @property
     def peak_bytes(self) -> int:
@@ -97,18 +97,13 @@ class Facts:
         return sum(self.peak.get(role, 0) for role in STATES)
 
     def moved_bytes(self, *kinds: str) -> int:
-        """Return what the first rank moves in a step by these collectives.
-
-        Every rank moves as much, so the first one's count is enough. None was counted if the loop ended early.
-        """
-        counted = required(next(iter(self.record.traffic.per_rank), None))
+        """Return what the first rank moves in a step by these collectives. Every rank moves as much."""
+        counted = required(self.record.traffic.per_rank)[0]
         return sum(each.bytes for kind, each in counted.items() if kind in kinds)
 
     def requested_home(self, part: str) -> str:
-        """Return where the optimizer states or the weights should be offloaded to.
-
-        A run of this study's own has no promises: what the engine resolved is then what was asked for.
-        """
+        """Return where the optimizer states or the weights should be offloaded to."""
+        # A run of this study's own has no promises: what the engine resolved is then what was asked for.
         resolved = value_at(self.seen.deepspeed, f"zero_optimization.{part}.device")
         return getattr(self.promised, part) or resolved or "none"
 
@@ -175,7 +170,7 @@ def accumulation(facts: Facts) -> Results:
 
 def rows(facts: Facts) -> Results:
     """Name ranks with the same rows. Constant inputs say nothing."""
-    inputs = required(facts.watched.inputs_per_rank or None)
+    inputs = required(facts.watched.inputs_per_rank)
     alike = [str(rank) for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
     if alike and not (facts.seen.tensor_ranks or facts.seen.sequence_ranks):  # these share rows on purpose
         yield "same_rows", {"ranks": ", ".join(alike), "count": len(inputs[0])}
@@ -305,10 +300,7 @@ COSTS = (buckets_and_copies, gathered_weights, activations, states, traffic)
 
 
 def diagnose(record: Record) -> list[Finding]:
-    """Return all findings of a record: mistakes, then costs in memory, then costs in traffic, the largest cost first.
-
-    If the list is empty, all rules but those that `judge` names found nothing.
-    """
+    """Return all findings of a record: mistakes, then costs in memory, then costs in traffic, the largest first."""
     return judge(record)[0]
 
 

@@ -62,10 +62,8 @@ class Difference:
 
 
 def compare(a: Source, b: Source) -> list[Difference]:
-    """Return everything in which the two differ: known causes first, then all other keys, also as written.
-
-    Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
-    """
+    """Return everything in which the two differ: known causes first, then all other keys, also as written."""
+    # Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
     sides = [effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b)]
     compared = [
         Difference(name, *(side.get(name, UNSET) for side in sides), descriptions().get(name))
@@ -78,10 +76,7 @@ def compare(a: Source, b: Source) -> list[Difference]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are. 1 and true are not.
-
-    YAML reads 1e-5 as a text, because it has no point.
-    """
+    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are, as YAML reads it. 1 and true are not."""
     return _comparable(a) == _comparable(b)
 
 
@@ -118,10 +113,7 @@ def _raw(source: Source) -> EffectiveSettings:
 
 
 def shown(setting: Setting, name: str = "") -> str:
-    """Return a value as text for people. Secrets are not shown.
-
-    The file may be a stranger's: its text is cut, and cannot change the terminal.
-    """
+    """Return a value as text for people. Secrets are not shown, and a stranger's text cannot change the terminal."""
     value = setting.value
     if value is None:
         return "not set"
@@ -147,10 +139,7 @@ def printable(text: str) -> str:
 
 
 def mistakes(source: Source) -> Iterator[Finding]:
-    """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored.
-
-    What a library refuses, it says itself.
-    """
+    """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored."""
     content = source.content
     if source.record is not None:
         content = source.record.observed.deepspeed or {}

@@ -22,10 +22,7 @@ Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by 
 
 
 def state(logs: list[RankLog]) -> str:
-    """Return a sentence on when the ranks last wrote their logs.
-
-    Ranks on other machines without a common folder have none here.
-    """
+    """Return a sentence on when the ranks last wrote their logs. Those without the common folder have none here."""
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
     age_s = time.time() - max(log.written_unix_s for log in logs)
@@ -49,11 +46,9 @@ def causes(logs: list[RankLog]) -> list[Finding]:
 
 
 def hangs(logs: list[RankLog]) -> list[Finding]:
-    """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait.
-
-    Each group of ranks counts its collectives by itself: the ranks of a group are compared by the indices.
-    """
+    """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait."""
     seen = []
+    # Each group of ranks counts its collectives by itself: the ranks of a group are compared by the indices.
     for group in dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)]):
         calls = {log.rank: {entry.index: entry for entry in log.recent if entry.group == group} for log in logs}
         # After different calls the indices of the ranks say nothing more.

@@ -91,10 +91,7 @@ def _each(ranks: list[RankMeasurements], name: str) -> list:
 
 
 def arm_of(seen: Observed) -> str | None:
-    """Return the name of the arm that the prepared objects are. None if no arm is, or with groups of ranks.
-
-    A user's loop has no arm of its own. With the name of one it can be compared with this study's runs.
-    """
+    """Return the name of the arm that the prepared objects are. None if no arm is, or with groups of ranks."""
     fsdp = seen.fsdp or {"mesh": [], "units_resharded_after_forward": 0}
     if seen.second_partition_ranks or seen.sequence_ranks or seen.tensor_ranks or 2 in map(len, fsdp["mesh"]):
         return None

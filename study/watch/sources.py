@@ -93,10 +93,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
-    """Return every value by its dotted path. The depth was limited when the file was read.
-
-    Lists are values: their parts have no names. So are empty sections, which would vanish otherwise.
-    """
+    """Return every value by its dotted path. Lists and empty sections are values."""
     values: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, dict) and value:
@@ -156,10 +153,7 @@ def section_at(content: Any, path: str) -> dict:
 
 
 def effective_settings(source: Source) -> EffectiveSettings:
-    """Return the settings that count, by our names: as written, or the library's default.
-
-    A value of None is not known from the file: the script or the launcher decides it.
-    """
+    """Return the settings that count, by our names: as written, or the library's default. None: the script decides."""
     if source.record is not None:
         return _of_record(source.record, source.content)
     if source.kind == DEEPSPEED:

@@ -18,7 +18,7 @@ import torch
 from study.core.text import short
 from study.measure.clock import now, seconds_between
 from study.measure.hardware import CUDA
-from study.watch.trends import COLUMNS, FILE, PHASES, WORDS, Table, seconds, shares
+from study.watch.trends import COLUMNS, FILE, PHASES, Table, seconds, shares
 
 FLUSH_S = 1.0
 READ_S = 0.1  # between two looks at the memory, which take tens of microseconds
@@ -112,6 +112,6 @@ class StepLog:
 def in_words(table: Table) -> str:
     """Return what steps were: `0.031 s a step (52% backward, 30% forward, ...), loss 2.31, 812 MB`."""
     largest = sorted(shares(table).items(), key=lambda part: -part[1])
-    phases = ", ".join(f"{share:.0%} {WORDS.get(phase, phase)}" for phase, share in largest if share >= 0.01)
+    phases = ", ".join(f"{share:.0%} {phase}" for phase, share in largest if share >= 0.01)
     last = f"loss {table['loss'][-1]:.4g}, {table['memory_bytes'][-1] / 1e6:,.0f} MB"
     return f"{short(float(seconds(table).mean()))} s a step ({phases}), {last}"

@@ -8,7 +8,6 @@ import datetime
 import itertools
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from study.watch.sources import intended_settings
 from study.watch.steps import Step, StepLog
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
-MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
+WITHIN_S = 60  # how long a rank waits for what another one sends
 
 
 class Watch:
@@ -177,9 +176,8 @@ class Watch:
 
     def _received(self) -> Iterator[RankMeasurements]:
         """Return what the other ranks measured, up to the first that does not send it in time."""
-        until_s = time.monotonic() + MEASUREMENTS_WITHIN_S
         for rank in range(1, self.ranks.count):
-            text = self.ranks.receive(f"measurements/{rank}", max(0.1, until_s - time.monotonic()))
+            text = self.ranks.receive(f"measurements/{rank}")
             if text is None:
                 return  # a position in the record is a rank, so those after it are left out, too
             yield RankMeasurements.model_validate_json(text)
@@ -229,8 +227,6 @@ class Watch:
 watch = Watch
 
 
-FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder
-
 _count = itertools.count()  # numbers the watches of this process, in the same way on every rank
 
 
@@ -249,10 +245,10 @@ class Ranks:
     def send(self, name: str, text: str) -> None:
         self._store.set(name, text)
 
-    def receive(self, name: str, timeout_s: float) -> str | None:
+    def receive(self, name: str) -> str | None:
         """Return the text that another rank sent under this name; None if it does not arrive in time."""
         try:
-            self._store.wait([name], datetime.timedelta(seconds=timeout_s))
+            self._store.wait([name], datetime.timedelta(seconds=WITHIN_S))
             return self._store.get(name).decode()
         except RuntimeError:  # it is late, or gone
             return None
@@ -260,7 +256,7 @@ class Ranks:
     def agree_on_folder(self, run_dir: Path) -> Path | None:
         """Return a folder without a run, which the first rank chooses. None on a rank that cannot reach it."""
         if self.rank != 0:
-            name = self.receive("folder", FOLDER_WITHIN_S) if self.count > 1 else None
+            name = self.receive("folder") if self.count > 1 else None
             return Path(name) if name else None
         folder = run_dir.resolve()
         number = 1

@@ -15,7 +15,7 @@ from study.core.errors import Stop
 from study.watch.findings import Finding, finding
 
 FILE = "steps-rank{rank}.csv"
-PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step, in their order
+PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step; waiting: for ranks
 OWN = tuple(phase for phase in PHASES if phase != "waiting")
 COLUMNS = ("step", "clean", "passes", "rows", "tokens", "loss", "memory_bytes", *PHASES)
 FIELDS = [(name, "f8") for name in COLUMNS]
@@ -31,7 +31,6 @@ SLOWER = 0.1
 OFTEN = 0.6  # of the steps
 CREEP = 0.01  # of the memory
 CREEP_BYTES = 2**24
-WORDS = {"data": "waiting for data", "outside": "between steps", "waiting": "waiting for other ranks"}
 
 Table = NDArray[np.void]  # a row for each step, with COLUMNS as its fields
 Column = NDArray[np.float64]
@@ -63,28 +62,23 @@ def seconds(table: Table, phases: tuple[str, ...] = PHASES) -> Column:
 
 
 def stacked(tables: list[Table]) -> Table:
-    """Return the steps that all ranks have written: a row for each rank, and a column for each step.
-
-    A rank that was killed may have written fewer.
-    """
+    """Return the steps that all ranks have written: a row for each rank, and a column for each step."""
     fewest = min(map(len, tables))
     return np.stack([table[:fewest] for table in tables])
 
 
 def shares(table: Table) -> dict[str, float]:
     """Return the share of each phase in the time of all steps."""
-    total = float(seconds(table).sum()) or 1.0
+    total = float(seconds(table).sum())
     return {phase: float(table[phase].sum()) / total for phase in PHASES}
 
 
 def findings(tables: dict[int, Table]) -> list[Finding]:
-    """Return what the steps of all ranks show, after the warm-up and without those that were disturbed.
-
-    An instrument or an evaluation on one rank makes the others wait, so a step counts if it is clean on all.
-    """
+    """Return what the steps of all ranks show, after the warm-up and without those that were disturbed."""
     if not tables:
         return []
     steps = stacked(list(tables.values()))
+    # An instrument or an evaluation on one rank makes the others wait, so a step counts if it is clean on all.
     judged = np.all((steps["clean"] > 0) & (steps["step"] > WARM_UP), axis=0)
     if judged.sum() < FEWEST:
         return []

@@ -21,7 +21,7 @@ CUDA_ERROR = (
 
 def train(folder: Path, mistake: str) -> None:
     by_hand = mistake in ("no_sync", "right_by_hand")
-    accelerator = Accelerator(cpu=mistake != "no_wrap", gradient_accumulation_steps=1 if by_hand else PASSES)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else PASSES)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

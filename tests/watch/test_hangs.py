@@ -3,14 +3,12 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, ranks_of
@@ -56,48 +54,34 @@ time.sleep(60)
 """
 
 
-@contextlib.contextmanager
-def ranks(folder: Path, what: str) -> Iterator[None]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", RANKS, folder, what],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def waited_for(folder: Path, *words: str) -> list[RankLog]:
-    """The ranks' logs, as soon as all three stand still and all words are in what is said of them."""
-    end_s = time.monotonic() + 60
-    while time.monotonic() < end_s:
-        logs = collectives.load(folder)
-        said = " | ".join(sentences(logs))
-        if len(logs) == 3 and all(log.recent for log in logs) and all(word in said for word in words):
-            return logs
-        time.sleep(0.1)
-    raise AssertionError(f"said: {said}; logs: {logs}")
-
-
 def sentences(logs: list[RankLog]) -> list[str]:
     return [finding.sentence for finding in hangs(logs)]
 
 
-def test_a_rank_that_is_elsewhere_is_named_with_its_line_also_after_it_was_killed(tmp_path):
-    with ranks(tmp_path, "sleeps"):
-        logs = waited_for(tmp_path, "Rank 1 has not begun all_gather ", "ranks 0, 2 are: it is at <string>:")
-    assert collectives.load(tmp_path) == logs, "all were killed"
-    assert len(sentences(logs)) == 1
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("sleeps", "Rank 1 has not begun all_gather .*, where ranks 0, 2 are: it is at <string>:"),
+        ("raises", "Rank 2 has not begun all_gather .*: it ended with ValueError"),
+    ],
+)
+def test_a_rank_that_is_missed_is_named_also_after_all_were_killed(tmp_path, what, said):
+    command = [sys.executable, "-c", RANKS, tmp_path, what]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+    end_s = time.monotonic() + 60
+    logs = []
+    try:
+        while not (len(logs) == 3 and all(log.recent for log in logs) and re.search(said, " | ".join(sentences(logs)))):
+            assert time.monotonic() < end_s, logs
+            time.sleep(0.1)
+            logs = collectives.load(tmp_path)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert collectives.load(tmp_path) == logs
     assert "all_reduce" in [entry.kind for entry in logs[0].recent], "that of DDP's reducer"
     assert "3 of 3 ranks have a log" in state(logs)
-
-
-def test_a_rank_that_ended_with_an_error_is_named(tmp_path):
-    with ranks(tmp_path, "raises"):
-        waited_for(tmp_path, "Rank 2 has not begun all_gather ", "it ended with ValueError")
 
 
 # --- the sentences, on logs made by hand ---------------------------------------------------------------------------
@@ -105,24 +89,17 @@ def test_a_rank_that_ended_with_an_error_is_named(tmp_path):
 
 def test_the_ring_of_nccl_is_read(tmp_path, monkeypatch):
     """A ring with the keys of FlightRecorderDetail.hpp: no GPU is needed to read it."""
-    group = {"process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[4, 4]]}
-    ended = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "state": "completed", "retired": True}
-    waits = {"collective_seq_id": 2, "profiling_name": "nccl:all_gather", "state": "started", "retired": False}
-
-    def dump(with_entries: bool, only_active: bool) -> bytes:
-        return json.dumps(
-            {"pg_status": {"0": {"last_enqueued_collective": "2"}}, "entries": [group | ended, group | waits]}
-        ).encode()
-
-    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace_json", dump, raising=False)
+    ended = {"process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[4, 4]], "collective_seq_id": 1}
+    ended |= {"profiling_name": "nccl:all_reduce", "state": "completed", "retired": True}
+    waits = ended | {"collective_seq_id": 2, "profiling_name": "nccl:all_gather", "state": "started", "retired": False}
+    ring = {"pg_status": {"0": {"last_enqueued_collective": "2"}}, "entries": [ended, waits]}
+    dump = json.dumps(ring).encode()
+    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace_json", lambda *_: dump, raising=False)
     with contextlib.suppress(ValueError), CollectiveLog(tmp_path, rank=0):
         raise ValueError
     [log] = collectives.load(tmp_path)
-    assert log.recorded
-    assert [(entry.kind, entry.elements, entry.ended) for entry in log.recent] == [
-        ("all_reduce", 16, True),
-        ("all_gather", 16, False),
-    ]
+    seen = [(entry.kind, entry.elements, entry.ended) for entry in log.recent]
+    assert seen == [("all_reduce", 16, True), ("all_gather", 16, False)]
 
 
 def log(text: str, ranks: int = 2, **more) -> RankLog:
@@ -135,14 +112,14 @@ def log(text: str, ranks: int = 2, **more) -> RankLog:
         kind, index = call.rstrip("?").split()
         recent.append(Collective(group=group or "0", index=int(index), kind=kind, ended=not call.endswith("?")))
     fields = {"written_unix_s": 100.0, "still_s": 5.0, "recorded": True, "place": place or None, "recent": recent}
-    return RankLog(rank=int(rank), ranks=ranks, groups={"0": list(range(ranks)), "pair": [0, 1]}, **fields, **more)
+    return RankLog(rank=int(rank), ranks=ranks, groups={"pair": [0, 1]}, **fields, **more)
 
 
 @pytest.mark.parametrize("case", tomllib.loads((ROOT / "tests" / "watch" / "hang_cases.toml").read_text())["case"])
 def test_what_is_said_of_ranks(case):
     logs = [log(text, case.get("ranks", len(case["logs"]))) for text in case["logs"]]
-    said = [case["said"]] if "said" in case else []
-    assert [each[: len(said[0])] for each in sentences(logs)][:1] == said
+    assert " | ".join(sentences(logs)).startswith(case["said"])
+    assert bool(sentences(logs)) == bool(case["said"])
 
 
 def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
@@ -150,7 +127,6 @@ def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
     for each in (log("0: all_gather 412, all_reduce 413?"), log("1: all_gather 412?")):
         (tmp_path / f"collectives-rank{each.rank}.json").write_text(each.model_dump_json())
     (answer,) = command.diagnose((tmp_path,))
-    assert "running" in answer["how"]
     assert "Rank 1 has not begun all_reduce 413" in answer["findings"][0]["sentence"]
 
 
@@ -160,14 +136,11 @@ def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
 def test_each_way_to_hang_is_named():
     """Real ranks that hung (reproductions/laboratories/hangs.py): `study diagnose` names the cause."""
     rows = list(map(json.loads, (ROOT / "reports/cpu-2core/hangs.jsonl").read_text().splitlines()))
-    assert Counter(row["arm"] for row in rows) == dict.fromkeys(("ddp", "zero2", "zero3", "fsdp2"), 12)
     hung = [row for row in rows if row["outcome"] == "hangs"]
-    assert len({row["way"] for row in hung}) == 9
+    assert (len(rows), len({row["way"] for row in hung})) == (48, 9)
     for row in hung:
-        found = causes([RankLog.model_validate(each) for each in row["logs"]])
-        assert any(row["way"] in texts("hangs.toml")[cause.id]["ways"] for cause in found), row["way"]
-    assert {row["outcome"] for row in rows if row["way"] == "exception_on_rank_1"} == {"fails"}
-    assert {row["outcome"] for row in rows if row["way"] == "fewer_batches"} == {"hangs"}
+        (cause,) = causes([RankLog.model_validate(each) for each in row["logs"]])
+        assert row["way"] in texts("hangs.toml")[cause.id]["ways"]
 
 
 def test_a_cause_needs_ranks_that_wait_and_is_not_the_ctrl_c_that_ended_them():
@@ -205,7 +178,7 @@ os._exit(0)
 
 def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path):
     assert ranks_of(DUMPS, tmp_path, str(tmp_path)).code == 0
-    (answer,) = command.diagnose((tmp_path,), as_json=True)
+    (answer,) = command.diagnose((tmp_path,))
     assert "Rank 1 has not begun all_gather 2, where rank 0 is" in answer["findings"][0]["sentence"]
     (tmp_path / "nccl_trace_rank_0.json").rename(tmp_path / "nccl_trace_rank_2.json")
     assert "Rank 0 left no log" in sentences(dumps(tmp_path))[0]

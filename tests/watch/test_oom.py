@@ -19,8 +19,10 @@ NEW = (
     "which {free} is free. Including non-PyTorch memory, this process has 75.13 GiB memory in use. Of the allocated "
     "memory {allocated} is allocated by PyTorch, and {unused} is reserved by PyTorch but unallocated."
 )
-OLD = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.93 GiB total capacity; 6.00 GiB already"
-OLD += " allocated; 14.88 MiB free; 7.50 GiB reserved in total by PyTorch)"
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.93 GiB total capacity; 6.00 GiB already "
+    "allocated; 14.88 MiB free; 7.50 GiB reserved in total by PyTorch)"
+)
 
 
 def new(asked="7.83 GiB", free="4.11 GiB", allocated="72.50 GiB", unused="1.36 GiB") -> str:
@@ -33,9 +35,7 @@ def ids(text: str, model: str | None = None, **described) -> list[str]:
 
 def scored(thread: dict) -> dict:
     """A thread, the cause that is listed first, and whether that is what the thread names."""
-    known = ("model", "vocabulary", "arm", "ranks", "sequence", "micro_batch")
-    settings = {name: value for name, value in thread.get("settings", {}).items() if name in known}
-    named = next(iter(ids(thread["text"], **settings)), None)
+    named = next(iter(ids(thread["text"], **thread.get("settings", {}))), None)
     about = {name: thread[name] for name in ("id", "half", "url", "cause", "why")}
     return about | {"named": named, "hit": named in NAMED_BY.get(thread["cause"], (thread["cause"],))}
 
@@ -46,20 +46,16 @@ def test_threads_are_named_as_their_solutions_name_them(request):
     if request.config.getoption("--refresh-golden"):
         SCORED.write_text(json.dumps(rows, indent=1) + "\n")
     assert rows == json.loads(SCORED.read_text())
-    for half, named in {"looked_at": 6, "last": 16}.items():
-        assert sum(row["hit"] for row in rows if row["half"] == half) == named
+    assert sum(row["hit"] for row in rows) == 22
 
 
 def test_every_size_of_a_message_is_read():
     seen = reading.find("noise\n" + new("29.39 GiB"))
-    assert (seen.where, seen.count) == ("GPU", 1)
     assert seen.asked.low < 29.39 * 2**30 < seen.asked.high
-    sizes = [seen.total, seen.free, seen.allocated, seen.unallocated]
-    assert [round(size / 2**30, 2) for size in sizes] == [79.25, 4.11, 72.5, 1.36]
+    sizes = [seen.total, seen.free, seen.allocated, seen.unallocated, seen.outside]
+    assert [round(size / 2**30, 2) for size in sizes] == [79.25, 4.11, 72.5, 1.36, 1.28]
     old = reading.find(OLD)
-    assert old.unallocated == pytest.approx(1.5 * 2**30)
-    assert old.asked.is_small  # PyTorch asks the driver for 20 MiB for any tensor of 1 to 10
-    assert reading.find("Tried to allocate 3.79 GiB").asked.low < 3.79 * 2**30
+    assert (old.unallocated, old.asked.high) == (1.5 * 2**30, 10 * 2**20)  # 20 MiB are asked for 1 to 10
 
 
 @pytest.mark.parametrize(
@@ -82,23 +78,26 @@ def test_each_kind_of_message_has_its_cause(text, cause):
     assert ids(text)[0] == cause
 
 
-def test_sizes_are_matched_with_the_tensors_of_a_training():
-    found = explain(new(), Wanted(model="llama3-8b"), Described(arm="zero3", ranks=8, micro_batch=4, sequence=4096))
-    assert (found.causes[0].id, found.causes[0].is_likely) == ("logits", True)
-    assert "16,384 tokens x 128,256 x 4 bytes" in found.causes[0].what
-    gate = new(f"{4096 * 14336 * 2 / 2**20:.2f} MiB")
-    assert ids(gate, "llama3-8b", arm="zero3", ranks=8, sequence=2048)[0] == "gather"  # ranks keep parts of a weight
-    assert ids(gate, "llama3-8b", arm="ddp", sequence=512)[0] == "weights"
+GATE = 4096 * 14336 * 2 / 2**20  # MiB
+LLAMA = 8_030_261_248
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [("zero2", 2), ("fsdp2", 4)])
-def test_the_fp32_partition_of_a_stage_is_no_number_of_tokens(arm, ranks):
-    """14.96 GiB on two ranks were called 31,232 tokens x 128,256 words: they are half of 8 billion parameters."""
-    first = explain(
-        new(f"{8_030_261_248 / ranks * 4 / 2**30:.2f} GiB"), Wanted(model="llama3-8b"), Described(arm=arm, ranks=ranks)
-    ).causes[0]
-    assert (first.id, first.is_likely) == ("optimizer", True)
-    assert f"8,030,261,248 parameters / {ranks} ranks x 4 bytes" in first.what
+@pytest.mark.parametrize(
+    ("mib", "arm", "ranks", "cause", "what"),
+    [
+        (8016, "zero3", 8, "logits", "16,384 tokens x 128,256 x 4 bytes"),
+        (GATE, "zero3", 8, "gather", "whole weights"),  # ranks keep parts of a weight
+        (GATE, "ddp", 8, "weights", "14,336 x 4,096 of "),
+        # Not 31,232 tokens x 128,256 words: half of the parameters.
+        (LLAMA / 2 * 4 / 2**20, "zero2", 2, "optimizer", "8,030,261,248 parameters / 2 ranks x 4 bytes"),
+        (LLAMA / 4 * 4 / 2**20, "fsdp2", 4, "optimizer", "8,030,261,248 parameters / 4 ranks x 4 bytes"),
+    ],
+)
+def test_sizes_are_matched_with_the_tensors_of_a_training(mib, arm, ranks, cause, what):
+    described = Described(arm=arm, ranks=ranks, micro_batch=4, sequence=4096)
+    first = explain(new(f"{mib:.2f} MiB"), Wanted(model="llama3-8b"), described).causes[0]
+    assert (first.id, first.is_likely) == (cause, arm != "ddp")
+    assert what in first.what
 
 
 def test_a_config_and_a_log_say_how_the_training_is_distributed(tmp_path):
@@ -106,12 +105,9 @@ def test_a_config_and_a_log_say_how_the_training_is_distributed(tmp_path):
     zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 250_000_000}
     config.write_text(json.dumps({"zero_optimization": zero, "train_micro_batch_size_per_gpu": 4}))
     bucket = new(f"{250_000_000 * 4 / 2**20:.2f} MiB")
-    found = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, ranks=4, sequence=512))
-    assert (found.training.given.arm, found.training.given.micro_batch, found.causes[0].id) == (
-        "zero2_cpu",
-        4,
-        "buckets",
-    )
+    found = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, ranks=4))
+    assert found.training.given == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
+    assert found.causes[0].id == "buckets"
     log = "cmd = train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --deepspeed ds_z3_config.json\n"
     log += "world_size=8 per_device_train_batch_size=4 cutoff_len: 4096\n"
     found = explain(log + new(), Wanted(), Described(micro_batch=2))
@@ -127,5 +123,3 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
         file.truncate(200 * 10**6)
     with pytest.raises(Stop, match="more than 20,971,520 bytes"):
         reading.content(str(log))
-    with pytest.raises(Stop, match="at least 1"):
-        Described(ranks=0)

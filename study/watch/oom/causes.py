@@ -23,7 +23,6 @@ UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (memory_kind
 EMPTY = 0.05  # of the GPU: no model is there
 STEPS = r"(?i:\bstep|\biter(?:ation)?|\bit)s?[ \]:=/]{1,3}(\d{1,9})|\b(\d{1,9})/\d{1,9} \["
 MANY_STEPS = 10
-KINDS = {"host": "host", "killed": "host", "pinned": "pinned", "shared memory": "shared_memory", "disk": "disk"}
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
 
@@ -57,8 +56,8 @@ class Match:
 def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[Cause]:
     """Return the causes with the most points first. `matches` are tensors of the asked size."""
     signs = [*_clues(error), *_numbers(error), *_sizes(matches, shards_weights)]
-    if error.where in KINDS:  # not a GPU's memory: nothing else counts
-        signs = [(KINDS[error.where], PROOF, "the message says so")]
+    if error.where != "GPU":  # nothing else counts
+        signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
         signs.append(("activations", 1, "most messages without another sign are mended by smaller passes"))
     points: Counter[str] = Counter()

@@ -140,11 +140,7 @@ FEWEST = 64
 
 
 def _matches(error: OomError, training: Training) -> list[Match]:
-    """Return what has the asked size, one for each cause.
-
-    A tensor has elements of 4 bytes or of 2. Where a size depends on tokens, their number is computed, and if that is a
-    likely one, the size fits.
-    """
+    """Return what has the asked size, one for each cause. A tensor has elements of 4 bytes or of 2."""
     asked = error.asked
     if asked is None or asked.is_small or error.where != "GPU":
         return []
@@ -206,10 +202,7 @@ def _of_tokens(asked: Asked, training: Training) -> Iterator[Match]:
 
 
 def _count(asked: Asked, unit_bytes: int, power: int, known: int | None) -> tuple[int, int]:
-    """Return the tokens that give the asked size, and how likely they are: known, round, or any. 0 points: none do.
-
-    The size is that of a unit, times the tokens or their square.
-    """
+    """Return the tokens that give the asked size with a unit, and the points for how likely they are: 0 if none do."""
     low, high = ((bound / unit_bytes) ** (1 / power) for bound in (asked.low, asked.high))
     if known and low <= known <= high:
         return known, KNOWN
@@ -231,8 +224,7 @@ def memory_full(record: Record, file: Path) -> list[Finding]:
     words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
     remedy = f"`study oom {file} --model MODEL {words}` names the tensor; `study advise` predicts what fits"
     sentence = "The memory was full"
-    # A message without sizes has no causes.
-    with contextlib.suppress(Stop, IndexError):
+    with contextlib.suppress(Stop):  # a message that is not known
         cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
         sentence += f"; the likeliest cause: {cause.what}"
         remedy = f"{cause.remedy}; {remedy}"

@@ -52,7 +52,7 @@ class Asked:
 class OomError:
     """What a message says. Sizes are in bytes; None is not said. `context` is the message with the lines above it."""
 
-    where: str  # GPU, host, pinned, shared memory, disk, killed
+    where: str  # GPU, or the cause: host, pinned, shared_memory, disk
     line: str
     context: str
     count: int  # such messages in the text
