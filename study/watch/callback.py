@@ -22,9 +22,16 @@ class WatchCallback(transformers.TrainerCallback):
         """Begin a watch, once the Trainer has prepared its model and optimizer."""
         self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
         trainer = _calling_trainer()
-        loop = type(trainer).__name__
-        objects = trainer.accelerator, trainer.model_wrapped, trainer.optimizer
-        self.watch = Watch(*objects, run_dir=self.run_dir, after=self.after, arguments=args, loop=loop).__enter__()
+        self.watch = Watch(
+            trainer.accelerator,
+            trainer.model_wrapped,
+            trainer.optimizer,
+            run_dir=self.run_dir,
+            after=self.after,
+            arguments=args,
+            loop=type(trainer).__name__,
+        )
+        self.watch.__enter__()
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -155,7 +155,7 @@ def clipping(facts: Facts) -> Results:
         if is_zero and seen > 0:  # 1.0 by default (runtime/constants.py:203)
             yield "clipping_by_default", {}
     elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
-        yield "clipping_differs" if is_zero else "clipping_missing", {}
+        yield {True: "clipping_differs", False: "clipping_missing"}[is_zero], {}
 
 
 def accumulation(facts: Facts) -> Results:
@@ -165,7 +165,7 @@ def accumulation(facts: Facts) -> Results:
     if facts.promised.accumulation not in (None, passes):
         yield "accumulation_set_twice", {}
     if parts not in (1, passes):
-        yield "accumulate_unused" if passes == 1 else "passes_differ", {}
+        yield {1: "accumulate_unused"}.get(passes, "passes_differ"), {}
 
 
 def rows(facts: Facts) -> Results:

@@ -123,14 +123,14 @@ def _behind(log: RankLog, begun: dict[int, int], calls: Calls) -> Finding:
     place = [*waits, f"it is at {log.place or 'work'}"][0]
     if _has_ended(log):
         place = f"it {log.place}"
-    are = "is" if len(others) == 1 else "are"
+    are = {1: "is"}.get(len(others), "are")
     sentence = f"Rank {log.rank} has not begun {[*known, f'collective {missing}'][0]}, where {_ranks(others)} {are}"
     remedy = f"look at what rank {log.rank} does there: all ranks of a group must make the same calls"
     return Finding(f"{sentence}: {place}", remedy)
 
 
 def _name(entry: Collective) -> str:
-    group = "" if entry.group == DEFAULT else f" of group {entry.group[:12]}"
+    group = {DEFAULT: ""}.get(entry.group, f" of group {entry.group[:12]}")
     return f"{entry.kind} {entry.index}{group}"
 
 
@@ -147,7 +147,6 @@ def _ranks(ranks: Iterable[int]) -> str:
 # --- Flight Recorder dumps of ranks that were not watched
 
 MAX_BYTES = 64 * 2**20
-KEPT = 500  # collectives of a rank
 
 
 def dumps(folder: Path) -> list[RankLog]:
@@ -156,8 +155,6 @@ def dumps(folder: Path) -> list[RankLog]:
 
 
 def _log_of(path: Path, rank: int) -> RankLog:
-    # A dump does not say how many ranks there are.
-    log = RankLog(rank=rank, ranks=rank + 1, written_unix_s=path.stat().st_mtime, still_s=0.0, recorded=True)
     try:
         entries = files.from_json(files.read(path, MAX_BYTES))["entries"]
         # A send or a receive counts by itself, and needs two ranks only.
@@ -165,4 +162,6 @@ def _log_of(path: Path, rank: int) -> RankLog:
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
         what = f"{str(path)!r:.300} is no Flight Recorder dump ({type(error).__name__}: {files.why(error)})"
         raise Stop(what, "name a run, or a folder of dumps in JSON") from None
-    return log.model_copy(update={"recent": recent[-KEPT:]})
+    written_unix_s = path.stat().st_mtime
+    # A dump does not say how many ranks there are.
+    return RankLog(rank=rank, ranks=rank + 1, written_unix_s=written_unix_s, still_s=0.0, recorded=True, recent=recent)

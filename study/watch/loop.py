@@ -183,7 +183,7 @@ class Loop:
     @guarded
     def _end_backward(self) -> None:
         last_phase = self.log.marks[-1][0]
-        self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
+        self.log.mark({"backward": "waiting"}.get(last_phase, "backward"))  # the hook of DDP marked the end
 
     @guarded
     def _end_step(self) -> None:

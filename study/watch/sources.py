@@ -56,10 +56,10 @@ def read(path: Path) -> Source:
     """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
         path /= store.RECORD
-    content = {} if path.name == store.RECORD else _mapping(path)
-    if path.name == store.RECORD or {"run_id", "observed"} <= content.keys():
+    if path.name == store.RECORD:
         record = store.read(path)
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
+    content = _mapping(path)
     kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
     # --- the DeepSpeed config in it, or the file that it names
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))

@@ -74,7 +74,6 @@ class Watch:
         self.after = after
         self.active = False
         self._open = contextlib.ExitStack()  # what works until the record is completed
-        self._last = contextlib.ExitStack()  # what ends after that
 
     def __enter__(self) -> "Watch":
         try:
@@ -101,7 +100,8 @@ class Watch:
         except Exception as mistake:  # a device that has failed may not answer
             self.give_up(mistake)
         self.active = False
-        self._last.close()
+        if hasattr(self, "loop"):
+            self.loop.detach()
         # The model may be large, and a watch outlives its loop.
         for name in ("accelerator", "model", "optimizer", "loop", "instruments"):
             self.__dict__.pop(name, None)
@@ -136,7 +136,6 @@ class Watch:
         self.instruments = Instruments(self.model, self.optimizer, device, self.after)
         self._open.callback(self.instruments.stop)
         self.loop = Loop(self)
-        self._last.callback(self.loop.detach)
         self.loop.attach()
         self.active = True
         self.steps.begin()
@@ -190,7 +189,7 @@ class Watch:
             held_parameters=self.record.observed.held_parameters,
             components=self.instruments.components,
             traffic=self.instruments.counts,
-            inputs=self.loop.inputs if has_own_rows else None,
+            inputs={True: self.loop.inputs}.get(has_own_rows),
             knows_losses=self.steps.knows_losses,
         )
 

@@ -64,7 +64,7 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
     for id, more, _ in signs:
         points[id] += more
     values = {name: size(getattr(error, name) or 0) for name in ("total", "unallocated", "outside")}
-    values["asked"] = error.asked.text if error.asked else "a tensor"
+    values["asked"] = error.asked.text
     factors = {match.cause: f"{values['asked']} = {match.factors}: " for match in matches}
     ranked = [
         Cause(
@@ -91,14 +91,14 @@ def _clues(error: OomError) -> Iterator[Sign]:
     steps = [0, *(int(match[1] or match[2]) for match in re.finditer(STEPS, error.context))][-1]
     if steps >= MANY_STEPS:
         reason = f"{steps:,} steps had passed: these rows are longer, or something is kept"
-        yield "leak" if error.asked and error.asked.is_small else "activations", HINT, reason
+        yield {True: "leak", False: "activations"}[error.asked.is_small], HINT, reason
 
 
 def _numbers(error: OomError) -> Iterator[Sign]:
     """Yield what the sizes in the message show by themselves."""
     if "CUDA error: out of memory" in error.line:
         yield "other_process", HINT, "the driver says it, and not PyTorch's allocator"
-    if error.asked is None or error.total is None:
+    if not error.asked.high or error.total is None:
         return
     # --- one tensor that no setting would make fit
     asked = error.asked.low

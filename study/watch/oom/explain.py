@@ -142,7 +142,7 @@ FEWEST = 64
 def _matches(error: OomError, training: Training) -> list[Match]:
     """Return what has the asked size, one for each cause. A tensor has elements of 4 bytes or of 2."""
     asked = error.asked
-    if asked is None or asked.is_small or error.where != "GPU":
+    if asked.is_small or error.where != "GPU":
         return []
     if not (training.model or training.given.vocabulary):
         return []
@@ -182,6 +182,7 @@ def _of_tokens(asked: Asked, training: Training) -> Iterator[Match]:
     # --- a vector for each token: a row of logits, or what lies between the two layers of an MLP
     given = training.given
     rows = given.micro_batch or 1
+    sequence = given.sequence or 0
     dimensions = {}
     vocabulary = given.vocabulary
     if training.model is not None:
@@ -191,20 +192,20 @@ def _of_tokens(asked: Asked, training: Training) -> Iterator[Match]:
     widths = (("logits", vocabulary, 0), ("activations", dimensions.get("intermediate_size"), 1))
     for (cause, width, less), element_bytes in itertools.product(widths, (4, 2)):
         if width:
-            count, points = _count(asked, width * element_bytes, 1, given.sequence and given.sequence * rows)
+            count, points = _count(asked, width * element_bytes, 1, sequence * rows)
             yield Match(cause, f"{count:,} tokens x {width:,} x {element_bytes} bytes", points - less)
     # --- a number for each pair of tokens: the scores of attention, or a mask, without heads and maybe of bools
     for heads, element_bytes in itertools.product({dimensions.get("num_attention_heads", 1), 1}, (4, 2, 1)):
-        length, points = _count(asked, heads * rows * element_bytes, 2, given.sequence)
+        length, points = _count(asked, heads * rows * element_bytes, 2, sequence)
         if points >= IS_ROUND:
             factors = f"{rows} rows x {heads} heads x {length:,} x {length:,} tokens x {element_bytes} bytes"
             yield Match("attention", factors, points)
 
 
-def _count(asked: Asked, unit_bytes: int, power: int, known: int | None) -> tuple[int, int]:
+def _count(asked: Asked, unit_bytes: int, power: int, known: int) -> tuple[int, int]:
     """Return the tokens that give the asked size with a unit, and the points for how likely they are: 0 if none do."""
     low, high = ((bound / unit_bytes) ** (1 / power) for bound in (asked.low, asked.high))
-    if known and low <= known <= high:
+    if low <= known <= high:
         return known, KNOWN
     least = max(math.ceil(low), FEWEST)
     if high < least or low > LONGEST:

@@ -45,7 +45,10 @@ class Asked:
     @property
     def is_small(self) -> bool:
         """Return whether the tensor says nothing: the memory was full before it."""
-        return self.high <= 10 * MIB
+        return 0 < self.high <= 10 * MIB
+
+
+NOT_SAID = Asked("a tensor", 0, 0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class OomError:
     line: str
     context: str
     count: int  # such messages in the text
-    asked: Asked | None
+    asked: Asked
     total: int | None
     free: int | None
     allocated: int | None
@@ -103,8 +106,7 @@ def _error(where: str, text: str, begins: list[int]) -> OomError:
     first = begins[0]
     begin = text.rfind("\n", 0, first) + 1
     message = " ".join(text[begin : first + MESSAGE].split())
-    ranks = message.split("Tried to allocate")  # several ranks write into one log
-    message = "Tried to allocate".join(ranks[:2])
+    message = "Tried to allocate".join(message.split("Tried to allocate")[:2])  # several ranks write into one log
     # --- what it says
     sizes = {name: _size(pattern, message) for name, pattern in messages()["fields"].items()}
     reserved = sizes.pop("reserved") or 0  # as older releases of PyTorch say it
@@ -131,10 +133,10 @@ def _size(pattern: str, message: str) -> int | None:
     return None if size > IMPOSSIBLE else size
 
 
-def _asked(where: str, message: str) -> Asked | None:
+def _asked(where: str, message: str) -> Asked:
     match = re.search(rf"(?:to allocate|asking for) {SIZE}", message)
     if match is None or float(match[1]) == 0:
-        return None
+        return NOT_SAID
     number, unit = match.groups()
     text = f"{number} {unit}"
     size = int(float(number) * UNITS[unit])
