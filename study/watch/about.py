@@ -52,6 +52,6 @@ def _of_record(record: Record, file: Path) -> About:
         how=f"{arm} on {number_of(seen.ranks or 0, 'ranks')}{virtual}, {record.status}",
         # Memory that was full ended the run: whatever else is found, this comes first.
         findings=[*memory_full(record, file), *ordered([*mistakes(sources.read(file)), *steps, *findings])],
-        error=record.error and record.error.model_dump(),
+        error=record.error.model_dump() if record.error else None,
         not_known=not_known,
     )

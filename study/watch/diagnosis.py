@@ -252,8 +252,8 @@ def gathered_weights(facts: Facts) -> Results:
     gathered = facts.peak.get("gathered_weights", 0)
     if gathered >= max(large, WHOLE * facts.weights_bytes) and facts.ranks > 1:
         some_frozen = facts.seen.trained_parameters not in (None, facts.parameters)
-        id = {True: "frozen_weights_gathered"}.get(facts.seen.checkpointing and some_frozen, "all_weights_gathered")
-        yield id, {"memory_bytes": gathered}
+        is_recomputed = facts.seen.checkpointing and some_frozen
+        yield "frozen_weights_gathered" if is_recomputed else "all_weights_gathered", {"memory_bytes": gathered}
 
 
 def activations(facts: Facts) -> Results:
@@ -307,7 +307,7 @@ def diagnose(record: Record) -> list[Finding]:
 def judge(record: Record) -> tuple[list[Finding], list[str]]:
     """Return the findings of a record, and the names of the rules that need more than the record has."""
     facts = Facts(record)
-    about = {"promised": facts.promised, "seen": facts.seen, "watched": facts.watched}
+    about: dict[str, Any] = {"promised": facts.promised, "seen": facts.seen, "watched": facts.watched}
     about["source"] = facts.promised.source or "the script"
     findings = []
     unknown = []

@@ -58,7 +58,7 @@ class Difference:
         if about is None or about.changes is None:
             return False
         values = [side.value for side in (self.a, self.b) if side != UNSET]
-        return len(values) == 2 or (about.unless is not None and not same(*values, about.unless))
+        return len(values) == 2 or (about.unless is not None and not same(values[0], about.unless))
 
 
 def compare(a: Source, b: Source) -> list[Difference]:
@@ -66,7 +66,7 @@ def compare(a: Source, b: Source) -> list[Difference]:
     # Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
     sides = [effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b)]
     compared = [
-        Difference(name, *(side.get(name, UNSET) for side in sides), descriptions().get(name))
+        Difference(name, sides[0].get(name, UNSET), sides[1].get(name, UNSET), descriptions().get(name))
         for name in dict.fromkeys((*descriptions(), *sides[0], *sides[1]))
     ]
     differ = [each for each in compared if not same(each.a.value, each.b.value)]
