@@ -1,8 +1,6 @@
 """The `study` command, started as a user starts it."""
 
 import dataclasses
-import functools
-import importlib
 import json
 import os
 import re
@@ -19,21 +17,16 @@ from rich.console import Console
 from shaped import changed, failed, finished, put
 
 from study.cli import commands, predictions, results
-from study.cli.commands import COMMANDS, EXAMPLES, GROUPS
+from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Finding
-from study.core.text import show
+from study.core.text import during, progress_shown, show
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.records import store
+from study.report import answers
 from study.sweeps import launches
-
-
-def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
-    command = [str(Path(sys.executable).with_name("study")), *words]
-    env = os.environ | (env or {})
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=False)
 
 
 def in_this_process(monkeypatch, words: str) -> int | None:
@@ -52,28 +45,89 @@ def test_all_arms_are_listed(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "zero3_superoffload: no: DeepSpeed has SuperOffload only for NVIDIA GPUs" in lines
     listed = [line.split()[0] for line in lines if line.strip()]
-    assert [name for name in listed if name in NAMES] == list(NAMES)
-    assert "zero3_textbook" in listed
+    assert [name for name in listed if name in (*NAMES, "zero3_textbook")] == [*NAMES, "zero3_textbook"]
 
 
-TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
-BY_HAND = {
-    "keys": '{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99}',
-    "no-layers": '{"model_type": "gpt2", "n_layer": 0, "n_embd": 64, "n_head": 2}',
-    "mpnet": '{"model_type": "mpnet", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}',
+SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
+ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
+NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
+FILES = {  # written by hand
+    "keys/config.json": '{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99}',
+    "no-layers/config.json": '{"model_type": "gpt2", "n_layer": 0, "n_embd": 64, "n_head": 2}',
+    "small/config.json": '{"model_type": "mpnet", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}',
+    "float/config.json": '{"model_type": "llama", "hidden_size": 128.0, "num_hidden_layers": 2, "vocab_size": 99}',
+    "no-words/config.json": '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 0}',
+    "t6/config.json": '{"model_type": "t6"}',
+    "empty/nothing": "",
+    "deep/config.json": '{"model_type": "llama", "num_hidden_layers": 1000000000}',
+    "ds.json": '{"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2, "offload_optimiser": {}}}',
+    "train.log": "CUDA out of memory. Tried to allocate 3.79 GiB. GPU 0 has a total capacity of 79.11 GiB.",
+}
+NAMED = {"SMOKE": SMOKE, "ZERO1": SMOKE / "arms-zero1-9502bd8f-r1.1", "ZERO3": SMOKE / "arms-zero3-46126d78-r1.1"}
+NAMED |= {"CONFIGS": ROOT / "accelerate_configs"}
+FIRST_LINES = {
+    "arms": "arms can run on this machine.",
+    "estimate --params 7.5e9 --layers 72 --hidden 2928 --ranks 64 --arm zero2": "A rank of 64 under zero2 needs ",
+    "estimate --model llama3-8b --gpu H100": "A rank of 8 under zero3 needs ",
+    "advise --model gpt2-xl --gpus 8 --gpu H100": "Use zero1, ",
+    "advise --model bert-base --gpu B200": "Enough: 1 x B200",
+    "advise --model llama3-8b --gpus 1 --gpu T4": "Nothing fits on 1 x T4",
+    f"{ADVISE} --model keys": "Use ",
+    f"{ADVISE} --model no-layers": "Use ",
+    f"{ADVISE} --model small": "Use ",
+    "runs SMOKE": "runs are done.",
+    "compare SMOKE": "none of them in two environments",
+    "compare SMOKE --arms": "wikitext",
+    "compare ZERO1 ZERO3": "At the peak zero3 holds ",
+    "diagnose ZERO1": "zero1 on 2 ranks, done",
+    "diagnose ds.json": "DeepSpeed config: 2 findings.",
+    "diff CONFIGS/zero2.yaml CONFIGS/zero3.yaml": "What changes losses or memory: ",
+    "oom train.log --vocabulary 248320": "No cause is sure.",
+    "sweep smoke --dry-run": "possible on this machine.",
+    "conform zero2 --release 0.18.1..0.19.8": "answers change from 0.18.1 to 0.19.8.",
+    "claims S002-25 --json": "[",
+    "claims": "published claims",
+    "claims 002 --runs SMOKE": "numbers of published claims",
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_a_config_written_by_hand_is_advised(name, monkeypatch, tmp_path, capsys):
-    """It says less than transformers writes, has no layers, or is of a model that cannot recompute activations."""
-    monkeypatch.setattr(arms, "NAMES", ("ddp", "zero3_ulysses", "zero1_tp"))
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "config.json").write_text(BY_HAND[name])
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """A function that asks a question in a folder with some files, and returns the exit code."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    put(tmp_path, changed(finished("malformed"), memory__components=[3]))
     monkeypatch.chdir(tmp_path)
-    words = f"advise --model {name} --gpus 2 --gpu H100 --sequence 16 --batch 2"
-    assert in_this_process(monkeypatch, words) is None
-    assert capsys.readouterr().out.startswith("Use ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def ask(words: str) -> int | None:
+        for name, path in NAMED.items():
+            words = words.replace(name, str(path))
+        return in_this_process(monkeypatch, words)
+
+    return ask
+
+
+@pytest.mark.parametrize("words", FIRST_LINES)
+def test_an_ordinary_question_is_answered_in_the_first_line(words, asked, monkeypatch, capsys):
+    if words.startswith(ADVISE):
+        monkeypatch.setattr(arms, "NAMES", ("ddp", "zero3_ulysses", "zero1_tp"))
+    assert asked(words) in (None, 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert FIRST_LINES[words] in lines[0]
+    if words.startswith(("arms", "advise")):
+        assert max(len(line.rstrip()) for line in lines) <= 100, "as wide as a screen"
+
+
+def test_what_takes_long_is_said_on_stderr_once_and_only_by_commands(capsys):
+    with during("a library"):
+        pass
+    with progress_shown():
+        for _ in range(2):
+            with during("tracing"):
+                pass
+    assert capsys.readouterr() == ("", "tracing ...\n")
 
 
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
@@ -85,39 +139,23 @@ def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
 
     monkeypatch.setattr(results, "runs", noisy)
     assert in_this_process(monkeypatch, "runs here --json") is None
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"folder": "here"}
-    assert in_this_process(monkeypatch, "runs here") is None
-    assert "glad" in capsys.readouterr().out
+    assert json.loads(capsys.readouterr().out) == {"folder": "here"}
     assert in_this_process(monkeypatch, "oom here --json") == 2, "it has no answer as JSON"
 
 
-@pytest.fixture
-def forked_virtual(monkeypatch, cache):
-    """`study virtual` with a forked launch, as the other tests have it: a fresh one is almost all imports."""
+def test_a_virtual_rank_holds_and_sends_what_is_estimated_by_default(monkeypatch, cache, tmp_path, capsys, golden):
+    """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
 
-    def forked(turn, folder, *_):
-        launch(turn.arm, folder, *launches.options(turn.settings), cache=cache)
+    def forked(cell, folder, *_):  # a fresh launch is almost all imports
+        launch(cell.arm, folder, *launches.options(cell.settings), cache=cache)
         return store.load(folder)
 
     monkeypatch.setattr(launches, "run", forked)
-
-
-def test_a_virtual_rank_is_kept_in_the_folder_that_is_named(forked_virtual, monkeypatch, tmp_path, capsys, golden):
-    """It was deleted, and the path of the deleted record was printed."""
-    folder = tmp_path / "kept"
-    words = f"virtual --model gpt-tiny --arm zero2 --ranks 64 --run-dir {folder}"
+    words = f"virtual --model llama-micro --arm zero2 --ranks 4 --run-dir {tmp_path / 'run'}"
     assert in_this_process(monkeypatch, words) is None
-    golden("command_virtual.txt", capsys.readouterr().out.replace(str(tmp_path), "FOLDER"))
-    record = store.load(folder)
-    assert (record.status, record.observed.virtual_ranks) == ("done", 64)
-
-
-def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, tmp_path):
-    """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
-    words = "--model llama-micro --arm zero2 --ranks 4"
-    assert in_this_process(monkeypatch, f"virtual {words} --run-dir {tmp_path / 'run'}") is None
+    golden("command_virtual.txt", capsys.readouterr().out)
     record = store.load(tmp_path / "run")
+    assert (record.status, record.observed.virtual_ranks) == ("done", 4)
     (measured,) = record.memory.components.per_rank
     (sent,) = record.traffic.per_rank
     training, passes = predictions.Training(gpus=4), predictions.Passes(arm="zero2")
@@ -130,16 +168,6 @@ def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtu
         assert sent[kind].bytes == pytest.approx(moved_bytes, rel=0.001), kind
 
 
-CONFIGS = {
-    "mpnet": '{"model_type": "mpnet", "num_hidden_layers": 2}',
-    "float": '{"model_type": "llama", "hidden_size": 128.0, "num_hidden_layers": 2, "vocab_size": 99}',
-    "no-words": '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 0}',
-    "t6": '{"model_type": "t6"}',
-    "empty": None,
-    "deep": '{"model_type": "llama", "num_hidden_layers": 1000000000}',
-}
-ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
-NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
 WRONG = {
     "virtual --model gpt2 --arm ddp --ranks 2 --sequence 4096": "more than the model's 1024 positions",
     "virtual --model gpt2 --arm zero3_hpz --ranks 5": "groups of 2 ranks (got 5)",
@@ -157,7 +185,7 @@ WRONG = {
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
     ADVISE + "--model gpt2 --batch 80000000000": "--batch must be from 1 to 1000000000 rows (got 80000000000)",
-    ADVISE + "--model mpnet --checkpointing True": "has no activation checkpointing for mpnet. What to do: leave",
+    ADVISE + "--model small --checkpointing True": "has no activation checkpointing for mpnet. What to do: leave",
     "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
@@ -176,26 +204,22 @@ WRONG = {
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
     "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
     "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
+    "estimate --model gpt2 --ranks 0": "--gpus must be from 1 to 65536 (got 0). What to do: give such a number.",
     "estimate --model deep": "says 1000000000 layers, and at most 10000 are traced",
     "oom --vocabulary -1": "--vocabulary must be at least 1 (got -1)",
 }
 
 
+TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
+
+
 @pytest.mark.parametrize("words", WRONG)
-def test_what_is_wrong_is_one_sentence(words, monkeypatch, tmp_path, capsys):
-    for name, text in CONFIGS.items():
-        (tmp_path / name).mkdir()
-        if text:
-            (tmp_path / name / "config.json").write_text(text)
-    put(tmp_path, changed(finished("malformed"), memory__components=[3]))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_what_is_wrong_is_one_sentence(words, asked, monkeypatch, capsys):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8e9))
-    assert in_this_process(monkeypatch, words) == 2
+    assert asked(words) == 2
     message = capsys.readouterr().err.removeprefix(TRACING)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
     assert WRONG[words] in message
-    assert not list(tmp_path.glob("mine*"))
 
 
 def test_an_answer_that_cannot_be_written_is_a_sentence():
@@ -203,12 +227,6 @@ def test_an_answer_that_cannot_be_written_is_a_sentence():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert re.fullmatch(r"[^\n]+\(No space left[^\n]+\. What to do: [^\n]+\.\n", done.stderr), done.stderr
-
-
-def test_a_sentence_is_all_that_reaches_the_terminal():
-    done = study("estimate", "--model", "gpt2", "--ranks", "0")
-    message = "--gpus must be from 1 to 65536 (got 0). What to do: give such a number.\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_a_size_is_a_built_in_shape(monkeypatch, capsys):
@@ -227,17 +245,16 @@ def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, cap
     assert "memory.components must be a table (got [3])" in printed
 
 
-def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsys):
+def test_what_a_machine_lacks_is_said_with_an_exit_code(monkeypatch, capsys):
     lacking = [Finding("python", "3.11"), Finding("ninja", "none", "pip install ninja")]
-    for findings, code in ((lacking, 1), (lacking[:1], None)):
+    for findings, code, first in ((lacking, 1, "lacks: ninja."), (lacking[:1], None, "has everything")):
         monkeypatch.setattr("study.core.doctor.examine", lambda folder, found=findings: found)
+        assert in_this_process(monkeypatch, "doctor") == code
+        assert capsys.readouterr().out.startswith(f"This machine {first}")
         assert in_this_process(monkeypatch, "doctor --json") == code
         answer = json.loads(capsys.readouterr().out)
         assert answer["fine"] == (code is None)
         assert [each["remedy"] for each in answer["findings"]] == [each.remedy for each in findings]
-        assert in_this_process(monkeypatch, "doctor") == code
-        first = capsys.readouterr().out.splitlines()[0]
-        assert first == ("This machine lacks: ninja." if code else "This machine has everything that the study needs.")
 
 
 def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):
@@ -253,11 +270,8 @@ def test_study_alone_explains_itself_and_is_fast():
     code = "import sys; from study.cli import main; sys.argv = ['study']; main(); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     help_text, modules = done.stdout.rsplit("\n", 2)[:2]
-    for heading, group in GROUPS.items():
-        listed = help_text.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
-        assert [line.split()[0] for line in listed.splitlines()] == [*group]
-    assert (len(GROUPS), len(COMMANDS)) == (3, 15)
-    assert len(re.findall(r"^  study \w", help_text, re.MULTILINE)) == 3, "examples"
+    assert len(COMMANDS) == 15
+    assert all(f"\n  {name} " in help_text for name in COMMANDS)
     heavy = ("tyro", "numpy", "pandas", "torch", "study.ledger")
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
@@ -265,25 +279,53 @@ def test_study_alone_explains_itself_and_is_fast():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"{name} --help") == 0
-    help_text = capsys.readouterr().out
-    assert f"usage: study {name}" in help_text
-    assert "None" not in help_text, "Python's word for an option that is not given"
-
-
-def test_the_examples_of_the_help_work(monkeypatch):
-    """As far as their words go: each is parsed, and nothing is run."""
-    called = []
-    for line in EXAMPLES.splitlines():
-        _, name, *words = line.split()
-        module = importlib.import_module(COMMANDS[name][0])
-        command = functools.wraps(getattr(module, name))(lambda *args, **options: called.append(1))
-        monkeypatch.setattr(module, name, command)
-        commands.start([name, *words])
-    assert len(called) == 3
+    assert "None" not in capsys.readouterr().out, "Python's word for an option that is not given"
 
 
 def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path):
     (tmp_path / "für.yaml").write_text("lr: 1")
-    done = study("diff", "für.yaml", "für.yaml", env={"PYTHONIOENCODING": "ascii"}, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    command = [Path(sys.executable).with_name("study"), "diff", "für.yaml", "für.yaml"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=True)
+    assert done.stderr == ""
     assert "A: f?r.yaml (settings)" in done.stdout
+
+
+# --- four doors answer one question alike: README, the index, `advise` and `estimate` ---------------------------------
+# The question: which arm for my model on my GPUs, with which memory, in how many seconds?
+
+README = "--model mistral-7b --gpus 8 --gpu H100"
+QUESTIONS = (
+    README,
+    "--model gpt2-xl --gpus 1 --gpu RTX4090",
+    "--model bert-large --gpus 2 --gpu T4 --sequence 128 --batch 24",
+    "--params 3e9 --layers 26 --hidden 3072 --gpus 16 --gpu L40S --batch 64 --link pcie4",
+)
+SLOW_QUESTIONS = (
+    "--model llama3-8b --gpus 4 --gpu A100-40GB",
+    "--model llama3-70b --gpus 64 --gpu H100",
+    "--model gpt2 --lora-rank 8 --gpus 1 --gpu RTX4090 --sequence 256",
+    "--model llama3.2-1b --gpus 8 --gpu H100 --sequence 32768 --batch 16",
+    "--model qwen3-30b-a3b --gpus 8 --gpu H200",
+    "--model gpt2 --gpus 13 --gpu H100 --sequence 128",
+    "--model gpt2 --gpus 8 --gpu GH200 --sequence 128",
+)
+SLOW = [pytest.param(question, marks=pytest.mark.slow) for question in SLOW_QUESTIONS]
+
+
+@pytest.mark.parametrize("question", [*QUESTIONS, *SLOW])
+def test_advise_and_estimate_give_one_answer(question, monkeypatch, capsys):
+    """The arm, the tensors' bytes, what nvidia-smi shows, the seconds and their interval, and whether it fits."""
+    assert in_this_process(monkeypatch, f"advise {question} --json") is None
+    advice = json.loads(capsys.readouterr().out)
+    if question == README:  # tests/project/test_readme.py holds README to it
+        assert answers.advice() == advice["in_words"]
+    assert in_this_process(monkeypatch, f"{advice['detail'].removeprefix('study ')} --json") is None
+    whole = json.loads(capsys.readouterr().out)
+    choice, step = advice["choice"], whole["step"]
+    assert whole["arm"] == choice["arm"]
+    assert whole["estimate"]["peak_bytes"] == choice["peak_bytes"]
+    assert whole["kinds"]["driver"] == choice["driver_bytes"]
+    assert [step["seconds"], step["low_s"], step["high_s"]] == [choice["step_s"], *choice["step_interval_s"]]
+    is_tight = any("It fits only just" in line for line in advice["in_words"])
+    assert whole["fits"] == ("only just" if is_tight else "yes")

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
+from conftest import ROOT
 from shaped import failed, finished
 
 from study.core import arms
@@ -42,12 +44,11 @@ def read_arm_and_config(path: Path) -> None:
 
 def is_valid_or_a_sentence(parse: Callable, *given: Any) -> None:
     """A parser returns, or raises a Stop with a readable sentence. Any other exception fails the test."""
+    stop = Stop("nothing is wrong", "go on")
     try:
         parse(*given)
     except Stop as caught:
         stop = caught
-    else:
-        return
     assert stop.remedy
     assert len(stop.sentence) < LONGEST_SENTENCE
     stop.sentence.encode(errors="surrogateescape")
@@ -59,18 +60,13 @@ class Parser(NamedTuple):
     write: Callable[[dict], str | bytes] = json.dumps
 
 
+CONFIGS = ROOT / "accelerate_configs"
 ZERO3 = {"zero_stage": 3, "offload_optimizer_device": "cpu", "gradient_clipping": 1.0}
 ACCELERATE = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "no", "deepspeed_config": ZERO3}
-FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_offload_params": False}
-FSDP |= {"fsdp_cpu_ram_efficient_loading": False, "fsdp_reshard_after_forward": True}
-DEEPSPEED = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
 CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "gloo:all_reduce", "retired": False}
-CALL |= {
-    "state": "scheduled",
-    "time_created_ns": 1,
-    "input_sizes": [[3]],
-    "frames": [{"filename": "a.py", "line": 1, "name": "f"}],
-}
+FRAME = {"filename": "a.py", "line": 1, "name": "f"}
+CALL |= {"state": "scheduled", "time_created_ns": 1, "input_sizes": [[3]], "frames": [FRAME]}
+FAILED = failed("b", arm="zero3")
 DUMP = {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 PARSERS = {
     "dumps/rank_1.json": Parser(lambda path: hangs.dumps(path.parent), DUMP),
@@ -78,10 +74,10 @@ PARSERS = {
         lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
     ),
     "done/record.json": Parser(read_and_redact, finished("a")),
-    "failed/record.json": Parser(read_and_redact, failed("b", arm="zero3")),
+    "failed/record.json": Parser(read_and_redact, {"error": FAILED["error"]}, lambda part: json.dumps(FAILED | part)),
     "arm.yaml": Parser(read_arm_and_config, ACCELERATE),
-    "fsdp.yaml": Parser(read_arm_and_config, {"distributed_type": "FSDP", "fsdp_config": FSDP}),
-    "config.json": Parser(read_arm_and_config, DEEPSPEED),
+    "fsdp.yaml": Parser(read_arm_and_config, yaml.safe_load((CONFIGS / "fsdp2.yaml").read_text())),
+    "config.json": Parser(read_arm_and_config, json.loads((CONFIGS / "deepspeed" / "zero3_hpz.json").read_text())),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]
 BOMBS += ["? {a: b}\n: c\n", '{"a": "\\ud800"}', '{"a": NaN}', b"\xff\xfe", "a." * 5000 + "a = 1", "a: !!int ''\n"]

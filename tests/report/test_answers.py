@@ -27,21 +27,17 @@ def index(kept):
 def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(index, kept):
     """Recomputed from the records themselves. What offloads is predicted: without a GPU its split is not measured."""
     rows = index["memory"].rows
-    rows = rows[rows["model"] == "Llama-3-8B"]
-    chosen = [run for run in kept.done if run.record.requested.model == "llama3-8b"]
-    chosen = [run for run in chosen if run.record.observed.ranks == 8 and run.record.requested.checkpointing]
-    assert len(chosen) >= 8
-    totals = rows.groupby(["source", "arm"])["bytes"].sum()
-    assert {*totals["measured"].index} == {run.record.arm for run in chosen if not memory.has_one_memory(run)}
+    totals = rows[rows["model"] == "Llama-3-8B"].groupby(["source", "arm"])["bytes"].sum()
     drawn = re.findall(r"<text[^>]*>([^<]+)</text>", style.svg(index["memory"].figure, "memory"))
     shown = index["memory"].table.set_index("arm")["Llama-3-8B"]
-    for run in chosen:
-        if not memory.has_one_memory(run):
-            held = memory.held_bytes(run)
-            assert totals["measured"][run.record.arm] == held
-            assert held == pytest.approx(totals["predicted"][run.record.arm], rel=0.024), "as the scoreboard has it"
-            assert f"{held / 1e9:.3g} GB" in drawn
-            assert f"{held / 1e9:.3g} GB" == shown[run.record.arm]
+    chosen = kept.select(model="llama3-8b", ranks=8, checkpointing=True).done
+    held = {run.record.arm: memory.held_bytes(run) for run in chosen if not memory.has_one_memory(run)}
+    assert len(chosen) >= 8
+    assert totals["measured"].to_dict() == held
+    for arm, held_bytes in held.items():
+        assert held_bytes == pytest.approx(totals["predicted"][arm], rel=0.024), "as the scoreboard has it"
+        assert f"{held_bytes / 1e9:.3g} GB" == shown[arm]
+        assert shown[arm] in drawn
     assert [shown[arm] for arm in ("ddp", *STAGES)] == ["161 GB", "44.8 GB", "36.3 GB", "22.1 GB"]
     published = {"zero1": 50.065e9, "zero2": 36.455e9, "zero3": 25.121e9}
     assert totals["published by others"].to_dict() == published, "tohtana/ds_verify_loss"

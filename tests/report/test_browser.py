@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from test_cli import in_this_process
 
-from study.core import arms
+from study.cli import predictions
+from study.core.arms import load_arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
 from study.core.text import size
 from study.predict.architecture import named
 from study.predict.estimate import estimate, operations
-from study.predict.question import with_buckets
-from study.predict.setup import Setup, distribution
+from study.predict.front import BUCKET_ELEMENTS
 from study.predict.step_time import peak_flops_per_s
 from study.report import calculator
 from study.report import site as report
@@ -151,30 +151,24 @@ def question(draw: random.Random) -> dict:
     }
 
 
-def parts_of(components: dict[str, int]) -> list[int]:
-    """Bytes by the page's parts, where temporaries are activations."""
-    left = components | {"activations": components.get("activations", 0) + components.get("temporaries", 0)}
-    return [sum(left.get(role, 0) for role in roles if role != "temporaries") for roles in memory.PARTS.values()]
-
-
-def answer(question: dict) -> dict | None:
-    """Return Python's answer; None where a library refuses the optimizer."""
-    arm, precision = arms.load_arm(question["arm"]), question["precision"]
-    if refusal(arm, question["optimizer"], precision):
+def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, optimizer) -> dict | None:
+    """Return the answer of `study estimate`; None where a library refuses the optimizer."""
+    if refusal(load_arm(arm), optimizer, precision):
         return None
-    ranks = 1 if arm.distributed_type == "NO" else question["gpus"]
-    values = {"micro_batch": question["rows"], "sequence": question["tokens"], "accumulation": question["passes"]}
-    values |= {"checkpointing": question["recomputes"], "precision": precision, "ranks": ranks, "device": "cuda"}
-    values |= {"optimizer": question["optimizer"]} if question["optimizer"] != "adamw" else {}
-    setup = Setup(model=named(question["model"]), **distribution(with_buckets(arm), ranks), **values)
+    training = predictions.Training(gpus=gpus, sequence=tokens, precision=precision, optimizer=optimizer)
+    of_step = {"micro_batch": rows, "accumulation": passes, "checkpointing": recomputes}
+    passes = predictions.Passes(arm=arm, **of_step)
+    setup, _ = predictions.setup_of(named(model), training, predictions.Place(), passes, BUCKET_ELEMENTS)
     whole = estimate(setup)
+    left = dict.fromkeys(itertools.chain(*memory.PARTS.values()), 0) | whole.at_peak
+    left["activations"] += left.pop("temporaries")  # the page shows them as one
     return {
-        "parts": parts_of(whole.at_peak),
+        "parts": [sum(left.get(role, 0) for role in roles) for roles in memory.PARTS.values()],
         "peakBytes": whole.peak_bytes,
         "hostBytes": whole.host_bytes,
         "diskBytes": whole.nvme_bytes["held"],
         "traffic": whole.traffic,
-        "leastS": pytest.approx(operations(setup) / peak_flops_per_s(question["gpu"], precision == "fp32"), rel=1e-9),
+        "leastS": pytest.approx(operations(setup) / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
     }
 
 
@@ -186,7 +180,7 @@ def test_drawn_questions_have_the_answers_of_python(show):
     script = """return arguments[0].map((question) =>
         armsOf(question).includes(question.arm) ? answerOf(question, question.arm) : null)"""
     for each, theirs in zip(asked, page.execute_script(script, asked), strict=True):
-        ours = answer(each)
+        ours = answer(**each)
         assert (theirs and ours and {name: theirs[name] for name in ours}) == ours, f"{each}: {REMEDY}"
 
 
