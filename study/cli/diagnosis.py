@@ -17,8 +17,7 @@ from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 
-IS_DEFAULT = {True: " (the library's default)", False: ""}
-
+DEFAULT = " (the library's default)"
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -100,12 +99,12 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
     rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-    found = [list(map(asdict, findings)) for findings in sides]
-    return rows | dict(zip(("found_in_a", "found_in_b"), found, strict=True))
+    return rows | {"found_in_a": list(map(asdict, sides[0])), "found_in_b": list(map(asdict, sides[1]))}
 
 
 def _values(difference: Difference) -> str:
-    a, b = (f"{shown(each, difference.name)}{IS_DEFAULT[each.is_default]}" for each in (difference.a, difference.b))
+    sides = (difference.a, difference.b)
+    a, b = (f"{shown(side, difference.name)}{DEFAULT if side.is_default else ''}" for side in sides)
     return f"{printable(difference.name)}: A {a}, B {b}"
 
 

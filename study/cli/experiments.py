@@ -1,10 +1,8 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
-import math
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Literal, Self
@@ -79,7 +77,6 @@ def sweep(
 
 
 def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, minutes: float | None) -> None:
-    """Run the turns, and end with the exit code for how they ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
     with Progress(len(turns)) as progress:
@@ -95,7 +92,6 @@ def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None,
 
 
 def _show_plan(cells: list[Cell]) -> None:
-    """List the cells: the settings in which they differ, and whether this machine can run them."""
     gpus = num_gpus()
     # Most protocols vary two or three of many settings: only these are columns.
     differ = differing([cell.settings for cell in cells])
@@ -121,8 +117,6 @@ class Progress:
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
         self.turns = turns
         self.ended = 0
-        self.ran: set[int] = set()  # the turns that were run, and not done before
-        self.started = time.monotonic()
 
     def __enter__(self) -> Self:
         self.live.start()
@@ -139,7 +133,7 @@ class Progress:
         if self.console.is_terminal:
             self._draw("")
         else:
-            self.say(f"{self._position(turn)}{self.left()}")
+            self.say(self._position(turn))
 
     def step(self, folder: Path, seconds: float) -> None:
         if not self.console.is_terminal:
@@ -151,8 +145,6 @@ class Progress:
         self._draw(f"  {position}  {seconds:.0f} s")
 
     def end(self, turn: Cell, outcome: Outcome) -> None:
-        if outcome.ran:
-            self.ran.add(self.ended)
         # The same command continues a sweep, and says what it did not run again.
         before = " before" if outcome.status == "done" and not outcome.ran else ""
         reason = f": {outcome.reason}" if outcome.reason else ""
@@ -162,16 +154,9 @@ class Progress:
         """Go on to the next turn. A search for a frontier is one turn with many runs."""
         self.ended += 1
 
-    def left(self) -> str:
-        """The time that remains, by the mean of the turns that were run so far; empty before the first."""
-        if not self.ran:
-            return ""
-        left_s = (time.monotonic() - self.started) / len(self.ran) * (self.turns - self.ended)
-        return f"  about {math.ceil(left_s / 60)} min left"
-
     def _position(self, turn: Cell) -> str:
         what = filter(None, map(turn.value, ("arm", "task", "model")))
         return f"[{self.ended + 1}/{self.turns}] {', '.join(map(str, what))}"
 
     def _draw(self, text: str) -> None:
-        self.live.update(Text(f"{self._position(self.turn)}{text}{self.left()}", no_wrap=True), refresh=True)
+        self.live.update(Text(f"{self._position(self.turn)}{text}", no_wrap=True), refresh=True)

@@ -26,7 +26,7 @@ def arms() -> list[dict]:
         }
         for arm in map(load_arm, all_paths())
     ]
-    # The reasons are sentences: they would make the table wider than a screen, so they come below it.
+    # The reasons are sentences, too wide for a table.
     missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
     say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
     show([row | {"here": row["here"].partition(":")[0]} for row in rows])
@@ -36,7 +36,6 @@ def arms() -> list[dict]:
 
 
 def _support(arm: Arm, gpus: int) -> str:
-    """Return yes if this machine can run an arm, or why not."""
     # What a user can install or compile comes before what only another machine would change.
     if stop := launches.lacking() or examination.why_not(arm, gpus):
         return f"no: {stop.what}; {stop.remedy}"

@@ -107,7 +107,6 @@ class Passes:
 
 
 def _given(training: Training, place: Place) -> dict[str, Any]:
-    """Return the options as fields of a Question."""
     options = vars(training) | vars(place)
     del options["gpus"], options["gpu"]
     # The predictor knows four implementations of the trainer's AdamW.
@@ -316,7 +315,6 @@ def _settings(model: Wanted, training: Training, passes: Passes, usual: Precisio
 
 
 def _show(record: Record, ranks: int) -> None:
-    """Show the memory by component, and what the second step sent."""
     rank = record.memory.components.per_rank[0]
     at_peak, after = rank.at_peak or {}, rank.after_step
     say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")

@@ -25,7 +25,6 @@ def _load(folders: tuple[Path, ...]) -> Runs:
 
 
 def _with_sizes(row: dict, *names: str) -> dict:
-    """Return a row of a table with these numbers of bytes as a person reads them."""
     return row | {name: size(row[name]) for name in names if row[name] is not None}
 
 
@@ -77,7 +76,6 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
 
 
 def _compare_arms(loaded: Runs) -> list[dict]:
-    """Show sentences first, then the table that they come from."""
     from study.report.topics import arms  # it needs packages that the light install lacks
 
     compared = arms.by_task(loaded)
@@ -94,7 +92,6 @@ def _compare_arms(loaded: Runs) -> list[dict]:
 
 
 def _compare_peaks(first: Run, second: Run) -> dict:
-    """Show how the peaks of two runs differ, and beside that their times and losses."""
     rows = comparing.peaks(first, second)
     unlike = comparing.unlike(first, second)
     # The sum of the components, which the rows for the rest of the device's memory follow.
@@ -146,7 +143,6 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
 
 
 def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) -> None:
-    """Show whether some runs give the numbers that claims name. Otherwise only those that differ."""
     # Runs that have ended count, and no records of other people's scripts.
     rows = texts.compared([each for each in chosen if isinstance(each, Claim)], loaded.counting)
     counts = Counter(row.answer for row in rows)

@@ -17,7 +17,6 @@ from study.predict.front import (
 
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
-LARGEST = 120  # of a unit; hours are always hours
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
@@ -104,7 +103,7 @@ def seconds(row: Row) -> str:
         return UNKNOWN
     low_s, high_s = row.step_interval_s
     # The largest number of the three decides the unit, so that all have the same.
-    factor, unit = next((pair for pair in UNITS if high_s < LARGEST * pair[0]), UNITS[-1])
+    factor, unit = next((pair for pair in UNITS if high_s < 120 * pair[0]), UNITS[-1])
     step, low, high = (short(float(f"{value / factor:.2g}")) for value in (row.step_s, low_s, high_s))
     return f"{step} {unit} ({low} to {high})"
 
@@ -139,7 +138,6 @@ def table(advice: Advice) -> list[dict]:
 
 
 def _place(row: Row, advice: Advice) -> str:
-    """Return whether it fits, and whether it is advised."""
     if row is advice.choice:
         return "use"
     if row is advice.alternative:
@@ -170,12 +168,8 @@ def assumptions(question: Question) -> list[str]:
 
 
 def accuracy() -> str:
-    """Return how accurate predictions are of trainings that decided nothing. All rows weigh the same.
-
-    Seconds are those of the newest set, by today's model: it was fitted to all others. Bytes are those of all frozen
-    sets, each as it was predicted at first. Refused rows have no error.
-    """
-    # --- times: the newest set of published rows is the only one that no fit has seen
+    """Return how accurate predictions are of trainings that decided nothing. All rows weigh the same."""
+    # --- times, by today's model: the newest set of published rows is the only one that no fit has seen
     everything = scores.numbers()
     newest = max(published.set_number(each.set) for each in everything)
     unseen = [each for each in everything if published.set_number(each.set) == newest]

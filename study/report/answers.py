@@ -1,8 +1,7 @@
 """The four answers of the index: does ZeRO change the losses, save memory, cost time, send more?
 
 A person writes the sentence of each, in `templates/index.html`; here are the rows below it. Losses are of real ranks,
-on a model so small that two CPU cores can train it. Memory and traffic are of sizes that people train where the runs
-have them (virtual ranks), because on a tiny model ZeRO costs memory.
+memory and traffic also of virtual ones of the sizes that people train: on a tiny model ZeRO costs memory.
 """
 
 import functools
@@ -29,10 +28,10 @@ from study.report.of_record import setup_of
 from study.report.topics import losses, memory, stages, traffic
 
 BASELINE = "ddp"
-PROTOCOL, RANKS, GPU = "at_scale", 8, "H100-80GB"
-MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published by others"
+RANKS, GPU = 8, "H100-80GB"
+PREDICTED, PUBLISHED = "predicted", "published by others"
 TITLES = {"llama3-8b": "Llama-3-8B", "bert-large": "BERT-large", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
-AT_SCALE, SMOKE = "study sweep at_scale --runs runs/at_scale", "study sweep smoke --runs runs/smoke"
+AT_SCALE = "study sweep at_scale --runs runs/at_scale"
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
 MODEL, SMALL, ADVISED = "llama3-8b", "bert-large", "mistral-7b"  # the last one of the advice
 ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
@@ -72,7 +71,7 @@ def of_scale(runs: Runs) -> list[list[Run]]:
     """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
     known = runs.select(ranks=RANKS, virtual=True)
     several = (known.select(model=MODEL, checkpointing=True), known.select(model=SMALL))
-    of_protocol = [[run for run in mine.done if run.record.cell.protocol == PROTOCOL] for mine in several]
+    of_protocol = [[run for run in mine.done if run.record.cell.protocol == "at_scale"] for mine in several]
     return list(filter(_has_baseline, of_protocol))
 
 
@@ -84,7 +83,7 @@ def of_losses(here: list[Run]) -> Answer:
     """Return how far the arms of one training are apart, step by step."""
     rows = losses.table(Runs(tuple(here)))
     if rows.empty or rows["difference"].isna().all():
-        return Answer("losses", SMOKE)
+        return Answer("losses", "study sweep smoke --runs runs/smoke")
     table = losses.parity(rows).rename(columns={"line": "arm"})
     table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
     shown = ["arm", "first_loss", "last_loss", "steps", "largest_difference"]
@@ -111,16 +110,14 @@ def of_memory(here: list[Run], at_scale: list[list[Run]]) -> Answer:
 
 
 def memory_rows(run: Run) -> list[dict]:
-    """Return the parts of a rank's peak of GPU memory, measured and predicted, and what others measured.
-
-    Where a run without a GPU offloads, both memories are one: its split is predicted, for Llama-3-8B alone. Of smaller
-    models a GPU would need other memory than the CPU on which the other arms were measured.
-    """
+    """Return the parts of a rank's peak of GPU memory, measured and predicted, and what others measured."""
     model, arm = run.record.requested.model or "", run.record.arm
     # --- what our bars show
     sources: dict[str, Any] = {}
     if not memory.has_one_memory(run):
-        sources = {MEASURED: memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
+        sources = {"measured": memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
+    # Where a run without a GPU offloads, both memories are one: its split is predicted. Of smaller models a GPU would
+    # need other memory than the CPU on which the other arms were measured.
     elif model == MODEL and (setup := setup_of(run.record)):
         on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
         sources = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
@@ -133,7 +130,6 @@ def memory_rows(run: Run) -> list[dict]:
 
 
 def _title(run: Run) -> str:
-    """Return the model of a run as people call it."""
     model = run.record.requested.model or "a model"
     return TITLES.get(model, model)
 
@@ -156,10 +152,7 @@ def published(model: str = MODEL) -> list[others.Row]:
 
 @functools.cache
 def of_time() -> Answer:
-    """Return predicted and published times: of the setting of this study, and of that in which others measured.
-
-    No GPU was measured here, and times of a CPU say nothing about GPUs.
-    """
+    """Return predicted and published times. No GPU was measured here, and times of a CPU say nothing about GPUs."""
     rows: list[dict] = []
     for setting in BATCHES:
         usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting

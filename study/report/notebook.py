@@ -17,7 +17,7 @@ from study.core.files import safe_join
 from study.records import runs as records
 from study.records.runs import Runs
 from study.report.style import svg
-from study.report.tables import as_html, largest_groups, write_csv
+from study.report.tables import as_html, write_csv
 
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 
@@ -50,8 +50,9 @@ class Book:
             return missing(f"the figure “{name}”", command)
         # The first line of a figure function's docstring is its caption.
         purpose = (draw.__doc__ or "").partition("\n")[0]
-        for number, mine in enumerate(largest_groups(rows, most), 1):
-            file = f"{name}-{number}"
+        arms = rows.groupby("group", sort=False)["arm"].nunique()
+        for number, group in enumerate(arms.nlargest(most).index, 1):
+            mine, file = rows[rows["group"] == group], f"{name}-{number}"
             image = svg(draw(mine), file, purpose)  # the label is for a reader who does not see it
             caption = f"{purpose}{self._written(mine, file)}"
             show(f"<figure>{image}<figcaption>{caption}</figcaption></figure>", file)
@@ -67,7 +68,6 @@ class Book:
         return show(f'<div class="scroll" tabindex="0">{as_html(rows[:MOST])}</div><p class="links">{below}</p>', name)
 
     def _written(self, rows: pd.DataFrame, name: str) -> str:
-        """Write rows as a file, where this notebook writes any, and return a link to it."""
         if not self.data:
             return ""
         # The page of a notebook lies beside the folder `data`, so the link is relative.

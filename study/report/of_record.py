@@ -25,14 +25,11 @@ def predicted(record: Record) -> Estimate | None:
 
 
 def setup_of(record: Record) -> Setup | None:
-    """Return what theory needs to know of a run.
-
-    None if its model, or the size of its data in the same memory, is not known here, for scripts that are not ours, and
-    for compiled models: what a compiler keeps and fuses is unknown.
-    """
+    """Return what theory needs to know of a run. None if its model, or the size of its data, is not known here."""
     requested, observed = record.requested, record.observed
     model = architecture(record)
     rows = _rows(requested)
+    # Scripts are not ours, and what a compiler keeps and fuses is unknown.
     unknown = [record.is_script, record.is_watched, requested.compile, requested.precision == "fp8"]
     unknown.append(requested.optimizer == "muon" and bool(observed.stage))
     # With a GPU the rows of the data set stay on the host, and do not matter.
@@ -62,7 +59,6 @@ def _rows(requested: Requested) -> int | None:
 
 
 def _distribution(observed: Observed) -> dict[str, Any]:
-    """Return how a run was distributed, as it was observed."""
     values: dict[str, Any] = {"ranks": observed.ranks, "device": observed.device, "deepspeed": observed.deepspeed}
     values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
     if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other

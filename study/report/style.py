@@ -30,6 +30,7 @@ TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up
 COLUMNS = 3  # of a legend
 LINE = 0.16  # inches: the height of a line of text
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
+EDGE: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}  # of a part of a bar
 
 COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text())
 ARMS, PARTS, COLLECTIVES, MARKS = (COLOURS[name] for name in ("arms", "parts", "collectives", "marks"))
@@ -90,7 +91,7 @@ class Stack(NamedTuple):
     value: str  # the column that is drawn; the column `part` has the names
     colours: Mapping[str, str]  # by part
     words: Callable[[float], str]  # for a value
-    label: str = ""  # of the axis
+    label: str  # of the axis
 
 
 def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
@@ -107,8 +108,7 @@ def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
 def stack_keys(rows: pd.DataFrame, stack: Stack) -> list:
     """Return the legend of stacks: the parts and the marks that there are."""
     shown = {*rows["part"], *rows["source"]}  # in the order of the tables of looks, not of the rows
-    about = {"edgecolor": FAINT, "linewidth": 0.6}
-    patches = [Patch(facecolor=tone, label=name, **about) for name, tone in stack.colours.items() if name in shown]
+    patches = [Patch(facecolor=tone, label=name, **EDGE) for name, tone in stack.colours.items() if name in shown]
     return patches + keys({name: mark for name, mark in MARKS.items() if name in shown})
 
 
@@ -118,11 +118,11 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
     for place, mine in enumerate(lines.values()):
         # --- the bar
         (bar, pieces), *others = parts(mine, "source").items()
-        how: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}
+        how = EDGE
         if bar == "predicted":
-            how["alpha"] = 0.55
+            how = EDGE | {"alpha": 0.55}
         elif (pieces["kind"] != "real").any():
-            how["hatch"] = "////"
+            how = EDGE | {"hatch": "////"}
         lengths = pieces[stack.value]
         tones = [stack.colours.get(name, FAINT) for name in pieces["part"]]
         ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **how)

@@ -66,15 +66,12 @@ SETTINGS: tuple[str, ...] = (
 )
 
 
-PLACE = ("arm", "ranks", "kind")  # what each table says of a line
-
-
 def lines_of(members_of: dict[str, list[Run]]) -> Iterator[tuple[dict[str, Any], list[Run], list[Run]]]:
     """Yield for each line of a figure the columns that say what it is, its runs, and all runs of its group."""
     for group, members in members_of.items():
         for line, repeats in lines(members).items():
             about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
-            yield about | {name: repeats[0].facts[name] for name in PLACE}, repeats, members
+            yield about | {name: repeats[0].facts[name] for name in ("arm", "ranks", "kind")}, repeats, members
 
 
 def stacked(about: dict[str, Any], value: str, parts_of: Mapping[str, Mapping[str, float]]) -> list[dict]:
@@ -89,12 +86,6 @@ def stacked(about: dict[str, Any], value: str, parts_of: Mapping[str, Mapping[st
 def parts(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
     """Return the rows by the values of a column, in the order in which they come."""
     return {str(key): mine for key, mine in rows.groupby(name, sort=False)}
-
-
-def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
-    """Return the groups that a notebook shows: those with the most arms."""
-    counts = rows.groupby("group", sort=False)["arm"].nunique().nlargest(most)
-    return [rows[rows["group"] == group] for group in counts.index]
 
 
 def wide(rows: pd.DataFrame, value: str) -> pd.DataFrame:

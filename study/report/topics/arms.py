@@ -10,13 +10,11 @@ from study.records.runs import Run, Runs
 from study.report.tables import SETTINGS
 from study.report.topics import traffic
 
-STAGES = ("zero1", "zero2", "zero3")
 TOLD = {
     "peak bytes": "Memory: {} times as much as DDP holds.",
     "s/step": "Time: {} times DDP's seconds, in single runs on this machine: small differences are noise.",
     "sent bytes": "Traffic: {} times as much as DDP sends.",
 }
-WHY_MORE = "On a model this small, buckets outweigh the states that are divided."
 
 
 def by_task(runs: Runs) -> list[dict]:
@@ -62,11 +60,11 @@ def in_words(rows: list[dict]) -> list[str]:
         lines.append(f"Losses: at every step, {len(compared)} arms are within {furthest} of {baseline}.")
     # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
-    stages = done.reindex(["ddp", *STAGES]).astype(dict.fromkeys(TOLD, float))
+    stages = done.reindex(["ddp", "zero1", "zero2", "zero3"]).astype(dict.fromkeys(TOLD, float))
     for name, sentence in TOLD.items():
         over = (stages[name] / stages[name].iloc[0]).iloc[1:].dropna()
         if len(over):
             lines.append(sentence.format(", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())))
             if name == "peak bytes" and over.min() > 1:
-                lines[-1] += f" {WHY_MORE}"
+                lines[-1] += " On a model this small, buckets outweigh the states that are divided."
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]

@@ -15,7 +15,6 @@ from study.report.topics import memory
 SETTING_000: dict[str, Any] = {"ranks": 8, "sequence": 2048, "precision": "bf16_cast", "micro_batch": 1}
 MODEL_000, BATCH_000 = "gemma2-9b", 144
 MEMORY_000 = {"ddp": 76e9, "zero2": 45e9, "zero3": 28e9}  # "Memory Utilization"
-DOCUMENT = "the document"
 
 
 def memory_000(runs: Runs) -> pd.DataFrame:
@@ -24,7 +23,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     more: dict[str, Any] = {"accumulation": BATCH_000 // SETTING_000["ranks"], "attention": "eager", "device": "cuda"}
     group = f"{MODEL_000}, 8 ranks, 2048 tokens, bf16_cast, activations kept or recomputed"
     rows: list[dict] = []
-    for arm, printed_bytes in MEMORY_000.items():
+    for arm, printed in MEMORY_000.items():
         for how, recomputes in {"kept": [False, None], "recomputed": [True]}.items():
             place = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm, "kind": "real"}
             sources: dict[str, dict[str, float]] = {}
@@ -35,7 +34,10 @@ def memory_000(runs: Runs) -> pd.DataFrame:
                 sources["measured"] = memory.held_parts(run)
             # --- predicted, and printed: the document does not say whether it recomputes
             ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recomputes[0]))
-            sources |= {"predicted": memory.part_bytes(ours.at_peak), DOCUMENT: {"parts not given": printed_bytes}}
+            sources |= {
+                "predicted": memory.part_bytes(ours.at_peak),
+                "the document": {"parts not given": printed},
+            }
             rows += stacked(place, "bytes", sources)
     return pd.DataFrame(rows)
 
@@ -46,10 +48,7 @@ REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged":
 
 
 def script(runs: Runs) -> pd.DataFrame:
-    """Return each training of document 002's script, what it started from, and whether DeepSpeed was called.
-
-    `losses.figure` draws them, as if each training were an arm.
-    """
+    """Return each training of document 002's script, as if it were an arm, and whether DeepSpeed was called."""
     rows: list[dict] = []
     for run in runs.select(arm="single").done:
         record = run.record

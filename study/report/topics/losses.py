@@ -21,8 +21,7 @@ DASH = 4  # points: lines alternate as dashes of this length, so that those whic
 def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ()) -> pd.DataFrame:
     """Return the loss of every step of every run, and its difference from that of the baseline's run of the same seed.
 
-    In a group without the baseline, the plainest arm takes its place; `against` names it. Runs with other rows per step
-    than the baseline are not compared.
+    In a group without it the plainest arm takes its place. Runs with other rows per step are not compared.
     """
     if tasks:
         runs = runs.select(task=[*tasks])

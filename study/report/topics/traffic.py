@@ -19,16 +19,14 @@ OF_PAPER = (
     {"reduce-scatter": 0.5, "all-gather": 0.5},
     {"reduce-scatter": 0.5, "all-gather": 1.0},
 )
-AXIS = "bytes sent in a step (1 = one all-reduce of the gradients)"
-BARS = style.Stack("times", style.COLLECTIVES, "{:.3g}".format, AXIS)
+BARS = style.Stack(
+    "times", style.COLLECTIVES, "{:.3g}".format, "bytes sent in a step (1 = one all-reduce of the gradients)"
+)
 LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar
 
 
 def table(runs: Runs) -> pd.DataFrame:
-    """Return what a rank sends in a step, as a multiple of one all-reduce of the gradients: counted, and as published.
-
-    Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
-    """
+    """Return what a rank sends in a step, in all-reduces of the gradients: counted, and as published."""
     rows = []
     sending = [run for run in runs.done if metrics.sent(run.record) and _all_reduce_bytes(run)]
     for place, (run, *_), _ in lines_of(groups(sending)):  # repeats send the same
