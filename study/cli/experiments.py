@@ -151,8 +151,7 @@ class Progress:
         self.say(f"{self._position(turn)}  {outcome.status}{before}{reason}")
 
     def next(self) -> None:
-        """Go on to the next turn. A search for a frontier is one turn with many runs."""
-        self.ended += 1
+        self.ended += 1  # turns: a search for a frontier is one with many runs
 
     def _position(self, turn: Cell) -> str:
         what = filter(None, map(turn.value, ("arm", "task", "model")))

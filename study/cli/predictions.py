@@ -297,7 +297,6 @@ def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path 
 
 
 def _settings(model: Wanted, training: Training, passes: Passes, usual: Precision) -> dict[str, Any]:
-    """Return the flags of the trainer, apart from the arm, which it takes from the launcher."""
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")

@@ -77,9 +77,7 @@ def use(row: Row, question: Question) -> str:
 
 
 def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
-    if checkpointing and model.is_partly_frozen:
-        return [RECOMPUTE]
-    return []
+    return [RECOMPUTE] if checkpointing and model.is_partly_frozen else []
 
 
 def _number(size_bytes: float) -> str:

@@ -61,7 +61,7 @@ def answers(runs: Runs) -> list[Answer]:
 def trained_here(runs: Runs) -> list[Run]:
     """Return the runs of a small model in fp32 that learns; if there is none, of the group with the most arms."""
     for chosen in (runs.select(**stages.TINY), runs):
-        real = [run for run in chosen.done if metrics.components(run.record) and not run.record.is_virtual]
+        real = [run for run in chosen.select(virtual=False).done if metrics.components(run.record)]
         if with_baseline := list(filter(_has_baseline, groups(real).values())):
             return max(with_baseline, key=lambda mine: len({run.record.arm for run in mine}))
     return []

@@ -80,12 +80,10 @@ def show(html: str, name: str) -> None:
 
 
 def say(text: str) -> None:
-    """Show text as Markdown."""
     display(Markdown(text))
 
 
 def missing(what: str, command: str) -> None:
-    """Say what is missing, and the command that makes it."""
     if command:
         command = f" To make it: `{command}`."
     say(f"> **Not here yet:** {what}.{command}")

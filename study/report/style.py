@@ -59,7 +59,6 @@ def ordered(arms: Iterable[str]) -> list[str]:
 
 
 def keys(looks: Mapping[str, Mapping[str, Any]]) -> list:
-    """Return legend entries of lines and marks by their label."""
     return [Line2D([], [], label=label, **look) for label, look in looks.items()]
 
 

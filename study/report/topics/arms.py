@@ -20,7 +20,7 @@ TOLD = {
 def by_task(runs: Runs) -> list[dict]:
     """Return a group for each task and model: a row for each arm, and the answers that the rows give."""
     # A virtual run has no loss, and no time that means anything.
-    real = [run for run in runs if not run.record.is_virtual and not run.record.is_script]
+    real = runs.select(virtual=False, script="train")
     rows_of = {
         group: [_row(repeats, members) for repeats in by(members, "arm").values()]
         for group, members in groups(real, only=SETTINGS).items()

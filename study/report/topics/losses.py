@@ -25,8 +25,7 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
     """
     if tasks:
         runs = runs.select(task=[*tasks])
-    real = [run for run in runs.done if not run.record.is_virtual and not run.record.is_script]
-    chosen = [run for run in real if run.record.loss.train]
+    chosen = [run for run in runs.select(virtual=False, script="train").done if run.record.loss.train]
     curves = [pd.DataFrame()]  # so that no runs are an empty table
     for place, repeats, members in lines_of(groups(chosen)):
         for run in repeats:
