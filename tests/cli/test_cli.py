@@ -45,7 +45,7 @@ def test_all_arms_are_listed(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "zero3_superoffload: no: DeepSpeed has SuperOffload only for NVIDIA GPUs" in lines
     listed = [line.split()[0] for line in lines if line.strip()]
-    assert [name for name in listed if name in (*NAMES, "zero3_textbook")] == [*NAMES, "zero3_textbook"]
+    assert {*NAMES, "zero3_textbook"} < {*listed}
 
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
@@ -270,7 +270,6 @@ def test_study_alone_explains_itself_and_is_fast():
     code = "import sys; from study.cli import main; sys.argv = ['study']; main(); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     help_text, modules = done.stdout.rsplit("\n", 2)[:2]
-    assert len(COMMANDS) == 15
     assert all(f"\n  {name} " in help_text for name in COMMANDS)
     heavy = ("tyro", "numpy", "pandas", "torch", "study.ledger")
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"

@@ -1,14 +1,15 @@
 """The answers of the index: each number and mark is what the records and kept predictions say."""
 
-import re
-
 import pytest
+from shaped import changed, failed, finished, put
+from test_cli import in_this_process
 
-from study.core.arms import ROOT
+from study.core.arms import NAMES, ROOT
 from study.core.text import nats
 from study.records import runs as records
-from study.report import answers, style
+from study.report import answers
 from study.report.topics import memory
+from study.report.topics.arms import by_task
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
 STAGES = ("zero1", "zero2", "zero3")
@@ -28,7 +29,6 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
     """Recomputed from the records themselves. What offloads is predicted: without a GPU its split is not measured."""
     rows = index["memory"].rows
     totals = rows[rows["model"] == "Llama-3-8B"].groupby(["source", "arm"])["bytes"].sum()
-    drawn = re.findall(r"<text[^>]*>([^<]+)</text>", style.svg(index["memory"].figure, "memory"))
     shown = index["memory"].table.set_index("arm")["Llama-3-8B"]
     chosen = kept.select(model="llama3-8b", ranks=8, checkpointing=True).done
     held = {run.record.arm: memory.held_bytes(run) for run in chosen if not memory.has_one_memory(run)}
@@ -37,7 +37,6 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
     for arm, held_bytes in held.items():
         assert held_bytes == pytest.approx(totals["predicted"][arm], rel=0.024), "as the scoreboard has it"
         assert f"{held_bytes / 1e9:.3g} GB" == shown[arm]
-        assert shown[arm] in drawn
     assert [shown[arm] for arm in ("ddp", *STAGES)] == ["161 GB", "44.8 GB", "36.3 GB", "22.1 GB"]
     published = {"zero1": 50.065e9, "zero2": 36.455e9, "zero3": 25.121e9}
     assert totals["published by others"].to_dict() == published, "tohtana/ds_verify_loss"
@@ -67,3 +66,49 @@ def test_traffic_and_time_are_multiples_of_ddps(index):
 def test_over_no_runs_each_says_what_makes_them():
     for answer in answers.answers(records.Runs(())):
         assert answer.figure or answer.command.startswith("study sweep "), answer.name
+
+
+# --- study compare --arms, with which `make study` ends --------------------------------------------------------------
+
+ANSWERS = {"Memory": "peak bytes", "Time": "s/step", "Traffic": "sent bytes"}
+
+
+def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers():
+    compared = [each for each in by_task(records.load(KEPT / "smoke")) if len(each["rows"]) > 5]
+    assert {each["group"].split(",")[0] for each in compared} == {"imdb", "wikitext"}
+    for each in compared:
+        of_arm = {row["arm"]: row for row in each["rows"]}
+        assert [*of_arm] == sorted(of_arm, key=NAMES.index)
+        lines = {line.partition(":")[0]: line for line in each["in_words"]}
+        for answer, name in ANSWERS.items():
+            over = [of_arm[f"zero{stage}"][name] / of_arm["ddp"][name] for stage in (1, 2, 3)]
+            assert "stage 1 {:.2g}, stage 2 {:.2g}, stage 3 {:.2g}".format(*over) in lines[answer]
+        furthest = max(row["furthest nats"] for row in each["rows"] if row["furthest nats"] is not None)
+        assert f"{nats(furthest)} of ddp" in lines["Losses"]
+        assert "buckets outweigh" in lines["Memory"], "or a reader thinks that ZeRO always costs memory"
+        assert over[0] == pytest.approx(1.5, rel=0.01), "what stage 1 sends on rings, as the report has it"
+
+
+def test_what_cannot_be_compared_is_not(tmp_path):
+    """Another seed, weights that are drawn in place, a run that failed; and without DDP nothing has a ratio."""
+    put(tmp_path / "a", finished("a", "ddp"), finished("b", "zero3", loss=3.0, requested__init="in_place"))
+    put(tmp_path / "a", finished("c", "zero2", loss=2.5), finished("d", "zero1", seed=7))
+    (group,) = by_task(records.load(tmp_path / "a"))
+    furthest = {row["arm"]: row["furthest nats"] for row in group["rows"]}
+    assert furthest == {"ddp": None, "zero1": None, "zero2": pytest.approx(0.625), "zero3": None}
+    (group,) = by_task(records.load(put(tmp_path / "b", finished("a", "zero1"), failed("c", arm="zero3", seed=42))))
+    (line,) = group["in_words"]
+    assert line.startswith("zero3 did not run: ")
+
+
+def test_as_typed_it_is_no_wider_than_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    in_this_process(monkeypatch, f"compare --arms {KEPT / 'smoke'}")
+    text = capsys.readouterr().out
+    assert text.index("Losses: ") < text.index("last loss"), "the answer comes before the table"
+    assert max(map(len, text.splitlines())) <= 100
+    put(tmp_path, finished("a", "ddp"), changed(finished("malformed"), memory__components=[3]))
+    assert in_this_process(monkeypatch, f"compare --arms {tmp_path}") == 2
+    said = capsys.readouterr()
+    assert "no task has runs of two arms" in said.err
+    assert "malformed" in said.out, "it was set aside"

@@ -55,9 +55,9 @@ def execute(home, monkeypatch):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_outputs_are_stripped_and_there_are_parameters(name):
-    code = [cell for cell in NOTEBOOKS[name] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-    assert ["parameters" in cell["metadata"].get("tags", []) for cell in code] == [True] + [False] * (len(code) - 1)
+    first, *others = [cell for cell in NOTEBOOKS[name] if cell["cell_type"] == "code"]
+    assert first["metadata"]["tags"] == ["parameters"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in (first, *others))
 
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
