@@ -170,7 +170,7 @@ def advise(
         say_wrapped("", f"In detail: {detail}", indent="  ")
     say("", "Predicted for:")
     say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", answer.accuracy(), *shape.remarks())
+    say_wrapped("", answer.accuracy())
     return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
 
 
@@ -254,7 +254,7 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
     show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved or 'none'}", *time)
-    say_wrapped("", answer.accuracy(), *setup.model.remarks())
+    say_wrapped("", answer.accuracy())
     return content
 
 
@@ -302,7 +302,7 @@ def _settings(model: Wanted, training: Training, passes: Passes, usual: Precisio
         raise Stop("only a model with a name can be run", "give --model")
     given = vars(training) | vars(passes)
     del given["gpus"], given["arm"]
-    given |= {"model": model.model, "lora_rank": model.lora_rank, "trust_remote_code": model.trust_remote_code}
+    given |= {"model": model.model, "lora_rank": model.lora_rank}
     if is_local(model.model) and model.model not in SHAPES:
         given["model"] = str(Path(model.model).resolve())  # it is launched from another folder
     # The trainer's own defaults are for its tiny models: the answers of `estimate` would be of other rows.

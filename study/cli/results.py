@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from study.core.errors import Stop
-from study.core.text import number_of, part_of, say, say_wrapped, short, show, size
+from study.core.text import number_of, say, say_wrapped, short, show, size
 from study.ledger import texts
 from study.ledger.texts import Claim, Fault
 from study.records import compare as comparing
@@ -39,7 +39,7 @@ def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | Non
     if keep:
         kept, left_out = records.keep([*folders], keep)
         say(*[f"left out: {sentence}" for sentence in left_out], f"{kept} records kept in {keep}")
-    say(f"{part_of(len(loaded.done), len(loaded), 'runs')} done.", "")
+    say(f"{len(loaded.done)} of {number_of(len(loaded), 'runs')} are done.", "")
     show(loaded.rows())
     # What failed is a row above. Why, and what to do about it, is a sentence.
     ended = [(run.record.run_id, run.record.error) for run in loaded if run.record.error]
