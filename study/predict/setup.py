@@ -11,7 +11,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import AUTOCAST
 from study.predict.trace.tape import Tensor
-from study.predict.trace.transformer import TraceOptions, Transformer, tensors_of_a_rank
+from study.predict.trace.transformer import TraceOptions, Transformer, of_a_rank, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,8 @@ Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_nor
 Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
 # these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). Scales of rows are few.
-# None: nothing is quantized.
-PACKED = {
-    None: (0, 0),
-    "nf4": (0.5, 4 / 64),
-    "nf4_double": (0.5, 1 / 64 + 4 / 64 / 256),
-    "fp4": (0.5, 4 / 64),
-    "int8": (1, 0),
-}
+FOUR_BITS = (0.5, 4 / 64)
+PACKED = {None: (0, 0), "nf4": FOUR_BITS, "nf4_double": (0.5, 1 / 64 + 4 / 64 / 256), "fp4": FOUR_BITS, "int8": (1, 0)}
 QUANTIZED_BYTES = {kind: sum(both) for kind, both in PACKED.items()}
 
 # What DeepSpeed leaves to AdamW, by name, so Muon gets GPT-2's `wte` (deepspeed/__init__.py, set_optimizer_flags).
@@ -111,11 +105,9 @@ class Setup:
         """Return the setup of a run, from its settings or from the requested values of its record."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
         values |= {name: getattr(settings, name) for name in names}
-        if settings.optimizer not in ("adamw", None):  # None: of older records
-            values["optimizer"] = settings.optimizer
+        # Older records say none.
+        values["optimizer"] = {"adamw": "fused", None: "fused"}.get(settings.optimizer, settings.optimizer)
         return cls(model=model, **values)
-
-    # --- ranks and their groups
 
     @property
     def zero(self) -> dict:
@@ -142,7 +134,6 @@ class Setup:
 
     @property
     def state_ranks(self) -> int:
-        """The ranks that shard the same states: those that have the same part of each layer."""
         return self.sharing_ranks // self.tensor_ranks
 
     @property
@@ -151,10 +142,7 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a microbatch on a rank."""
         return self.micro_batch * self.row_tokens
-
-    # --- the pass
 
     @property
     def on_gpu(self) -> bool:
@@ -217,14 +205,9 @@ class Setup:
         return {"bf16_pure": 2}.get(self.precision, 4)
 
     @property
-    def keeps_master(self) -> bool:
-        """Whether an fp32 copy of the weights is kept without DeepSpeed, too."""
-        return self.precision == "bf16_cast"
-
-    @property
     def master_bytes(self) -> int:
-        """Of the master copy. ZeRO's stages keep one even of weights of the same type."""
-        return self.state_bytes if self.stage or self.keeps_master else 0
+        """Of a master copy. ZeRO's stages keep one even of weights of the same type."""
+        return self.state_bytes if self.stage or self.precision == "bf16_cast" else 0
 
     @property
     def weight_bytes(self) -> int:
@@ -244,13 +227,12 @@ class Setup:
             return 2
         return self.stored_bytes
 
-    # --- tensors
-
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """The parameter tensors as ranks keep, divide and gather them: a quantized one as fewer elements."""
         if self.tensor_ranks > 1:
-            return tensors_of_a_rank(self.model, self.tensor_ranks)
+            whole = of_a_rank(self.model, self.tensor_ranks).tensors
+            return tuple(part(tensor, self.tensor_ranks) for tensor in whole)
         kept = []
         for tensor in self.model.tensors:
             if self.packed_elements(tensor):

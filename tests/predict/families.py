@@ -1,4 +1,11 @@
-"""Small configs, which run in a test, of the families that people train today."""
+"""Small configs, which run in a test, of the families that people train today, and what real passes over them hold."""
+
+import types
+
+import torch
+
+from study.core.models.step import inputs, logits_and_losses
+from study.measure.memory import MemoryWatch
 
 TEXT = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
 TEXT |= {"num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1}
@@ -48,3 +55,17 @@ OLDER = {
 def config_of(name: str, **changes) -> dict:
     """A small config.json of a family."""
     return {"model_type": name} | (SMALL | SEEING | OLDER)[name] | changes
+
+
+def held_by(patch, config, model, rows: int, sequence: int, dtype: torch.dtype, autocast: bool) -> tuple[int, int]:
+    """Bytes that a model holds on a CPU: at the end of a forward pass, and at most until the backward pass ends."""
+    batch = inputs(config, rows, sequence)
+    known = [*model.parameters(), *model.buffers(), *batch.values()]
+    patch.setattr("study.measure.memory.gc", types.SimpleNamespace(collect=int, get_objects=lambda: known))
+    with MemoryWatch("cpu", dict) as watch:
+        before = watch.total
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = logits_and_losses(config, model, batch, dtype)[1].mean()
+        kept = watch.total - before
+        loss.backward()
+    return kept, watch.peak - before

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from study.core.errors import Stop
 from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
-from study.predict.architecture import Wanted, asked_for, count_of, named
+from study.predict.architecture import Wanted, asked_for, named
 from study.training import models, tasks
 
 
@@ -18,7 +17,7 @@ def settings_and_model(name: str, sequence: int = 128) -> tuple[Settings, torch.
     return settings, models.on_meta(settings, models.model_config(settings, VOCABULARY))
 
 
-@pytest.mark.parametrize("name", ["bert-large", "gpt-tiny", "gpt2-xl", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b"])
+@pytest.mark.parametrize("name", ["bert-large", "gpt-tiny", "gemma2-9b", "gpt-neox-20b"])
 def test_tensors_are_the_models_own(name):
     """Names, shapes and their order are the same, and tied heads count once."""
     _, built = settings_and_model(name)
@@ -40,11 +39,3 @@ def test_a_generic_model_of_gpt2s_numbers_is_gpt2():
     theirs = named("gpt2-xl")
     ours = asked_for(Wanted(params=theirs.parameters, layers=48, hidden=1600), 2048)
     assert ours.tensors == theirs.tensors, "its positions are ours, and refuse no sequence"
-
-
-def test_parameters_as_people_write_them():
-    sizes = {"7B": 7e9, "350m": 350e6, "1.5 T": 1.5e12, 7e9: 7e9}
-    assert {text: count_of(text) for text in sizes} == sizes
-    for text in ("7X", "-7B", "", float("nan"), -1.0):
-        with pytest.raises(Stop, match="is not a number of parameters"):
-            count_of(text)

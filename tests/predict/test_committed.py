@@ -10,10 +10,8 @@ import committed_traces
 import pytest
 from conftest import ROOT
 
-from study.predict.architecture import named
 from study.predict.trace import committed, tracing
 from study.predict.trace.repeating import repeat
-from study.predict.trace.tape import at_rows, read
 from study.predict.trace.transformer import TraceOptions, Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -27,8 +25,6 @@ def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) ->
     assert json.loads(json.dumps(tracing.look(model))) == json.loads(json.dumps(model.look))
     fresh = tracing.followed(model, options, rows)
     assert [repeat(tape, fresh.stacks) for tape in fresh.tapes] == [repeat(tape, known.stacks) for tape in known.tapes]
-    both = (read(repeat(at_rows(each.tapes, rows, rows[-1]), each.stacks), model.tensors) for each in (fresh, known))
-    assert next(both) == next(both), (options, rows)
 
 
 def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer:
@@ -44,34 +40,26 @@ def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer
 def test_the_file_has_every_member_once_and_no_others():
     names = [source.name for source in SOURCES]
     with zipfile.ZipFile(committed.PATH) as archive:
-        assert sorted(archive.namelist()) == sorted([*names, committed.VERSIONS])
+        assert sorted(archive.namelist()) == sorted([*names, "versions"])
 
 
+# Llama, GPT-2 with dropout and in several precisions, and GPT-2 with eager attention; then all.
 @pytest.mark.parametrize(
-    ("source", "count"),
+    ("source", "step"),
     [
-        *((source, 1) for source in SOURCES[:2]),
-        *(pytest.param(source, None, marks=pytest.mark.slow) for source in SOURCES),
+        *zip((SOURCES[0], SOURCES[1], SOURCES[6]), (14, 12, 6), strict=True),
+        *(pytest.param(source, 1, marks=pytest.mark.slow) for source in SOURCES),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_a_committed_trace_is_a_fresh_one(source, count):
+def test_a_committed_trace_is_a_fresh_one(source, step):
     chance = random.Random(source.name)
-    for options in source.options[:count]:
+    for options in source.options[::step]:
         model = drawn(source, chance)
         if committed.key(options, 1) in committed._content(source.name)["passes"]:
             tokens = chance.randrange(40, min(model.look.limit or 400, 400))
             for rows in ((1,), (2, 3)):
                 compare(model, options._replace(sequence=tokens), rows)
-
-
-def test_another_transformers_is_told_in_a_line(monkeypatch):
-    gpt2 = named("gpt2")
-    assert gpt2.remarks() == []
-    monkeypatch.setattr(committed, "installed", lambda: {"transformers": "99.0"})
-    (line,) = gpt2.remarks()
-    assert "99.0 is installed here" in line
-    assert Transformer.of(gpt2.dimensions, "adapted", lora_rank=4).remarks() == [], "it is traced here"
 
 
 CODE = """

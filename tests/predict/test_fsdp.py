@@ -18,7 +18,6 @@ SEQUENCE = 32
 FOLLOWED = [
     {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 2},
     {"precision": "bf16", "fsdp": "shard_grad_op", "micro_batch": 3, "checkpointing": True},
-    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True},
     {"precision": "bf16_pure", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True},
 ]
 
@@ -46,9 +45,7 @@ LLAMA_3 = named("llama3-8b")
 PUBLISHED = [
     (LLAMA_3, 1, None, "bf16_pure", 48.198, 80.318),
     (LLAMA_3, 2, "full_shard", "bf16", 64.26, 80.32),
-    (MISTRAL, 1, None, "bf16_pure", 43.47, 72.43),
     (MISTRAL, 2, "full_shard", "bf16_pure", 28.98, 36.23),
-    (MISTRAL, 2, "full_shard", "bf16", 57.95, 72.43),
     (MISTRAL, 4, "full_shard", "bf16", 28.98, 36.23),
 ]
 

@@ -3,50 +3,20 @@
 import dataclasses
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from families import config_of
 
-from study.predict.estimate import profile, spared_bytes
+from study.predict.estimate import profile
 from study.predict.setup import Library, Setup
 from study.predict.trace.transformer import SELECTIVE, Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 LAYERS = 2
-SIZES = {"hidden_size": 128, "intermediate_size": 448, "num_attention_heads": 4, "num_key_value_heads": 2}
-CONFIG = LlamaConfig(**SIZES, num_hidden_layers=LAYERS, vocab_size=64)
+CONFIG = config_of("llama", hidden_size=128, intermediate_size=448)
 
 
 def setup_of(**values) -> Setup:
     how = {"micro_batch": 2, "sequence": 256, "precision": "bf16_pure", "device": "cuda"} | values
-    return Setup(model=Transformer.of(CONFIG.to_dict(), "llama"), **how)
-
-
-def kept_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes that autograd keeps for the backward pass, without weights."""
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    kept = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(torch.zeros(2, 256, dtype=torch.long)).logits.float().sum()
-    size = sum(kept.values())
-    loss.backward()
-    return size
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised inside torch
-def test_a_compiled_layer_spares_what_the_formula_says():
-    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.bfloat16)
-    eager = kept_bytes(model)
-    for place, layer in enumerate(model.model.layers):
-        model.model.layers[place] = torch.compile(layer, backend="aot_eager_decomp_partition")
-    kept_bytes(model)  # compiles
-    assert eager - kept_bytes(model) == LAYERS * spared_bytes(setup_of())
+    return Setup(model=Transformer.of(CONFIG, "llama"), **how)
 
 
 def test_fused_layers_keep_less_until_their_backward_pass():

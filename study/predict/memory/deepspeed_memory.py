@@ -28,9 +28,6 @@ def moments(engine: Engine, profile: Profile) -> Iterator[tuple[str, dict]]:
         yield from (("update", now) for now in update)
 
 
-# --- one process and DDP ---
-
-
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Without DeepSpeed: gradients pile up, or move into DDP's buckets, or are added to those that are there."""
     setup = engine.setup
@@ -53,7 +50,7 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
 
 def _update_whole(engine: Engine) -> Iterator[dict]:
     gradients_bytes, made_bytes = engine.complete_bytes, engine.made_bytes
-    if engine.setup.keeps_master:  # there are also the gradients in fp32
+    if engine.master_bytes:  # there are also the gradients in fp32
         gradients_bytes += 4 * engine.elements
         if engine.setup.deepspeed:  # which flattens them (fused_optimizer.py)
             made_bytes = max(made_bytes, 4 * engine.elements)
@@ -78,10 +75,6 @@ class Bucket:
         if tensor.elements > self.engine.bucket_elements:
             self.large += tensor.elements
 
-    def empty(self) -> None:
-        self.bucket = []
-        self.filled = 0
-
 
 # --- stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads) ---
 
@@ -100,8 +93,7 @@ class Buckets(Bucket):
         self.waiting = self.kept = 0
         self.most_kept = engine.owned_whole_bytes
         if engine.accumulation > 1 and engine.stage == 1:
-            # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends
-            # (setup_buckets, reduce_gradients).
+            # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends.
             self.waiting = engine.elements * self.w
         elif engine.accumulation > 1 and not engine.offloads:
             self.kept = self.most_kept
@@ -142,7 +134,8 @@ class Buckets(Bucket):
             yield self.moment(complete, next_bytes)
         if engine.stage == 2 or owned:
             self.large = 0
-        self.empty()
+        self.bucket = []
+        self.filled = 0
 
 
 def _update_part(engine: Engine) -> Iterator[dict]:
@@ -234,7 +227,6 @@ class Scattering(Bucket):
             self.flat = whole.flat * self.w
 
     def reach(self, tensor: Tensor) -> None:
-        """Gather what the backward pass needs for a tensor."""
         if self.gathers_again and tensor.name not in self.stay:
             visit = self.engine.fetches.backward[tensor.name]
             self.hold(max(visit.waiting, visit.running, key=sum))
@@ -259,8 +251,8 @@ class Scattering(Bucket):
         if self.large and engine.reduced_bytes != self.w:  # a large one is not in the bucket
             beside += size
         now = self.moment(complete, beside + next_elements * self.w)
-        self.empty()
-        self.large = 0
+        self.bucket = []
+        self.filled = self.large = 0
         return now
 
     def take(self, tensor: Tensor) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from math import ceil
 
-from study.predict.memory.fetches import LIMITS, Fetches, Limits, fetches
+from study.predict.memory.fetches import Fetches, Limits, fetches
 from study.predict.setup import Setup
 from study.predict.trace.tape import Tensor
 
@@ -51,8 +51,13 @@ class Engine:
         self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * self.share(each) for each in frozen)
         # --- buckets, and what stage 3 keeps whole
         self.bucket_elements = int(zero["reduce_bucket_size"])
-        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # until stage 2
-        self.limits = Limits(*(int(zero[name]) for name in LIMITS))
+        self.reduce_kind = {True: "all_reduce", False: "reduce"}[zero["use_multi_rank_bucket_allreduce"]]  # of stage 2
+        self.limits = Limits(
+            int(zero["stage3_param_persistence_threshold"]),
+            int(zero["stage3_prefetch_bucket_size"]),
+            int(zero["stage3_max_live_parameters"]),
+            int(zero["stage3_max_reuse_distance"]),
+        )
         self.all_elements = _elements(setup.tensors)  # whether they train or not
         self.persistent = [tensor for tensor in setup.tensors if tensor.elements <= self.limits.persistent]
         self.stay_elements = _elements(self.persistent)
@@ -80,7 +85,6 @@ class Engine:
 
     @property
     def on_host(self) -> list[str]:
-        """What is on the host, if there is a GPU, or on a disk."""
         homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
         return [role for role, home in homes.items() if home != "none"]
 
@@ -157,7 +161,6 @@ class Engine:
 
     @property
     def after_step(self) -> dict[str, int]:
-        """Bytes that stay from step to step, besides the states."""
         if self.stage == 3:
             return {"gathered_weights": self.stay_bytes}
         if self.stage or self.ranks == 1:

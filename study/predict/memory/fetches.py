@@ -49,20 +49,11 @@ class Limits(NamedTuple):
     reuse: int
 
 
-LIMITS = (  # their keys
-    "stage3_param_persistence_threshold",
-    "stage3_prefetch_bucket_size",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-)
-
-
 @functools.cache  # ranks and rows change nothing here
 def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> Fetches:
     """Follow DeepSpeed's coordinator through both passes. `tensors` are the model's as they are kept."""
     forward = _modules(model)
-    # No gradient comes through frozen tables. One does come through frozen input embeddings, because checkpointed
-    # layers need it (enable_input_require_grads).
+    # No gradient comes through frozen tables, but one through frozen input embeddings (enable_input_require_grads).
     tables = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
     without = {tensor.name for tensor in tables if not tensor.trains}
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
@@ -153,7 +144,6 @@ class Coordinator:
         self.fetched += elements
 
     def _wait(self, names: list[str]) -> int:
-        """Wait for a module's tensors, in any order. Return the elements of flat buffers, before any is freed."""
         for name in names:
             flight = self.flights.pop(name, None)
             if flight and flight not in self.arrived:

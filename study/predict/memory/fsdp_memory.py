@@ -62,6 +62,9 @@ class Sharding:
         # As the optimizer has them.
         self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.stored_bytes
         self.pieces = [replace(each, shape=self.shape(each)) for each in setup.trained]
+        # FSDP1 keeps the gradients until the next forward pass begins.
+        self.after_step = {} if self.by_accelerate else {"gradients": self.gradients_bytes}
+        self.on_host = ["weights", "master", "moments"] if setup.fsdp_offload else []
 
     def _units(self) -> list[Unit]:
         groups: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
@@ -104,7 +107,6 @@ class Sharding:
         return prod(self.shape(tensor))
 
     def _bytes(self, tensors: list[Tensor]) -> int:
-        """Return the bytes of whole tensors, with the rows that FSDP2 pads."""
         elements = sum(tensor.elements for tensor in tensors)
         if self.by_accelerate:
             elements = sum(map(self.share, tensors)) * self.ranks
@@ -112,22 +114,12 @@ class Sharding:
 
     @property
     def standing(self) -> dict[str, int]:
-        """Bytes that stay during the whole step."""
         setup = self.setup
         return {
             "weights": setup.scales_bytes + sum(self.share(each) * setup.kept_bytes(each) for each in setup.tensors),
             "master": setup.master_bytes * self.part,
             "moments": setup.moments_bytes(self.pieces),
         }
-
-    @property
-    def after_step(self) -> dict[str, int]:
-        """Bytes that stay from step to step, besides the states: FSDP1 keeps gradients until the next forward pass."""
-        return {} if self.by_accelerate else {"gradients": self.gradients_bytes}
-
-    @property
-    def on_host(self) -> list[str]:
-        return ["weights", "master", "moments"] if self.setup.fsdp_offload else []
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -155,7 +147,7 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
     if setup.fsdp_offload and setup.on_gpu:
         return  # the update is the host's
     made_bytes = setup.made_bytes(sharding.pieces)
-    if setup.keeps_master:  # the gradients in fp32 as well
+    if setup.master_bytes:  # the gradients in fp32 as well
         made_bytes += 4 * sharding.part
     yield "update", {"gradients": sharding.gradients_bytes, "temporaries": made_bytes}
 
@@ -219,8 +211,6 @@ class Pass:
                 yield self.moment(usage, size, unit.ahead)
             if not unit.is_late:
                 yield from self.reduced(unit, usage)
-        if not sharding.by_accelerate:
-            self.alive.clear()
         for unit in sharding.late:
             yield from self.reduced(unit, usage)
 
@@ -228,6 +218,8 @@ class Pass:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding, setup = self.sharding, self.setup
         self.alive.discard(unit)
+        if unit.is_late and not sharding.by_accelerate:
+            self.alive.clear()
         self.reducing = 0
         yield self.moment(usage, unit.gradient, unit.ahead)
         self.reducing = unit.gradient
@@ -251,5 +243,4 @@ class Pass:
 
 
 def _at_use(profile: Profile, unit: Unit) -> list[float]:
-    """Return the bytes that are kept when the forward pass reaches the tensors of a unit, the least first."""
     return sorted(profile.at_use[each.name] for each in unit.tensors if each.name in profile.at_use) or [0]

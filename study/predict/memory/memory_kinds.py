@@ -26,7 +26,6 @@ MIDDLE = 10 * MIB
 
 
 def rounded(size: int) -> int:
-    """Return the bytes of the block for a tensor of `size` bytes."""
     return max(512, -(-size // 512) * 512)
 
 
@@ -58,7 +57,6 @@ class Allocator:
         self._ending: dict[tuple[int, int], Block] = {}
 
     def take(self, size: int) -> Block:
-        """Return a block for a tensor of `size` bytes."""
         size = rounded(size)
         small = size <= SMALL
         place = bisect_left(self._free, (small, size))
@@ -132,8 +130,6 @@ STEPS = 3  # from the second on, the optimizer's states lie between activations;
 
 @dataclass(frozen=True)
 class MemoryKinds:
-    """Bytes of a GPU at the peak."""
-
     allocated: int
     reserved: int
     driver: int
@@ -141,8 +137,7 @@ class MemoryKinds:
 
 def outside_bytes(ranks: int, torch_major: int = 2) -> float:
     """Return the bytes that a process takes of a GPU outside PyTorch's allocator."""
-    context = OLD_CONTEXT_BYTES if torch_major == 1 else CONTEXT_BYTES
-    return context + NCCL_BYTES[min(ranks, 3)]
+    return {1: OLD_CONTEXT_BYTES}.get(torch_major, CONTEXT_BYTES) + NCCL_BYTES[min(ranks, 3)]
 
 
 def reserve_bytes(gpu: Gpu) -> float:
@@ -208,17 +203,14 @@ def sizes_of(setup: Setup) -> Sizes:
 
 
 def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Sizes:
-    times: dict[str, list[dict]] = {"backward": [], "update": []}
-    for when, now in moments_of(Engine(setup), profile(setup)):
-        times[when].append(now)
-    in_pass = max(times["backward"], key=lambda held: sum(held.values()))
-    update_bytes = max((max(now.values()) for now in times["update"]), default=0)
+    times = [*moments_of(Engine(setup), profile(setup))]
+    in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
+    update_bytes = max((max(now.values()) for when, now in times if when == "update"), default=0)
     held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]
     return Sizes(standing, [moments_bytes // 2] * 2, held, [int(update_bytes)], [])
 
 
 def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
-    """Return FSDP's blocks in a pass: in the stream of the passes, and in its own streams."""
     sharding = Sharding(setup)
     # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
     in_pass = [unit.gradient for unit in sharding.late]
@@ -236,7 +228,6 @@ def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
 
 
 def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
-    """Run the first steps of a training on an allocator."""
     tape = setup.model.tape(setup.trace_options, setup.micro_batch)
     # Without an engine, gradients stay until the update. DDP's buckets take them only in the last pass of a step, so
     # those of earlier passes stay outside as well.

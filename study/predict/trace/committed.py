@@ -20,8 +20,7 @@ from study.predict.trace.tape import Tape, in_tuples
 
 PATH = Path(__file__).with_name("committed.zip")
 MANY_LAYERS = 6  # from so many on, layers in the middle repeat each other
-# By family: the letter of each dimension in a term, and its name in the config. t stands for the tokens of a row, w for
-# the width of a head.
+# By family: the letter of each dimension in a term, and its name in the config. t: tokens of a row; w: a head's width.
 _BERT = {"h": "hidden_size", "f": "intermediate_size", "a": "num_attention_heads"}
 _BERT |= {"v": "vocab_size", "p": "max_position_embeddings"}
 DIMENSIONS = {
@@ -163,7 +162,6 @@ def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
 
 
 def with_sizes(kind: str, rest: list, sizes: list[int]) -> tuple:
-    """Return the entry of a tape from its kind and its part without sizes."""
     if kind == "made":
         return kind, *sizes, *rest
     if kind == "kernel":

@@ -15,9 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
-from study.core.errors import Stop
 from study.core.models import step
-from study.core.models.config import kind_of
 from study.core.models.step import Batch, mask, next_tokens
 
 # What CUDA's autocast computes in fp32, and a CPU's in the type of its input (PyTorch's documentation of torch.amp).
@@ -157,7 +155,6 @@ class _InPlace(Function):
 
 
 def in_place() -> AbstractContextManager:
-    """Inside it, cross-entropy overwrites the logits."""
     return mock.patch.object(step, "cross_entropy", lambda logits, *_, **__: _InPlace.apply(logits))
 
 
@@ -191,9 +188,6 @@ class _Chunked(Function):
 
 
 def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tensor:
-    """The mean loss, computed like Liger's kernel."""
-    if kind_of(config) != "decoder":
-        raise Stop(f"the loss of {config.model_type} cannot be computed in chunks", "leave out --loss chunked")
     weight = model.get_output_embeddings().weight
     model.set_output_embeddings(nn.Identity())
     model.config.final_logit_softcapping = None  # the kernel does this
@@ -205,9 +199,8 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())
 
 
-# --- linear layers of DeepSpeed's stage 3 (runtime/zero/linear.py of 0.19.8, unless `memory_efficient_linear` is
-# false).
-# They keep the original input and the weight itself, so that under autocast no copies of lower precision stay.
+# --- linear layers of DeepSpeed's stage 3 (runtime/zero/linear.py of 0.19.8). They keep the original input and the
+# weight itself, so that under autocast no copies of lower precision stay.
 
 
 class _Linear(Function):
@@ -240,5 +233,4 @@ class _Linear(Function):
 
 
 def zero3_linear() -> AbstractContextManager:
-    """Inside it, linear layers are those of stage 3."""
     return mock.patch.object(functional, "linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))

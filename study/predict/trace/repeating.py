@@ -117,7 +117,6 @@ class Sections:
         return models
 
     def _compare(self, stack: Stack) -> None:
-        """Raise Unlike if layers that are alike do different things."""
         for phase, alike in product(("forward", "backward"), stack.alike()):
             first, *others = [self.followed.get(Place(phase, stack.name, layer)) for layer in alike]
             if first is None or any(other != first for other in others):
@@ -137,7 +136,6 @@ class Sections:
         return kind, what, *rest
 
     def _distance(self, place: Place, layer: int) -> int:
-        """Return the number of followed layers from a place to a layer. Layers that were left out do not count."""
         order = self.stacks[place.stack or ""].kept
         layers = order.index(layer) - order.index(place.layer)
         if abs(layers) > 1:
@@ -164,13 +162,11 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
     place = following = Place("around", None, 0)
     sections = {place: Section()}
     origins = []
-    around = 0
     for entry in tape:
         if entry[0] == "layer":
             following = Place(*entry[1:])
             if following.stack is None:  # the layers are done
-                around += 1
-                following = Place("around", None, around)
+                following = Place("around", None, len(sections))
             continue
         if following != place and entry[0] != "freed":  # a layer's inputs are freed after it has returned
             place = following
@@ -186,7 +182,6 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
 
 
 def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
-    """Return the tape of the model with all layers."""
     sections = Sections(tape, stacks)
     # The tensors that have to be freed are those of each section's model, whatever frees them.
     freed: list[int] = []

@@ -162,7 +162,6 @@ def in_order(tape: Tape) -> Tape:
 
 
 def in_tuples(kept: Any) -> Any:
-    """Return what JSON has kept as lists."""
     return tuple(map(in_tuples, kept)) if isinstance(kept, list) else kept
 
 

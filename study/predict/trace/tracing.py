@@ -9,13 +9,11 @@ import itertools
 import json
 import logging
 import re
-import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
-from unittest import mock
 
 import torch
 from torch import nn
@@ -23,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from study.core import files
 from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, WithoutValues, build, freeze, quantize
@@ -77,14 +76,13 @@ def _foreign(model: Transformer, what: str) -> Iterator[None]:
     except (Stop, Unlike):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {textwrap.shorten(str(error), 160)}"
+        reason = f"{type(error).__name__}: {files.why(error)}"
         action = "correct its config.json, or give --params with --layers and --hidden"
         raise Stop(f"{model.name} {what} ({reason})", action) from error
 
 
 def _config(model: Transformer, attention: str | None = None):
-    # This imports the model's module. TorchScript's functions, in transformers before 5.23, need values.
-    with _quiet(), mock.patch.object(torch.jit, "script", lambda function: function):
+    with _quiet():  # this imports the model's module
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
 
 
@@ -250,7 +248,6 @@ def _shorten_config(parent: nn.Module, stack: Stack) -> None:
 
 
 def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
-    """Return a number for each layer: equal ones do the same."""
     numbers: dict[tuple, int] = {}
     owners = Counter(tensor for layer in layers for tensor in layer.parameters())
     return tuple(numbers.setdefault(_kind(layer, owners), len(numbers)) for layer in layers)
@@ -270,12 +267,12 @@ def _kind(layer: nn.Module, owners: Counter[torch.Tensor]) -> tuple:
 
 def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
     """Return the layers to keep: of each kind of surroundings one, or two whose passes can be compared."""
-    needed = {key: min(2, count) for key, count in Counter(surroundings(kinds)).items()}
+    needed = Counter({key: min(2, count) for key, count in Counter(surroundings(kinds)).items()})
     every = tuple(range(len(kinds)))
     for length in every[::-1]:  # the longest run of layers that can be left out
         for start in range(1, len(kinds) - length):
             kept = every[:start] + every[start + length :]
-            counts = Counter(surroundings(tuple(kinds[place] for place in kept)))
-            if counts.keys() == needed.keys() and all(counts[key] >= least for key, least in needed.items()):
+            counts = Counter(surroundings([kinds[place] for place in kept]))
+            if counts.keys() == needed.keys() and counts >= needed:
                 return kept
     return every

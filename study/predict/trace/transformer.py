@@ -78,12 +78,10 @@ class Transformer:
 
     @functools.cached_property
     def dimensions(self) -> dict:
-        """Return what the config says, by transformers' names."""
         return json.loads(self.config)
 
     @property
     def family(self) -> str:
-        """The `model_type` of transformers, such as llama."""
         return self.look.family
 
     @functools.cached_property
@@ -93,12 +91,10 @@ class Transformer:
 
     @functools.cached_property
     def parameters(self) -> int:
-        """All parameters, whether they train or not."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @functools.cached_property
     def trained(self) -> int:
-        """The parameters that are not frozen."""
         return sum(tensor.elements for tensor in self.tensors if tensor.trains)
 
     @property
@@ -126,11 +122,9 @@ class Transformer:
         return traced.flops - again // 5  # one of the five products of fused attention's backward pass makes the scores
 
     def traced(self, options: TraceOptions, rows: int) -> Pass:
-        """Return what a pass over a microbatch holds and does."""
         return _traced(self, options, rows)
 
     def tape(self, options: TraceOptions, rows: int) -> Tape:
-        """Return all that a pass makes and frees, with all layers."""
         counts: tuple[int, ...] = (2, 3)  # their difference is what each further row adds
         if rows == 1 or options.loss == "chunked":  # one row, or pieces: other kernels
             counts = (rows,)
@@ -172,9 +166,8 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
     return known
 
 
-# --- a rank's part, if DeepSpeed's AutoTP (0.19.8), or a plan beside FSDP2, divides the layers: queries, keys, values,
-# gate and up by columns, the two projections back by rows, and an untied head by its vocabulary. Norms and embeddings
-# are whole on each rank (module_inject/layers.py).
+# --- a rank's part, if AutoTP (module_inject/layers.py) or a plan beside FSDP2 divides the layers: two projections back
+# by rows, the others by columns, and an untied head by its vocabulary. Norms and embeddings are whole on each rank.
 
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -195,14 +188,7 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
     return replace(model, name=one.name, config=one.config)  # one side of each adapter is divided as its layer
 
 
-@functools.cache
-def tensors_of_a_rank(model: Transformer, ranks: int) -> tuple[Tensor, ...]:
-    """The parameter tensors of a rank, with its part of the output matrix."""
-    return tuple(part(tensor, ranks) for tensor in of_a_rank(model, ranks).tensors)
-
-
 def part(tensor: Tensor, ranks: int) -> Tensor:
-    """A rank's part of a tensor of `of_a_rank`: the output matrix is divided, too."""
     if tensor.name != "lm_head.weight":
         return tensor
     return replace(tensor, shape=(tensor.shape[0] // ranks, *tensor.shape[1:]))

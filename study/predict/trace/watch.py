@@ -22,7 +22,6 @@ def _attention(query, key, value, *_, **__) -> int:
 
 
 def _attention_backward(_, query, key, value, *__, **___) -> int:
-    """The scores again, and the gradients of both products."""
     return 2 * query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
@@ -84,7 +83,6 @@ class Watch(TorchDispatchMode):
                 self.tape.append(("layer", "forward", *layer))
 
         def backward(values, *layer) -> None:
-            """The mark comes when the gradient of these values is computed."""
             with_gradient = [tensor for tensor in tensors_in(values) if tensor.requires_grad]
             if with_gradient and not in_backward():
                 with_gradient[0].register_hook(lambda _: self.tape.append(("layer", "backward", *layer)))
