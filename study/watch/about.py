@@ -15,7 +15,7 @@ from study.watch.oom.explain import memory_full
 
 @dataclass
 class About:
-    """A run, or Flight Recorder dumps."""
+    """A run, a config, or Flight Recorder dumps."""
 
     run: str
     how: str = "no record"  # what it is, and how it ended
@@ -26,11 +26,14 @@ class About:
 
 
 def about(path: Path) -> About:
-    """Return what is known of a run folder, a record, or the dumps of ranks. Raise Stop if it is none of these."""
+    """Return what is known of a run folder, a record, a config, or the dumps of ranks. Raise Stop if it is none."""
+    if path.is_file() and path.name != store.RECORD:
+        config = sources.read(path)
+        return About(path.name, config.words, list(mistakes(config)))
     answer = About(path.name)
     file = path / store.RECORD if path.is_dir() else path
     logs = collectives.load(path) or hangs.dumps(path)
-    if file.with_name(store.RECORD).exists() or not logs:
+    if file.exists() or not logs:
         record = store.read(file)
         answer = _of_record(record, file)
         if record.status == "done":
@@ -46,12 +49,12 @@ def _of_record(record: Record, file: Path) -> About:
     arm = seen.arm or record.requested.arm or seen.wrapper or "unknown"
     virtual = ", virtual" if record.is_virtual else ""
     findings, not_known = judge(record)
-    steps = trends.findings(trends.load(file.parent))
+    others = ordered([*mistakes(sources.read(file)), *trends.findings(trends.load(file.parent)), *findings])
     return About(
         run=record.run_id,
         how=f"{arm} on {number_of(seen.ranks or 0, 'ranks')}{virtual}, {record.status}",
         # Memory that was full ended the run: whatever else is found, this comes first.
-        findings=[*memory_full(record, file), *ordered([*mistakes(sources.read(file)), *steps, *findings])],
+        findings=[*memory_full(record, file), *others],
         error=record.error.model_dump() if record.error else None,
         not_known=not_known,
     )

@@ -6,7 +6,7 @@ value that it needs.
 """
 
 from collections.abc import Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from study.core.settings import AUTOCAST
 from study.records import metrics
@@ -38,9 +38,9 @@ class Unknown(Exception):
 
 def required(value: T | None) -> T:
     """Return the value. Raise Unknown if it is None or empty."""
-    if value in (None, [], {}):
+    if value is None or value in ([], {}):
         raise Unknown
-    return cast(T, value)
+    return value
 
 
 class Facts:

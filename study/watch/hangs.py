@@ -17,7 +17,6 @@ from study.watch.findings import Finding, finding, texts
 
 MOST = 8  # ranks in a sentence
 DEFAULT = "0"  # the name of the group of all ranks
-FAILED = re.compile("ended with (?!KeyboardInterrupt)")  # Ctrl-C ends what already hangs
 Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by rank and index
 
 
@@ -35,7 +34,8 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     stacks = {str(log.rank): "\n".join(log.calls) for log in logs if log.calls}
     if len(stacks) < 2 or not hangs(logs):
         return []
-    has_failed = any(FAILED.match(log.place or "") for log in logs)
+    # Ctrl-C ends what already hangs.
+    has_failed = any(re.match("ended with (?!KeyboardInterrupt)", log.place or "") for log in logs)
     for id, cause in texts("hangs.toml").items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
         how_many = {0: "none", len(stacks): "all"}.get(len(ranks), "some")

@@ -132,8 +132,7 @@ class Watch:
         self._open.callback(self.steps.flush, wait=True)
         if self.ranks.count > 1:
             self._open.enter_context(CollectiveLog(folder, self.ranks.rank))
-        device = self.record.observed.device or "cpu"
-        self.instruments = Instruments(self.model, self.optimizer, device, self.after)
+        self.instruments = Instruments(self.model, self.optimizer, self.record.observed.device or "cpu", self.after)
         self._open.callback(self.instruments.stop)
         self.loop = Loop(self)
         self.loop.attach()
