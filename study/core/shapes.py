@@ -56,6 +56,11 @@ def model_of_name(name: str) -> str | None:
     return None
 
 
+def with_size(size: str) -> list[str]:
+    """Return the built-in shapes whose names end with a size such as 7B."""
+    return [name for name in SHAPES if name.endswith(f"-{size.strip().lower()}")]
+
+
 def letters(name: str) -> str:
     """Return a name without signs and capitals."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from study.core import files, shapes
 from study.core.errors import Stop
-from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name
+from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, with_size
 from study.core.text import count
 from study.predict.trace.transformer import Transformer
 
 NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")  # as configs of transformers call their number
+MOST_LAYERS = 10_000  # more than any published model has; tracing more would not end
 
 
 def named(model: str, **which) -> Transformer:
@@ -24,6 +26,9 @@ def named(model: str, **which) -> Transformer:
     path = Path(model) / "config.json" if Path(model).is_dir() else shapes.hub_config(model)
     about = {"what": "the config of a model", "remedy": "name the folder of a model"}
     config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
+    layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
+    if layers > MOST_LAYERS:
+        raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
     return Transformer.of(config, model, **which)
 
 
@@ -52,7 +57,7 @@ class Wanted:
     model: str | None = None
     """A built-in shape, a folder with a config.json, or a hub name."""
     params: float | None = None
-    """Parameters, such as 7e9: a GPT, with --layers and --hidden."""
+    """Parameters, such as 7e9: a built-in shape of this size, or a GPT with --layers and --hidden."""
     layers: int | None = None
     """With --params."""
     hidden: int | None = None
@@ -60,13 +65,29 @@ class Wanted:
     lora_rank: int | None = None
     """With --model: only adapters of this rank train, at each linear layer but the head."""
 
+    def __post_init__(self):
+        if self.lora_rank is not None and self.lora_rank < 1:
+            raise Stop(f"--lora-rank must be at least 1 (got {self.lora_rank})", "give 1 or more")
+
+
+def _of_size(params: float) -> str:
+    """Return the built-in shape whose name has a number of parameters such as 7B, and whose size is nearest to it."""
+    size = f"{params / 1e9:g}B"
+    alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - params))
+    if not alike:
+        raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
+    sys.stderr.write(f"{size} parameters: taken as {alike[0]}; as large: {', '.join(alike[1:]) or 'none'}\n")
+    return alike[0]
+
 
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
     name = wanted.model
     if wanted.params and wanted.layers and wanted.hidden and not (name or wanted.lora_rank):
         return generic(wanted.params, wanted.layers, wanted.hidden)
-    if name is None or wanted.params or wanted.layers or wanted.hidden:
+    if wanted.params and not (name or wanted.layers or wanted.hidden):
+        name = _of_size(wanted.params)
+    elif name is None or wanted.params or wanted.layers or wanted.hidden:
         what = "one model is needed: --model and --params cannot be combined, and adapters need --model"
         raise Stop(what, f"give --model, or {NUMBERS}")
     model = named(name, lora_rank=wanted.lora_rank)
