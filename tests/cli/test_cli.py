@@ -202,7 +202,7 @@ WRONG = {
     "sweep smoke --timeout-s nan": "--timeout-s must be above 0 (got nan)",
     "sweep smoke --pack nowhere": "--pack nowhere holds no pack.json",
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
-    "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b', 'llama-3.1-8b' or 'llama3-70b', or a local folder",
+    "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b' or 'llama-3.1-8b' or 'llama3-70b'?",
     "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
     "estimate --model gpt2 --ranks 0": "--gpus must be from 1 to 65536 (got 0). What to do: give such a number.",
     "estimate --model deep": "says 1000000000 layers, and at most 10000 are traced",
@@ -240,7 +240,7 @@ def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, cap
     put(tmp_path, finished("good"), changed(finished("odd"), memory__components=[3]), failed("full"))
     assert in_this_process(monkeypatch, f"runs {tmp_path}") is None
     printed = capsys.readouterr().out
-    assert printed.startswith("1 of 2 runs is done.")
+    assert printed.startswith("1 of 2 runs done.")
     assert f"full: {failed('full')['error']['message']}. What to do: " in printed
     assert "memory.components must be a table (got [3])" in printed
 

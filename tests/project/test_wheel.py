@@ -17,7 +17,7 @@ from shaped import finished, put
 
 LIGHT = {
     "arms": "0 of 30 arms can run",
-    "sweep smoke --dry-run": "0 of 31 cells are possible",
+    "sweep smoke --dry-run": "0 of 31 cells possible",
     "estimate --model bert-large": "gradients",
     "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
     "runs runs": "good",
