@@ -18,7 +18,6 @@ from study.watch import hangs
 from study.watch import sources as configs
 from study.watch.oom import reading
 
-LONGEST_SENTENCE = 4000
 WRONG = [None, -1, 2**64, "../../etc/passwd", [[]], {"a": {}}]  # in the place of each value of a valid file
 
 
@@ -50,7 +49,7 @@ def is_valid_or_a_sentence(parse: Callable, *given: Any) -> None:
     except Stop as caught:
         stop = caught
     assert stop.remedy
-    assert len(stop.sentence) < LONGEST_SENTENCE
+    assert len(stop.sentence) < 4000
     stop.sentence.encode(errors="surrogateescape")
 
 

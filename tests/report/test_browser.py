@@ -26,11 +26,8 @@ from study.report.topics import memory
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
-REASON = "needs a browser and its driver: apt-get install chromium chromium-driver"
-pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason=REASON)
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get install chromium chromium-driver")
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
-SEEN = "return [innerWidth, getComputedStyle(document.body).backgroundColor]"
-WIDTHS = (390, 1024, 1440)
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
 PAGES = ("index", "calculator", "claims", *report.NOTEBOOKS)
 
@@ -76,9 +73,10 @@ def test_a_page_is_whole_and_readable(page, show):
     assert opened.title
     assert opened.find_elements("css selector", "nav [aria-current]"), "a reader sees where he is"
     opened.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
-    for width, (colours, background) in itertools.product(WIDTHS, BACKGROUND.items()):
+    for width, (colours, background) in itertools.product((390, 1024, 1440), BACKGROUND.items()):
         look(opened, width, colours)
-        assert opened.execute_script(SEEN) == [width, background]
+        seen = "return [innerWidth, getComputedStyle(document.body).backgroundColor]"
+        assert opened.execute_script(seen) == [width, background]
         assert opened.execute_script(AUDIT) == [], (width, colours)
     assert opened.get_log("browser") == []
 
@@ -120,9 +118,7 @@ def test_a_stage_is_dragged(show):
 
 # --- the calculator ------------------------------------------------------------------------------------------------
 
-QUESTIONS, SEED = 40, 18
 MODELS = json.loads(gzip.decompress(calculator.FILE.read_bytes()))["models"]
-REMEDY = "the predictor has changed: run python reproductions/laboratories/calculator_tables.py"
 READY = "const done = arguments[0]; (function look() { form.hidden ? setTimeout(look, 20) : done(); })()"
 
 
@@ -166,15 +162,16 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
 
 
 def test_drawn_questions_have_the_answers_of_python(show):
+    """After a change of the predictor run reproductions/laboratories/calculator_tables.py."""
     page = show("calculator")
     page.execute_async_script(READY)
-    draw = random.Random(SEED)
-    asked = [question(draw) for _ in range(QUESTIONS)]
+    draw = random.Random(18)
+    asked = [question(draw) for _ in range(40)]
     script = """return arguments[0].map((question) =>
         armsOf(question).includes(question.arm) ? answerOf(question, question.arm) : null)"""
     for each, theirs in zip(asked, page.execute_script(script, asked), strict=True):
         ours = answer(**each)
-        assert (theirs and ours and {name: theirs[name] for name in ours}) == ours, f"{each}: {REMEDY}"
+        assert (theirs and ours and {name: theirs[name] for name in ours}) == ours, each
 
 
 def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, capsys):

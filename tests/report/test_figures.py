@@ -32,20 +32,20 @@ def drawn(all_runs):
     return pairs | {"memory_000": (memory.figure(of_document), of_document)}
 
 
-def points(axes) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)]
-
-
 def assert_drawn(expected: list, axes) -> None:
-    drawn = np.array(points(axes))
+    drawn = np.concatenate([line.get_xydata() for line in axes.lines])
     for point in expected:
         assert np.isclose(drawn, point, rtol=1e-9).all(axis=1).any(), point
+
+
+def names(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
 
 
 def test_losses(drawn):
     figure, rows = drawn["losses"]
     above, below = figure.axes
-    others = [label.get_text() for label in below.get_yticklabels()]
+    others = names(below)
     assert others == ["zero1", "zero2", "zero3"], "each arm has a line of its own, with its name"
     for (arm, step), mine in rows.groupby(["arm", "step"]):
         assert_drawn([(step, mine["loss"].mean())], above)
@@ -58,8 +58,7 @@ def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
     mine = [finished(arm, arm, 1, 1, "gpt-tiny", "fp32", 4) for arm in ("single", "zero3_cpu")]
     loaded = runs.load(put(tmp_path, *mine))
     above, below = memory.figure(memory.table(loaded)).axes
-    assert [label.get_text() for label in below.get_yticklabels()] == ["zero3_cpu"]
-    assert [label.get_text() for label in above.get_yticklabels()] == ["single"]
+    assert (names(above), names(below)) == (["single"], ["zero3_cpu"])
     assert below.get_title("left").replace("\n", " ") == memory.ONE_MEMORY
 
 

@@ -21,7 +21,6 @@ from study.sweeps import launches
 from study.sweeps.launches import options
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in (ROOT / "notebooks").glob("*.ipynb")}
-ALONE = [name for name in NOTEBOOKS if name != "colab"]
 
 
 def sources(name: str) -> list[str]:
@@ -67,7 +66,7 @@ def test_over_real_runs(name, site):
     assert "text_cell_render" in text, "the prose is there"
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", sorted(NOTEBOOKS.keys() - {"colab"}))
 def test_over_nothing(name, execute, tmp_path):
     """What is missing is named, with the command that makes it."""
     text, _ = execute(name, runs=str(tmp_path), data="")
@@ -93,16 +92,14 @@ def test_a_folder_that_is_not_there_is_named_in_one_sentence():
 
 def test_colab_keeps_the_runtime_s_own_packages(execute, monkeypatch, tmp_path):
     """pip is held to the versions that are there, and what it replaced all the same ends the notebook."""
-    lines, present = [], {"torch", "ipykernel"}
-    versions = {"torch": "2.99", "ipykernel": "6.1"}
+    lines, versions = [], {"torch": "2.99", "ipykernel": "6.1"}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in present or None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in versions or None)
     monkeypatch.setattr("importlib.metadata.version", versions.get)
 
     def pip(line: str) -> int:
         lines.append(line)
-        present.add("study")
-        versions["torch"] = "3.0"
+        versions.update(torch="3.0", study="1")
         return 0
 
     with pytest.raises(AssertionError, match=r"pip replaced \{'torch': '2.99'\}"):
