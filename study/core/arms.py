@@ -155,7 +155,7 @@ class Arm:
         # A group of one rank would divide nothing: two ranks each are the least.
         in_group, left_over = divmod(ranks, self.replicas)
         if self.replicas > 1 and (left_over or in_group < 2 or self.shards not in ("auto", in_group)):
-            least = self.replicas * int({"auto": 2}.get(self.shards, self.shards))
+            least = self.replicas * int(str(self.shards).replace("auto", "2"))
             what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {least} ranks"
             raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
         groups = {
@@ -232,13 +232,15 @@ def _of_deepspeed(config: dict, path: Path) -> dict[str, Any]:
         content = _content(path, remedy)
     deepspeed = _checked(DeepSpeed, content, path)
     zero = deepspeed.zero_optimization
+    clipping = deepspeed.gradient_clipping
+    if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
+        clipping = 1.0
     return {
         "deepspeed": content,
         "stage": zero.stage,
         "offload_optimizer": zero.offload_optimizer.device,
         "offload_param": zero.offload_param.device,
-        # For "auto" Accelerate fills in the value that is DeepSpeed's default, too.
-        "clipping": {"auto": 1.0}.get(deepspeed.gradient_clipping, deepspeed.gradient_clipping),
+        "clipping": clipping,
         "sequence_ranks": sequence.parallelism_config_sp_size,
         "tensor_ranks": max(1, deepspeed.tensor_parallel.autotp_size),
         "second_copy_ranks": zero.zero_hpz_partition_size,

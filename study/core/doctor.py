@@ -61,7 +61,7 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         Finding("shared memory", f"{size(shared_bytes)} free", {False: GET_SHARED}.get(shared_bytes >= SHARED_BYTES)),
         devices,
         _disk(folder, speed_bytes),
-        *(Finding(what, found or "not found", {None: remedy}.get(found)) for what, (found, remedy) in needed.items()),
+        *(Finding(what, found or "not found", None if found else remedy) for what, (found, remedy) in needed.items()),
     ]
 
 

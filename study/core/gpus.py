@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -151,9 +151,9 @@ Groups = dict[str, dict[tuple[int, ...], float]]
 
 def between_nodes(moved: Groups, node_ranks: int) -> dict[str, float]:
     """Return the bytes by collective of groups that have ranks in several nodes. As in papers, all of them count."""
-    between: Counter[str] = Counter()
+    between: dict[str, float] = defaultdict(float)
     for kind, groups in moved.items():
         for ranks, size in groups.items():
-            if min(ranks) // node_ranks < max(ranks) // node_ranks:
+            if size and min(ranks) // node_ranks < max(ranks) // node_ranks:
                 between[kind] += size
-    return +between
+    return between
