@@ -61,16 +61,15 @@ def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
     if each.check.startswith("checkpoint") and not hasattr(module, "save"):
         outcome = Outcome(0, "not applicable", "the adapter has no save")
     elif not adapter.ranks_for(each):
-        outcome = Outcome(
-            0, "not applicable", f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
-        )
+        words = f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
+        outcome = Outcome(0, "not applicable", words)
     else:
         outcome = _held(adapter, each, limit_s)
-    versions = {library: getattr(sys.modules.get(library), "__version__", "") for library in LIBRARIES}
+    versions = {name: getattr(sys.modules.get(name), "__version__", "").partition("+")[0] for name in LIBRARIES}
     if adapter.package == "deepspeed":
         versions["accelerate"] = ""  # some releases of DeepSpeed import it, and train without it
-    releases = [version.partition("+")[0] for version in versions.values()]
-    return Answer(adapter.name, each.name, *releases, *outcome[1:])
+    _, *said = outcome
+    return Answer(adapter.name, each.name, *versions.values(), *said)
 
 
 @functools.cache
