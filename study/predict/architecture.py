@@ -11,7 +11,6 @@ from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, let
 from study.core.text import count
 from study.predict.trace.transformer import Transformer
 
-NUMBERS = "--params with --layers and --hidden"
 POSITIONS = 1024  # of a generic GPT
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")  # as configs of transformers call their number
 MOST_LAYERS = 10_000  # more than any published model has; tracing more would not end
@@ -23,7 +22,8 @@ def named(model: str, **which) -> Transformer:
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
     shapes.refuse_code(model)
-    path = Path(model) / "config.json" if Path(model).is_dir() else shapes.hub_config(model)
+    folder = Path(model)
+    path = folder / "config.json" if folder.is_dir() else shapes.hub_config(model)
     about = {"what": "the config of a model", "remedy": "name the folder of a model"}
     config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
     layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
@@ -89,7 +89,7 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
         name = _of_size(wanted.params)
     elif name is None or wanted.params or wanted.layers or wanted.hidden:
         what = "one model is needed: --model and --params cannot be combined, and adapters need --model"
-        raise Stop(what, f"give --model, or {NUMBERS}")
+        raise Stop(what, "give --model, or --params with --layers and --hidden")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")

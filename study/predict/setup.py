@@ -65,8 +65,7 @@ class Setup:
     loss: Loss = "whole"
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
-    # Size of the groups of ranks that shard states (and weights), if each group holds all of them: FSDP's HYBRID_SHARD,
-    # or stage 1 within a node. None: all ranks are one group.
+    # Ranks in each of the groups that hold all states, as in FSDP's HYBRID_SHARD. None: all ranks are one group.
     group: int | None = None
     # torch: each layer and the root are units; accelerate: more units, as in the arms
     fsdp_by: Literal["torch", "accelerate"] = "torch"
@@ -187,8 +186,6 @@ class Setup:
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
         )
 
-    # --- bytes of an element
-
     @property
     def stored_bytes(self) -> int:
         """Of the weights that the optimizer updates, and of their gradients."""
@@ -284,11 +281,8 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
 
 
 def held_bytes(optimizer: str, tensors: Sequence[Tensor], state_bytes: int) -> int:
-    """Return the bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits.
-
-    DDP gives an optimizer each tensor, FSDP2 a rank's rows of each, and ZeRO one flat vector of all. Optimizers that
-    work by matrices or by blocks keep another number of bytes for a vector.
-    """
+    """Return the bytes of all moments, with `state_bytes` for an element unless the optimizer keeps 8 bits."""
+    # DDP gives it each tensor, FSDP2 a rank's rows of each, and ZeRO one flat vector, which has no rows.
     if optimizer != "adamw_8bit":
         return state_bytes * sum(_moment_elements(optimizer, each) for each in tensors)
     sizes = [each.elements for each in tensors]

@@ -157,12 +157,12 @@ class Scattering(Bucket):
     def __init__(self, engine: Engine):
         super().__init__(engine)
         self.stay = {tensor.name for tensor in engine.persistent}
-        self.in_graph: Counter[str] = Counter()  # bytes of weights, by the tensor whose gradient comes when they go
+        self.in_graph = Counter[str]()  # bytes of weights, by the tensor whose gradient comes when they go
         if engine.gathers and not engine.setup.has_own_linear:
             self.keep_views()
-        self.turn = engine.fetches.turn
-        self.released = self.turn.released
-        self.all_stay = self.turn.running.weights == engine.all_elements and engine.refetched == 0
+        turn = engine.fetches.turn
+        self.released = turn.released
+        self.all_stay = turn.running.weights == engine.all_elements and engine.refetched == 0
         self.gathers_again = engine.gathers and not self.all_stay
         self.alive = self.flat = 0  # bytes of gathered weights, and of the buffers from which they were made
 
@@ -185,9 +185,8 @@ class Scattering(Bucket):
     def moments(self, profile: Profile) -> Iterator[dict]:
         if self.engine.ranks > 1:
             yield from self.forward(profile)
-        # --- the backward pass begins: the buffers of the forward pass are gone
-        self.hold(self.turn.running)
-        self.flat = 0
+        self.hold(self.engine.fetches.turn.running)
+        self.flat = 0  # the buffers of the forward pass are gone
         yield self.moment(profile.most, 0)
         leaves = leaf_modules(self.engine.setup.model)
         ends = {leaves.get(each.tensor.name): each.tensor for each in profile.gradients}

@@ -32,7 +32,6 @@ class Engine:
         self.state_bytes = setup.state_bytes
         # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
         self.copied_bytes = {setup.weight_bytes: 0}.get(setup.state_bytes, setup.state_bytes)
-        # --- homes
         self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.
@@ -45,11 +44,9 @@ class Engine:
         # The tensors as the optimizer has them: with a stage, one vector of this rank's parts.
         self.pieces = (Tensor("", (self.part,), ""),) if self.stage else self.tensors
         self.made_bytes = setup.made_bytes(self.pieces)
-        # --- what is frozen: it has no optimizer state and no gradient
         frozen = [tensor for tensor in setup.tensors if not tensor.trains]
         self.frozen_part = sum(map(self.share, frozen))
         self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * self.share(each) for each in frozen)
-        # --- buckets, and what stage 3 keeps whole
         self.bucket_elements = int(zero["reduce_bucket_size"])
         self.reduce_kind = {True: "all_reduce", False: "reduce"}[zero["use_multi_rank_bucket_allreduce"]]  # of stage 2
         self.limits = Limits(

@@ -106,13 +106,12 @@ class Coordinator:
 
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
-        # --- its own tensors: those that were not fetched ahead are fetched now
         names = self.order[step]
-        self._gather([name for name in names if name not in self.whole])
+        self._gather([name for name in names if name not in self.whole])  # those that were not fetched ahead
         waiting = Whole(self.alive, self._wait(names))
-        # --- ahead, in the order of use. What always stays whole takes no room, and the last tensor may exceed it
+        # Ahead, in the order of use. What always stays whole takes no room, and the last tensor may exceed it
         unseen = {name for name in names if self.last_fetched[name] < step}
-        while self.queue and unseen:  # until all tensors of the module have been seen in it
+        while unseen:  # until all tensors of the module have been seen in it
             name, self.last_fetched[name] = self.queue.popleft()
             unseen.discard(name)
         room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
@@ -123,7 +122,6 @@ class Coordinator:
                 ahead.append(name)
                 room -= self.size[name]
         self._gather(ahead)
-        # --- the module runs, and then releases its tensors
         before, self.running = self.running, Whole(self.alive, self._flat())
         released = self._elements(self.released_once)
         self._release(step)

@@ -20,8 +20,7 @@ from study.predict.trace.tape import Held, Profile, Tensor
 ROOT = "root"
 EMBEDDINGS = "embeddings"
 TAIL = "tail"
-# Accelerate's own units besides the layers, by the names that transformers gives to their tensors: the embeddings, the
-# output matrix, and the last norm.
+# Accelerate's own units besides the layers, by names of tensors: embeddings, and the output matrix and last norm.
 TOKENS = re.compile(r"(word_embeddings|wte|embed_in|embed_tokens|tok_embeddings|shared|patch_embeddings\.projection)\.")
 ENDS = re.compile(
     r"^(lm_head|embed_out|proj_out)\.|^(?!encoder|decoder)\w+\.(ln_f|final_layer_norm|norm|layernorm|final_norm)\."
@@ -32,7 +31,6 @@ ENDS = re.compile(
 class Unit:
     """Tensors that are gathered together, and whose gradients are reduced together. Sizes are in bytes."""
 
-    name: str
     tensors: list[Tensor]
     trained: list[Tensor]
     whole: int  # its gathered weights
@@ -59,8 +57,7 @@ class Sharding:
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
-        # As the optimizer has them.
-        self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.stored_bytes
+        self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.stored_bytes  # as the optimizer has them
         self.pieces = [replace(each, shape=self.shape(each)) for each in setup.trained]
         # FSDP1 keeps the gradients until the next forward pass begins.
         self.after_step = {} if self.by_accelerate else {"gradients": self.gradients_bytes}
@@ -79,15 +76,16 @@ class Sharding:
     def _name(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
             return tensor.block
-        if self.by_accelerate and ENDS.search(tensor.name):
+        if not self.by_accelerate:
+            return ROOT
+        if ENDS.search(tensor.name):
             return TAIL
-        return self.first if self.by_accelerate and TOKENS.search(tensor.name) else ROOT
+        return self.first if TOKENS.search(tensor.name) else ROOT
 
     def _unit(self, name: str, tensors: list[Tensor]) -> Unit:
         trained = [each for each in tensors if each.trains]
         whole = self._bytes(tensors)
         return Unit(
-            name=name,
             tensors=tensors,
             trained=trained,
             whole=whole,
@@ -161,7 +159,7 @@ class Pass:
         self.alive = {unit for unit in sharding.units if unit.stays}
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
         # Gradients of earlier passes are whole, or a rank's parts.
-        self.gradients: Counter[Unit] = Counter()
+        self.gradients = Counter[Unit]()
         self.parts = 0
         if sharding.keeps_whole_gradients:
             self.gradients.update({unit: unit.gradient for unit in sharding.units})
@@ -203,7 +201,7 @@ class Pass:
                     yield self.moment(usage, 0, unit.buffer)
             for tensor, most, usage in gradients:
                 size = tensor.elements * self.setup.weight_bytes
-                yield self.moment(most, size, 0 if begins and unit.name == TAIL else unit.ahead)
+                yield self.moment(most, size, 0 if begins and unit.stays else unit.ahead)
                 begins = False
                 if not sharding.keeps_whole_gradients:  # else it is added to that of earlier passes
                     self.gradients[unit] += size

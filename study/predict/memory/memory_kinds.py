@@ -1,11 +1,11 @@
 """The three numbers that people read as a GPU's memory: allocated, reserved, and what the driver shows.
 
-Reserved memory is what PyTorch's caching allocator holds: three steps are replayed on it, with the tensors of a pass.
-Each thing that the engine holds besides is one block during a pass, so it is less certain than allocated memory. The
-driver shows reserved memory and what is outside PyTorch.
+Reserved memory is what PyTorch's caching allocator holds: three steps are replayed on it. It is less certain than
+allocated memory. The driver shows reserved memory and what is outside PyTorch.
 """
 
 import functools
+import itertools
 from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from math import ceil, inf
@@ -114,15 +114,14 @@ class Allocator:
         return block
 
 
-# A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
-# 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
+# A CUDA context: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than 1 GB before (a maintainer in
+# pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
 CONTEXT_BYTES = 0.4e9
 OLD_CONTEXT_BYTES = 1.3e9  # of PyTorch 1 on a V100, as transformers' documentation of 2022 measures it
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
 NCCL_BYTES = {1: 0, 2: 544 * 2**20, 3: 688 * 2**20}
-# An advice keeps more of a GPU free, to be safe: the context of an older CUDA and NCCL, and a share for fragmentation.
-# On an A100 that is 7.3 % of 85.9 GB. The smallest share known to be enough is 6.5 %: Llama-3-8B was trained with
-# 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
+# An advice keeps more of a GPU free, to be safe: for an older CUDA and NCCL, and for fragmentation. On an A100 that is
+# 7.3 % of 85.9 GB; 6.5 % was enough for Llama-3-8B, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
 OUTSIDE_AT_MOST_BYTES = 2e9
 FRAGMENTATION = 0.05
 STEPS = 3  # from the second on, the optimizer's states lie between activations; the third rarely changes anything
@@ -185,14 +184,14 @@ def sizes_of(setup: Setup) -> Sizes:
     moments_bytes = states.pop("moments", 0)
     if setup.deepspeed:  # its states are flat vectors. The host's part is not included
         return _of_deepspeed(setup, [*states.values()], moments_bytes)
-    in_pass: list[int] = []
-    in_other_streams: list[int] = []
+    in_pass, in_other_streams = _of_units(setup) if setup.fsdp else ([], [])
     # The tensors as this rank has their moments. With offloading the host has them, and updates.
-    pieces = [] if setup.fsdp_offload else [*setup.trained]
+    pieces = [*setup.trained]
     if setup.fsdp:
         states.pop("gradients", 0)  # they are in another stream
-        in_pass, in_other_streams = _of_units(setup)
-        pieces = [replace(each, shape=(ceil(each.elements / setup.state_ranks),)) for each in pieces]
+        pieces = [
+            replace(each, shape=(ceil(each.elements / setup.state_ranks),)) for each in pieces if not setup.fsdp_offload
+        ]
     if setup.library.keeps_cache and setup.library.keeps_logits:
         in_pass += outputs(setup)
     # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
@@ -229,8 +228,7 @@ def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
 
 def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
     tape = setup.model.tape(setup.trace_options, setup.micro_batch)
-    # Without an engine, gradients stay until the update. DDP's buckets take them only in the last pass of a step, so
-    # those of earlier passes stay outside as well.
+    # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
     in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.library.bucket_view
     keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
     gradients: list[Block] = []
@@ -251,12 +249,11 @@ def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
 def _pass(tape: Tape, allocator: Allocator, keeps_gradients: bool) -> list[Block]:
     """A forward and a backward pass. Return the blocks of the gradients that stay."""
     live: dict[int, Block] = {}  # by the number of the tensor
-    tensor_count = 0
+    numbers = itertools.count()
     kept = set()
     for kind, what, *_ in tape:
         if kind == "made":
-            live[tensor_count] = allocator.take(what)
-            tensor_count += 1
+            live[next(numbers)] = allocator.take(what)
         elif kind == "gradient" and keeps_gradients:
             kept.add(what)
         elif kind == "freed" and what not in kept:

@@ -1,7 +1,6 @@
 """Traces that come with the package: of the built-in shapes, and of families of models that are given by numbers.
 
-Reading them needs no torch. Every number on a tape is a sum of terms: a factor, times a product of the model's
-dimensions and the tokens of a row. `reproductions/laboratories/committed_traces.py` writes the file.
+Every number on a tape is a sum of terms: a factor, times a product of the model's dimensions and the tokens of a row.
 """
 
 import functools

@@ -44,11 +44,10 @@ def _(query, key, value):
 
 @torch.library.register_fake("study::fused_attention_backward")
 def _(gradient, query, key, value):
-    rows, heads, length, width = query.shape
-    wide = [each.new_empty(rows, each.shape[2], heads, each.shape[3]).transpose(1, 2) for each in (key, value)]
-    of_query = query.new_empty(rows, length, heads, width).transpose(1, 2)
+    rows, heads, length, _ = query.shape
+    of_all = [each.new_empty(rows, each.shape[2], heads, each.shape[3]).transpose(1, 2) for each in (query, key, value)]
     sums = query.new_empty(rows, heads, length, dtype=torch.float32)
-    return of_query, *wide, sums, query.new_empty(rows, heads, length, width, dtype=torch.float32)
+    return *of_all, sums, query.new_empty(query.shape, dtype=torch.float32)
 
 
 class _Attention(Function):
@@ -114,11 +113,7 @@ def _dropout(input, p=0.5, training=True, inplace=False):
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
-REPLACED = {
-    functional.scaled_dot_product_attention: _attention,
-    functional.dropout: _dropout,
-    torch.dropout: _dropout,
-}
+REPLACED = {functional.scaled_dot_product_attention: _attention, functional.dropout: _dropout, torch.dropout: _dropout}
 
 
 class AsOnCuda(TorchFunctionMode):
@@ -192,11 +187,10 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     model.set_output_embeddings(nn.Identity())
     model.config.final_logit_softcapping = None  # the kernel does this
     hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, weight.dtype)).logits
-    labels = next_tokens(batch)
     if torch.is_autocast_enabled("cpu"):
         hidden = hidden.bfloat16()
         weight = weight.bfloat16()
-    return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())
+    return _Chunked.apply(hidden.flatten(0, 1), weight, next_tokens(batch).flatten())
 
 
 # --- linear layers of DeepSpeed's stage 3 (runtime/zero/linear.py of 0.19.8). They keep the original input and the

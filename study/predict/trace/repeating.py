@@ -127,7 +127,7 @@ class Sections:
             where, number = self._origins[what]
             if kind == "freed":
                 self.followed[where].freed.add(number)
-            near = where.stack is not None and where.stack == place.stack
+            near = bool(place.stack) and where.stack == place.stack
             if near:
                 where = where._replace(layer=self._distance(place, where.layer))
             what = Tensor(where, near, number)

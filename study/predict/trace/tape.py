@@ -20,9 +20,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 Tape = list[tuple]
-Kernel = tuple[str, tuple[int, ...]]  # kind and sizes
 # Of the forward and the backward pass: kind, number, sizes. Equal products are one entry; others are summed by kind.
-Work = dict[str, list[tuple[str, int, tuple[int, ...]]]]
+Work = dict[str, list[tuple]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
-    ran: dict[str, list[Kernel]] = {"use": [], "end": [], "gradient": []}
+    ran: dict[str, list[tuple]] = {"use": [], "end": [], "gradient": []}
     for event, name, gradient_bytes, now, most, kernels in _moments(tape):
         ran[event] += kernels
         if most and not gradients:
@@ -118,7 +117,7 @@ def _total(tape: Tape, kind: str) -> int:
     return sum(entry[-1] for entry in tape if entry[0] == kind)
 
 
-def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, list[Kernel]]]:
+def _moments(tape: Tape) -> Iterator[tuple]:
     """Yield each event: "use", "gradient" or "end"; the name of the tensor; and the bytes of its complete gradient.
 
     Then what is held now, the most since the event before while a kernel ran (the last of several), and these kernels.
@@ -126,7 +125,7 @@ def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, lis
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
     most: Held | None = None
-    kernels: list[Kernel] = []
+    kernels: list[tuple] = []
     for kind, what, *rest in tape:
         if kind == "made":  # its bytes, and whether the backward pass makes it
             made.append((what, rest[0]))
@@ -146,7 +145,7 @@ def _moments(tape: Tape) -> Iterator[tuple[str, str, int, Held, Held | None, lis
             kernels = []
 
 
-def _summed(kernels: list[Kernel]) -> list[tuple[str, int, tuple[int, ...]]]:
+def _summed(kernels: list[tuple]) -> list[tuple]:
     products = Counter(sizes for kind, sizes in kernels if kind == "product")
     entries = [("product", number, sizes) for sizes, number in products.items()]
     for other in ("attention", "other"):
@@ -168,8 +167,7 @@ def in_tuples(kept: Any) -> Any:
 def at_rows(tapes: list[Tape], counts: tuple[int, ...], rows: int) -> Tape:
     """Return the tape of a pass over `rows` rows, from that of as many, or from those of two successive numbers."""
     # A single tape is its own second one, and all numbers are equal.
-    both = zip(tapes[0], tapes[-1], strict=True)
-    return [_on_line(*entries, rows - counts[0]) for entries in both]
+    return [_on_line(*both, rows - counts[0]) for both in zip(tapes[0], tapes[-1], strict=True)]
 
 
 def _on_line(first: Any, second: Any, more_rows: int) -> Any:

@@ -1,7 +1,4 @@
-"""Traces a model: it is built without values, and one forward and one backward pass show every tensor that they make.
-
-It needs torch, so it is imported only when a model has to be traced.
-"""
+"""Traces a model without values: one forward and one backward pass show every tensor that they make. It needs torch."""
 
 import copy
 import functools
@@ -13,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
 
 import torch
 from torch import nn
@@ -134,8 +130,7 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
         raise Stop(what, "leave --checkpointing out")
     # backward() puts function modes aside, so layers that run again enter theirs themselves
     contexts = {SELECTIVE: _selective}.get(every, lambda place: (nullcontext(), place()))
-    # Non-reentrant, as in the trainer.
-    with _quiet():
+    with _quiet():  # non-reentrant, as in the trainer
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: contexts(place)})
     for name, layer in model.named_modules():
         number = name.rpartition(".")[2]
@@ -153,7 +148,6 @@ def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) ->
 
 def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
-    # --- the model, without values
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
@@ -165,7 +159,6 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     stacks = [] if with_all_layers else shorten(built)
     linear = {True: zero3_linear}.get(options.zero3_linear, nullcontext)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
-    # --- a forward and a backward pass, watched
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
         # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
         built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
@@ -175,7 +168,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         watch.follow(built)
         for stack in stacks:
-            watch.mark(cast(nn.ModuleList, built.get_submodule(stack.name)), stack.name)
+            watch.mark(built.get_submodule(stack.name), stack.name)
         kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
         if options.keeps_logits and options.loss != "chunked":
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))

@@ -14,6 +14,7 @@ from study.core.models.build import GROUPED
 from study.predict.trace.tape import Tape
 
 aten = torch.ops.aten
+ours = torch.ops.study
 
 
 def _attention(query, key, value, *_, **__) -> int:
@@ -25,15 +26,10 @@ def _attention_backward(_, query, key, value, *__, **___) -> int:
     return 2 * query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-PRODUCTS = (  # the formulas of their operations
-    flop_registry
-    | GROUPED
-    | {
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-        torch.ops.study.fused_attention: _attention,
-        torch.ops.study.fused_attention_backward: _attention_backward,
-    }
+PRODUCTS = flop_registry | GROUPED  # the formulas of their operations
+PRODUCTS |= {aten._scaled_dot_product_flash_attention_for_cpu: _attention, ours.fused_attention: _attention}
+PRODUCTS |= dict.fromkeys(
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward, ours.fused_attention_backward), _attention_backward
 )
 NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
 MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
@@ -42,7 +38,7 @@ MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where th
 class Watch(TorchDispatchMode):
     """Writes a tape: every tensor that the passes make, every kernel, and the operations of matrix products."""
 
-    def __init__(self, known: list[torch.Tensor], has_types: bool = False):
+    def __init__(self, known: list[torch.Tensor], has_types: bool):
         super().__init__()
         self._has_types = has_types  # products say the bytes of an element
         self.tape: Tape = []
@@ -53,7 +49,7 @@ class Watch(TorchDispatchMode):
 
     def follow(self, model: nn.Module) -> None:
         """Note when the forward pass reaches a tensor, and when a gradient is complete; then drop the gradient."""
-        names: dict[torch.Tensor, str] = {tensor: name for name, tensor in model.named_parameters()}
+        names = {tensor: name for name, tensor in model.named_parameters()}
         unused = dict(names)
 
         def reaches(module: nn.Module, _) -> None:
@@ -75,7 +71,7 @@ class Watch(TorchDispatchMode):
             if tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(complete)
 
-    def mark(self, layers: nn.ModuleList, stack: str) -> None:
+    def mark(self, layers, stack: str) -> None:
         """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
 
         def forward(*layer) -> None:
