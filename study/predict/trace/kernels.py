@@ -133,9 +133,6 @@ class AsOnCuda(TorchFunctionMode):
         return self.replaced.get(function, function)(*args, **kwargs)
 
 
-# --- fused losses: they overwrite the logits, or never hold all of them. Without values, no loss here is one. ---
-
-
 class _InPlace(Function):
     """Copies the logits, because the last one of each row is cut off, and overwrites the copy with their gradient."""
 
