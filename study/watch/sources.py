@@ -76,10 +76,8 @@ def read(path: Path) -> Source:
 
 
 def _allowed(name: str, config: Path) -> Iterator[Path]:
-    """Yield the file that a config names, if it is in the current folder, in the config's own, or in one of two above.
-
-    A stranger's config may name any file of this machine, and its content would be shown.
-    """
+    """Yield the file that a config names, if it is in the current folder, in the config's own, or in two above that."""
+    # A stranger's config may name any file of this machine, and its content would be shown.
     for folder in (Path.cwd(), *config.resolve().parents[:3]):
         with contextlib.suppress(OSError, ValueError):  # not a valid file name
             file = (folder / name).resolve()
