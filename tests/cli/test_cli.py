@@ -63,7 +63,7 @@ FIRST_LINES = {
     "estimate --model llama3-8b --gpu H100": "A rank of 8 under zero3 needs ",
     "advise --model gpt2-xl --gpus 8 --gpu H100": "Use zero1, ",
     "advise --model bert-base --gpu B200": "Enough: 1 x B200",
-    "advise --model llama3-8b --gpus 1 --gpu T4": "Nothing fits on 1 x T4",
+    f"{ADVISE} --model llama3-8b --gpus 2 --gpu T4": "Nothing fits on 2 x T4",
     f"{ADVISE} --model keys": "Use ",
     f"{ADVISE} --model no-layers": "Use ",
     f"{ADVISE} --model small": "Use ",
