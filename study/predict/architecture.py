@@ -75,7 +75,7 @@ def _of_size(params: float) -> str:
     size = f"{params / 1e9:g}B"
     alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - params))
     if not alike:
-        raise Stop(f"no built-in shape has {size} parameters", f"give another --model, or {NUMBERS}")
+        raise Stop(f"no built-in shape has {size} parameters", "give another --model, or --layers and --hidden as well")
     sys.stderr.write(f"{size} parameters: taken as {alike[0]}; as large: {', '.join(alike[1:]) or 'none'}\n")
     return alike[0]
 
