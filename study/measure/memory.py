@@ -143,7 +143,7 @@ class MemoryWatch(TorchDispatchMode):
         for live, storage in alive:
             if storage is not None and live.size:
                 sums[roles.get(storage._cdata) or live.role or PHASE_ROLES[live.phase]] += live.size
-        return dict(sums)
+        return dict(sorted(sums.items()))  # in the order of names: the collector's has no meaning
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
