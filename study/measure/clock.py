@@ -9,7 +9,7 @@ import torch
 
 from study.measure.hardware import CUDA
 
-wait = torch.cuda.synchronize if CUDA else lambda: None  # on a GPU the host runs ahead
+wait: Callable[[], object] = torch.cuda.synchronize if CUDA else lambda: None  # on a GPU the host runs ahead
 
 
 class Clock:

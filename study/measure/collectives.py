@@ -43,7 +43,9 @@ class RankFile:
         self.file = files.safe_join(folder, FILE.format(rank=rank))
         self.rank = rank
 
-    def write(self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = (), still_s: float = 0.0):
+    def write(
+        self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = (), still_s: float = 0.0
+    ) -> None:
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         groups: dict = {}
         if dist.is_initialized():

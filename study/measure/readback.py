@@ -173,7 +173,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         observed["frozen weights"] = seen.trained_parameters != seen.parameters
         promised["frozen weights"] = True
     # --- what differs, where one of several values may be right
-    allowed = {name: [value] for name, value in promised.items()}
+    allowed: dict[str, list] = {name: [value] for name, value in promised.items()}
     allowed["optimizer"] = sorted(optimizers.classes(settings.optimizer, arm))
     # Without a GPU, Accelerate calls MULTI_GPU so.
     allowed["distributed_type"] = sorted({arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")})

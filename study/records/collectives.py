@@ -58,6 +58,7 @@ def paths(folder: Path) -> list[Path]:
 
 def load(folder: Path) -> list[RankLog]:
     """Return the last logs of all ranks of a run, in their order; empty without such files."""
-    texts = {"what": "a log of collectives", "remedy": "move it away: no rank wrote it"}
-    logs = [load_file(path, RankLog, most_bytes=MAX_BYTES, **texts) for path in paths(folder)]
+    what = "a log of collectives"
+    remedy = "move it away: no rank wrote it"
+    logs = [load_file(path, RankLog, what=what, remedy=remedy, most_bytes=MAX_BYTES) for path in paths(folder)]
     return sorted(logs, key=lambda log: log.rank)

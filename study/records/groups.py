@@ -53,7 +53,7 @@ def groups(runs: Iterable[Run], only: Iterable[str] | None = None) -> dict[str, 
         left_out = {*VARIES}
         if run.record.requested.steps:
             left_out.add("epochs")  # --steps overrides it
-        conditions = {"environment": run.environment}
+        conditions: dict[str, Any] = {"environment": run.environment}
         if only is not None:
             left_out |= run.cell.keys() - set(only)
             conditions = {"device": run.record.observed.device, "measure_version": run.record.measure_version}

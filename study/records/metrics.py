@@ -40,7 +40,7 @@ def over(above: float | None, below: float | None) -> float | None:
 
 
 def product(*factors: float | None) -> float | None:
-    return math.prod(factors) if all(factors) else None  # a factor of 0 is as good as unknown here, too
+    return math.prod(all_known(factors)) if all(factors) else None  # a factor of 0 is as good as unknown here, too
 
 
 # --- times and rates -----------------------------------------------------------------------------------------------
@@ -126,7 +126,9 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
         chosen = {kind: counts[kind] for kind in collectives or counts if kind in counts}
         sizes_bytes: dict[str, float] = {kind: count.bytes for kind, count in chosen.items()}
         if node_ranks:
-            groups = {kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()}
+            groups: dict[str, Any] = {
+                kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()
+            }
             sizes_bytes = gpus.between_nodes(groups, node_ranks)
         # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
         if unit == "volume":

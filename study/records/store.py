@@ -106,8 +106,9 @@ def newest_try(path: Path) -> Path:
 
 def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
-    remedies = {"remedy": "run that cell again", "missing": "name the folder of a run"}
-    return load_file(path, Record, what="a valid record", most_bytes=MAX_BYTES, **remedies)
+    again = "run that cell again"
+    missing = "name the folder of a run"
+    return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
 
 
 def keep(folder: Path, record: Record) -> None:
