@@ -7,7 +7,6 @@ from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of
 
 from study.core.arms import NAMES, all_paths, check_virtual, read
 from study.core.errors import Stop
-from study.core.shapes import SHAPES
 from study.records import metrics
 from study.records.schema import Record
 from study.report.of_record import predicted
