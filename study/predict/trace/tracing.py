@@ -246,7 +246,7 @@ def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
     return tuple(numbers.setdefault(_kind(layer, owners), len(numbers)) for layer in layers)
 
 
-def _kind(layer: nn.Module, owners: Counter[torch.Tensor]) -> tuple:
+def _kind(layer: nn.Module, owners: Counter[nn.Parameter]) -> tuple:
     """Return types, tensors and constants of a layer. One that shares tensors with others is like no other."""
     if any(owners[tensor] > 1 for tensor in layer.parameters()):
         return (layer,)
