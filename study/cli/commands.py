@@ -42,7 +42,6 @@ GROUPS = {
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100 --json
-  study sweep smoke --runs runs/smoke
   study claims S000-20 --runs runs/smoke"""
 
 

@@ -44,8 +44,7 @@ def sweep(
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
     Each cell is a fresh launch, and leaves a record however it ends. The exit code is 0 if every cell has an answer
-    (running out of memory is one), 1 if a cell failed, 2 if the sweep was refused or could not continue, and 3 if cells
-    are left for the same command.
+    (out of memory is one), 1 if one failed, 2 if the sweep was refused, and 3 if cells are left for the same command.
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.

@@ -16,7 +16,7 @@ HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 def arms() -> list[dict]:
     """List the arms, what their files say, and whether this machine can run them. With --json: the rows."""
     gpus = num_gpus()
-    rows = [
+    rows: list[dict] = [
         {
             "arm": arm.name,
             "stage": arm.stage,

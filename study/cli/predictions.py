@@ -227,13 +227,14 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
     whole = predict(setup)
     # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
     # depends on the GPU, so it is told only with --gpu.
-    kinds = memory_kinds(setup, machine and machine.gpu)
+    kinds = memory_kinds(setup, machine.gpu if machine else None)
     text = (
         f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of GPU memory at the peak, predicted"
     )
     content: dict[str, Any] = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters}
     content |= {"estimate": asdict(whole), "kinds": asdict(kinds), "step": None, "fits": None}
-    fit, time = "", []
+    fit = ""
+    time: list[str] = []
     if machine:
         gpu = machine.gpu
         step = step_time(setup, machine)
@@ -315,7 +316,8 @@ def _settings(model: Wanted, training: Training, passes: Passes, usual: Precisio
 
 def _show(record: Record, ranks: int) -> None:
     rank = record.memory.components.per_rank[0]
-    at_peak, after = rank.at_peak or {}, rank.after_step
+    at_peak = rank.at_peak or {}
+    after = rank.after_step
     say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
     show(
         [

@@ -41,8 +41,8 @@ def in_words(advice: Advice) -> list[str]:
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, 2 if choice.precision in HALF_WEIGHTS else 4)
     if needed_bytes > question.host_memory_bytes:
-        needs, has = amount(needed_bytes), amount(question.host_memory_bytes)
-        lines.append(f"To load it, a node may need {needs} of host memory and has {has}: {LOAD}.")
+        needs = f"To load it, a node may need {amount(needed_bytes)} of host memory"
+        lines.append(f"{needs} and has {amount(question.host_memory_bytes)}: {LOAD}.")
     return lines
 
 

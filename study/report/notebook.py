@@ -52,7 +52,8 @@ class Book:
         purpose = (draw.__doc__ or "").partition("\n")[0]
         arms = rows.groupby("group", sort=False)["arm"].nunique()
         for number, group in enumerate(arms.nlargest(most).index, 1):
-            mine, file = rows[rows["group"] == group], f"{name}-{number}"
+            mine = rows[rows["group"] == group]
+            file = f"{name}-{number}"
             image = svg(draw(mine), file, purpose)  # the label is for a reader who does not see it
             caption = f"{purpose}{self._written(mine, file)}"
             show(f"<figure>{image}<figcaption>{caption}</figcaption></figure>", file)

@@ -26,7 +26,8 @@ def predicted(record: Record) -> Estimate | None:
 
 def setup_of(record: Record) -> Setup | None:
     """Return what theory needs to know of a run. None if its model, or the size of its data, is not known here."""
-    requested, observed = record.requested, record.observed
+    requested = record.requested
+    observed = record.observed
     model = architecture(record)
     rows = _rows(requested)
     # Scripts are not ours, and what a compiler keeps and fuses is unknown.

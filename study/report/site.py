@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 # Matplotlib looks into IPython wherever it is imported, also while a thread that executes a notebook still imports it.
 import IPython  # noqa: F401
@@ -109,7 +110,8 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     filled = PAGES.get_template(f"{template or name}.html")
     page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
-    ids = "|".join(re.escape(each.id) for each in (*texts.claims(), *texts.faults()))
+    known: list[Any] = [*texts.claims(), *texts.faults()]
+    ids = "|".join(re.escape(each.id) for each in known)
     page = re.sub(rf"<td>({ids})</td>", r'<td><a href="claims.html#\1">\1</a></td>', page)
     # Half of a surrogate pair, as JSON may hold, cannot be encoded.
     (site / f"{name}.html").write_text(page, errors="replace")

@@ -48,7 +48,7 @@ def panels(heights: list[float]) -> tuple[Figure, list[Axes]]:
     return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
 
 
-def look(arm: str) -> dict[str, str]:
+def look(arm: str) -> dict[str, Any]:
     """Return the colour and the marker of an arm, as matplotlib takes them."""
     return dict(zip(("color", "marker"), ARMS.get(arm, (FAINT, ".")), strict=True))
 
@@ -85,8 +85,6 @@ def name_bars(axes: Axes, names: Iterable[str]) -> None:
 
 
 class Stack(NamedTuple):
-    """What bars of parts show, and how."""
-
     value: str  # the column that is drawn; the column `part` has the names
     colours: Mapping[str, str]  # by part
     words: Callable[[float], str]  # for a value

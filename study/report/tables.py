@@ -39,14 +39,12 @@ def cell(value: Any, name: str) -> str:
 
 
 def as_html(rows: pd.DataFrame) -> str:
-    """Return a table for people."""
     # pandas escapes what it writes.
     cells = {heading(str(name)): [cell(each, str(name)) for each in rows[name]] for name in rows}
     return pd.DataFrame(cells).to_html(index=False, border=0)
 
 
 def write_csv(path: Path, rows: pd.DataFrame) -> None:
-    """Write a table as CSV, every digit of it."""
     rows.astype(object).map(no_formula).rename(columns=no_formula).to_csv(path, index=False)
 
 

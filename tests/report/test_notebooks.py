@@ -92,7 +92,8 @@ def test_a_folder_that_is_not_there_is_named_in_one_sentence():
 
 def test_colab_keeps_the_runtime_s_own_packages(execute, monkeypatch, tmp_path):
     """pip is held to the versions that are there, and what it replaced all the same ends the notebook."""
-    lines, versions = [], {"torch": "2.99", "ipykernel": "6.1"}
+    lines = []
+    versions = {"torch": "2.99", "ipykernel": "6.1"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in versions or None)
     monkeypatch.setattr("importlib.metadata.version", versions.get)

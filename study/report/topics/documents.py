@@ -15,6 +15,7 @@ from study.report.topics import memory
 SETTING_000: dict[str, Any] = {"ranks": 8, "sequence": 2048, "precision": "bf16_cast", "micro_batch": 1}
 MODEL_000, BATCH_000 = "gemma2-9b", 144
 MEMORY_000 = {"ddp": 76e9, "zero2": 45e9, "zero3": 28e9}  # "Memory Utilization"
+RECOMPUTES: dict[str, tuple[bool | None, ...]] = {"kept": (False, None), "recomputed": (True,)}  # values of records
 
 
 def memory_000(runs: Runs) -> pd.DataFrame:
@@ -24,7 +25,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     group = f"{MODEL_000}, 8 ranks, 2048 tokens, bf16_cast, activations kept or recomputed"
     rows: list[dict] = []
     for arm, printed in MEMORY_000.items():
-        for how, recomputes in {"kept": [False, None], "recomputed": [True]}.items():
+        for how, recomputes in RECOMPUTES.items():
             place = {"group": group, "panel": group, "line": f"{arm}, {how}", "arm": arm, "kind": "real"}
             sources: dict[str, dict[str, float]] = {}
             # --- measured, if the runs are there
