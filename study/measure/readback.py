@@ -107,7 +107,7 @@ def _engine(engine, zero) -> dict:
         values["offload_param"] = getattr(device, "value", device)
     if engine.torch_autocast_enabled():
         dtype = roles.names([engine.torch_autocast_dtype()])
-        values["autocast"] = {dtype: name for name, dtype in AUTOCAST.items()}.get(dtype)
+        values["autocast"] = {dtype: name for name, dtype in AUTOCAST.items()}.get(str(dtype))
     if engine.zero_hpz_partition_size() > 1:
         # Ranks that share the second copy of hpZ. DeepSpeed stores the number in each parameter.
         values["second_partition_ranks"] = max(each.ds_secondary_tensor_group_size for each in engine.parameters())
@@ -144,7 +144,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     ranks = seen.ranks or ranks_launched
     promised: dict[str, object] = {
         "ranks": ranks_launched,
-        "ranks_counted": {None: ranks_launched}.get(settings.virtual_ranks),
+        "ranks_counted": {0: ranks_launched}.get(settings.virtual_ranks or 0),
         "DDP": arm.distributed_type == "MULTI_GPU",
         "FSDP2": arm.fsdp is not None,
         "stage": arm.stage,
