@@ -177,7 +177,7 @@ class Delegating(Plain):  # each block is in a wrapper that passes unknown attri
             try:
                 return super().__getattr__(name)
             except AttributeError:
-                return getattr(self[0], name)
+                return getattr(self._modules.get("0"), name)
 
     def change(self, width):
         self.blocks = nn.ModuleList(map(Delegating.Wrapper, self.blocks))
