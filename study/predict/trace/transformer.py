@@ -183,7 +183,7 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
         raise Stop(what, "give another model, or fewer ranks for a layer", "unavailable")
     # Said, because the default is the model's width over its heads, and a rank has fewer heads of the same width.
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts = {name: size // ranks for name, size in sizes.items()}
+    parts = {name: config[name] // ranks for name in DIVIDED}
     one = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
     return replace(model, name=one.name, config=one.config)  # one side of each adapter is divided as its layer
 
