@@ -130,6 +130,9 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
     elif not claim:
         say_wrapped(texts.in_words(texts.claims()), "")
         show(texts.by_document())
+        say("", "What each document stands for (study claims ID has the rest):", "")
+        columns = ("id", "question", "verdict", "certainty")
+        show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
         say("", f"Apart from these: {len(texts.faults())} faults of libraries (study claims faults).")
     elif len(chosen) > len(claim):
         # A document, or words that many claims contain: a few lines of each. Each id gives one claim.
