@@ -91,7 +91,7 @@ class Run:
             **dict(sorted(record.software.items())),
             "measure_version": record.measure_version,
             # Two changed trees of one commit cannot be distinguished: they count as one, marked as changed.
-            "commit": record.commit and record.commit[:12] + ({True: " changed"}.get(record.dirty, "")),
+            "commit": record.commit and record.commit[:12] + (" changed" if record.dirty else ""),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -224,11 +224,12 @@ def _with_settings(record: Record) -> Record:
         return record
     observed = record.observed
     weights = observed.dtypes.get("weights")
-    recipes = {("float32", "float32"): "fp32", ("float32", None): "fp32", ("bfloat16", "float32"): "bf16_cast"}
+    recipes: dict[tuple, str] = {("float32", None): "fp32", ("float32", "float32"): "fp32"}
+    recipes["bfloat16", "float32"] = "bf16_cast"
     settings = {
         "model": record.watched.model,
         # bf16_cast is DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
-        "precision": observed.autocast or recipes.get((weights, observed.dtypes.get("master")), weights),
+        "precision": observed.autocast or recipes.get((weights, observed.dtypes.get("master"))) or weights,
         "micro_batch": record.watched.rows_per_pass,
         "accumulation": observed.accumulation,
     }
