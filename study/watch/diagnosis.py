@@ -166,10 +166,18 @@ def accumulation(facts: Facts) -> Results:
         yield "accumulation_set_twice", {}
     if parts not in (1, passes):
         yield {1: "accumulate_unused"}.get(passes, "passes_differ"), {}
+    # The script's own division may be for something else, but not if it is by the same number.
+    if parts > 1 and facts.watched.loss_divisor == parts:
+        yield "loss_divided_twice", {}
+    if facts.watched.passes_cleared:
+        yield "gradients_cleared", {}
 
 
 def rows(facts: Facts) -> Results:
-    """Name ranks with the same rows. Constant inputs say nothing."""
+    """Name ranks with other numbers of rows, and ranks with the same rows. Constant inputs say nothing."""
+    rows = facts.watched.rows_per_rank
+    if len(set(rows)) > 1:
+        yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
     inputs = required(facts.watched.inputs_per_rank)
     alike = [str(rank) for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
     if alike and not (facts.seen.tensor_ranks or facts.seen.sequence_ranks):  # these share rows on purpose

@@ -9,9 +9,11 @@ import copy
 import functools
 import hashlib
 import math
+import statistics
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -64,6 +66,10 @@ class Loop:
         self.step = Step()
         self.inputs: list[str] = []  # shapes and digests, of the first passes
         self._is_engine = watch.is_engine
+        is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
+        self._trained = [each for each in self.model.parameters() if each.requires_grad and is_plain]
+        self._with_gradient: torch.nn.Parameter | None = None
+        self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
         self._device = device_of(self.model).type
         self._undo = contextlib.ExitStack()
 
@@ -89,7 +95,7 @@ class Loop:
         # DDP waits for its collectives in C++, after the last gradient, which is that of the first parameter. Without
         # this mark the waiting would count as a rank's own work.
         if isinstance(self.model, DistributedDataParallel):
-            first = next(each for each in self.model.parameters() if each.requires_grad)
+            first = self._trained[0]
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
 
     def detach(self) -> None:
@@ -167,6 +173,7 @@ class Loop:
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
+        self._look_for_cleared()
         self.step.backwards += 1
         # The library divides the loss of each pass by this, so that their sum is the loss of the step.
         parts = 1
@@ -177,18 +184,38 @@ class Loop:
         elif self.observed.autocast == "fp16":
             return  # a GradScaler scales the loss, with an unknown scale
         if torch.is_tensor(loss) and loss.numel() == 1:
-            self.watched.loss_parts = parts
+            if self.watched.loss_parts is None:  # in the first pass: the mode of a look cannot read a Python number
+                self.watched.loss_parts = parts
+                self.watched.loss_divisor = _divisor(loss)
             self.step.losses.append(loss.detach() / parts)
 
     @guarded
     def _end_backward(self) -> None:
         last_phase = self.log.marks[-1][0]
         self.log.mark({"backward": "waiting"}.get(last_phase, "backward"))  # the hook of DDP marked the end
+        self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
     @guarded
     def _end_step(self) -> None:
+        self._look_for_cleared()
+        self._with_gradient = None
+        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
+        self._cleared.append(self.step.cleared)
+        self.watched.passes_cleared = statistics.mode(self._cleared)
         self.watch.add(self.step)
         self.step = Step()
+
+    def _look_for_cleared(self) -> None:
+        if self._with_gradient is not None and self._with_gradient.grad is None:
+            self.step.cleared = self.step.backwards
+
+
+def _divisor(loss: torch.Tensor) -> float | None:
+    """Return the number by which a script has divided its loss; None if that was not its last operation."""
+    divided: Any = loss.grad_fn
+    if type(divided).__name__ == "DivBackward0" and divided._saved_other.is_cpu:  # a Python number is there, too
+        return float(divided._saved_other)
+    return None
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:

@@ -26,6 +26,8 @@ from study.records.sections import (
 from study.watch.steps import in_words
 from study.watch.trends import Column, Table, seconds, stacked
 
+STEADY = 0.75  # of the steps
+
 
 class RankMeasurements(Section):
     """What one rank measured, besides its file of steps."""
@@ -77,6 +79,10 @@ def _fill_steps(record: Record, steps: Table, after: int) -> None:
     if len(steps) == seen.ranks:
         seen.rows_per_step = _usual(steps["rows"].sum(axis=0))
         record.watched.timed_tokens = int(steps["tokens"][:, timed].sum()) or None
+        # Rows of unequal length, or a last batch, may differ now and then: most steps say what a rank has.
+        usual = statistics.mode(zip(*steps["rows"].astype(int).tolist(), strict=True))
+        if np.mean(usual == steps["rows"].T) >= STEADY:
+            record.watched.rows_per_rank = list(usual)
 
 
 def _usual(values: Column) -> int | None:

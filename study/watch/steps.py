@@ -32,6 +32,7 @@ class Step:
 
     losses: list[torch.Tensor] = field(default_factory=list)  # of its passes: they sum to the step's loss
     backwards: int = 0
+    cleared: int = 0  # backward passes whose gradients were cleared before the update
     forwards: int = 0
     rows: int = 0  # 0: unknown
     tokens: int = 0

@@ -20,15 +20,16 @@ CUDA_ERROR = (
 
 
 def train(folder: Path, mistake: str) -> None:
-    by_hand = mistake in ("no_sync", "right_by_hand")
+    by_hand = mistake in ("cleared", "no_sync", "right_by_hand")
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else PASSES)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(STEPS * PASSES * 8, 32, generator=torch.Generator().manual_seed(1)))
-    loader = DataLoader(data, 4)
+    rows = {"unequal_rows": 4 - 2 * accelerator.process_index}.get(mistake, 4)
+    loader = DataLoader(data, rows)
     prepared, optimizer = accelerator.prepare(model, optimizer)
-    loader = loader if mistake == "same_rows" else accelerator.prepare(loader)
+    loader = loader if mistake in ("same_rows", "unequal_rows") else accelerator.prepare(loader)
     called = model if mistake == "unprepared" else prepared
     batches = iter(loader)
     with watch(accelerator, prepared, optimizer, run_dir=folder / mistake):
@@ -38,9 +39,13 @@ def train(folder: Path, mistake: str) -> None:
             (batch,) = next(batches)
             with _pass(accelerator, called, mistake, number):
                 loss = called(batch).pow(2).mean()
+                if mistake == "divided_twice":
+                    loss = loss / PASSES
                 accelerator.backward(loss)
                 if not by_hand or (number + 1) % PASSES == 0:
                     optimizer.step()
+                    optimizer.zero_grad()
+                if mistake == "cleared":
                     optimizer.zero_grad()
                 if mistake == "accumulate_unused" and number + 1 == STEPS:
                     break
@@ -50,7 +55,7 @@ def train(folder: Path, mistake: str) -> None:
 def _pass(accelerator: Accelerator, model, mistake: str, number: int):
     if mistake == "right_by_hand" and (number + 1) % PASSES:
         return accelerator.no_sync(model)
-    if mistake in ("accumulate_unused", "no_sync", "right_by_hand"):
+    if mistake in ("accumulate_unused", "no_sync", "cleared", "right_by_hand"):
         return contextlib.nullcontext()
     return accelerator.accumulate(model)
 
