@@ -45,7 +45,7 @@ def train(folder: Path, mistake: str) -> None:
                 if not by_hand or (number + 1) % PASSES == 0:
                     optimizer.step()
                     optimizer.zero_grad()
-                if mistake == "cleared":
+                if mistake == "cleared" or number == STEPS * PASSES - 2:  # once is no mistake
                     optimizer.zero_grad()
                 if mistake == "accumulate_unused" and number + 1 == STEPS:
                     break

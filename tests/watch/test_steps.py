@@ -5,7 +5,9 @@ import pytest
 from conftest import ranks_of
 
 from study.cli import diagnosis as command
-from study.watch import trends
+from study.records.schema import Record
+from study.records.sections import RankMemory
+from study.watch import results, trends
 
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
 # grows, and the loss of step 70 is far off.
@@ -90,6 +92,16 @@ def table(steps: int = 100, **columns) -> trends.Table:
 )
 def test_what_is_usual_is_no_finding(columns):
     assert trends.findings({0: table(**columns), 1: table(**columns)}) == []
+
+
+@pytest.mark.parametrize(("alike", "rows"), [(80, [8, 4]), (70, [])])
+def test_a_rank_has_the_rows_of_most_steps(alike, rows):
+    varied = np.where(np.arange(100) < alike, 0, np.arange(100))
+    unread = dict.fromkeys(("held_parameters", "components", "traffic", "inputs"))
+    rank = results.RankMeasurements(memory=RankMemory(), knows_losses=False, **unread)
+    record = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00", observed={"ranks": 2})
+    results.fill(record, [rank, rank], [table(rows=8 + varied), table(rows=4 + varied)], after=5)
+    assert record.watched.rows_per_rank == rows
 
 
 def test_a_rank_is_slow_only_by_its_own_work():
