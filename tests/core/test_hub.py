@@ -2,16 +2,23 @@
 
 import http.server
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import huggingface_hub.constants
 import pytest
-from test_cli import study
 
 from study.core import shapes
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 GEMMA = shapes.config_of("gemma2-9b")
+
+
+def estimate(*words: str, env: dict) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "study.cli", "estimate", "--model", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | env, check=False)
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -46,15 +53,15 @@ def hub_env(tmp_path):
 
 def test_what_the_hub_has_is_predicted_and_kept(hub_env):
     """Also when the hub has gone."""
-    words = ("estimate", "--model", "google/gemma-of-mine", "--checkpointing", "--json")
-    done, again = (study(*words, env=env) for env in (hub_env, hub_env | UNREACHABLE))
+    words = ("google/gemma-of-mine", "--checkpointing", "--json")
+    done, again = (estimate(*words, env=env) for env in (hub_env, hub_env | UNREACHABLE))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["parameters"] == 9241705984
     assert again.stdout == done.stdout
 
 
 def test_what_the_hub_has_not_is_a_sentence(hub_env):
-    done = study("estimate", "--model", "google/gemma-2-9c", env=hub_env)
+    done = estimate("google/gemma-2-9c", env=hub_env)
     assert done.returncode == 2
     for words in ("not a built-in shape", "RepositoryNotFound", "gemma2-9b"):
         assert words in done.stderr

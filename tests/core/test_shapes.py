@@ -56,7 +56,7 @@ def test_a_shape_is_built_with_its_default_attention(name):
     ("settings", "vocabulary", "what"),
     [
         ({"model": "bert-tiny", "sequence": 513}, 2048, "--sequence 513 is more than the model's 512 positions"),
-        ({"model": "gpt2", "task": "imdb"}, 2048, r"--model gpt2 \(gpt2\) does not fit task imdb"),
+        ({"model": "gpt2", "task": "imdb"}, 2048, r"--model gpt2 \(gpt2, decoder\) does not fit task imdb"),
         ({"model": "bert-tiny"}, 50257, "the data uses 50257 token ids and --model bert-tiny knows 30522"),
     ],
 )

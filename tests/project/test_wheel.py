@@ -17,7 +17,7 @@ from shaped import finished, put
 
 LIGHT = {
     "arms": "0 of 30 arms can run",
-    "sweep smoke --dry-run": "0 of 31 cells possible",
+    "sweep smoke --dry-run": "0 of 31 cells are possible",
     "estimate --model bert-large": "gradients",
     "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
     "runs runs": "good",
@@ -26,7 +26,10 @@ LIGHT = {
     "compare runs": "ddp",
     "doctor": "torch",
 }
-HEAVY = {"report --runs runs": "IPython", "virtual": "accelerate"}  # what needs more says so in one sentence
+HEAVY = {
+    "report --runs runs": "IPython",
+    "virtual --model gpt2": "accelerate",
+}  # what needs more says so in one sentence
 
 
 @pytest.fixture(scope="module")
