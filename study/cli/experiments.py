@@ -100,7 +100,7 @@ def _show_plan(cells: list[Cell]) -> None:
         stop = sweeping.why_not(cell, gpus)
         rows.append(row | {"here": f"no: {stop.what}" if stop else "yes"})
     possible = sum(row["here"] == "yes" for row in rows)
-    say(f"{possible} of {number_of(len(rows), 'cells')} possible on this machine.", "")
+    say(f"{possible} of {number_of(len(rows), 'cells')} are possible on this machine.", "")
     show(rows)
 
 

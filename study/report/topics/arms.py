@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from study.core.text import nats
+from study.core.text import nats, number_of, times
 from study.records import metrics
 from study.records.compare import loss_distances
 from study.records.groups import by, groups
@@ -11,9 +11,9 @@ from study.report.tables import SETTINGS
 from study.report.topics import traffic
 
 TOLD = {
-    "peak bytes": "Memory: {} times as much as DDP holds.",
-    "s/step": "Time: {} times DDP's seconds, in single runs on this machine: small differences are noise.",
-    "sent bytes": "Traffic: {} times as much as DDP sends.",
+    "peak bytes": "Memory: {} what DDP holds.",
+    "s/step": "Time: {} DDP's seconds, in single runs on this machine: small differences are noise.",
+    "sent bytes": "Traffic: {} what DDP sends.",
 }
 
 
@@ -64,7 +64,11 @@ def in_words(rows: list[dict]) -> list[str]:
     for name, sentence in TOLD.items():
         over = (stages[name] / stages[name].iloc[0]).iloc[1:].dropna()
         if len(over):
-            lines.append(sentence.format(", ".join(f"stage {arm[-1]} {share:.2g}" for arm, share in over.items())))
+            lines.append(sentence.format(", ".join(f"stage {arm[-1]} {times(share)}" for arm, share in over.items())))
             if name == "peak bytes" and over.min() > 1:
                 lines[-1] += " On a model this small, buckets outweigh the states that are divided."
+    if "ddp" in done.index:
+        others = done[done["ranks"] != done.loc["ddp", "ranks"]]
+        ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
+        lines += [f"{sentence}, and so other rows." for sentence in ranks]
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
