@@ -131,7 +131,7 @@ def read_steps(folder: Path) -> list[dict]:
     with contextlib.suppress(OSError, ValueError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
             lines.append(files.from_json(line))
-    return lines
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
 def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> bool | None:
