@@ -47,4 +47,5 @@ with watch(**given) if args["run_dir"] else contextlib.nullcontext():
 if rank == 0:
     with open(args["losses"], "w") as file:  # noqa: PTH123
         file.write(" ".join(loss.hex() for loss in losses))
-dist.destroy_process_group()
+# The group is not destroyed: then DDP's reducer would own the last reference to it, and free it as the module ends.
+# With torch 2.13 that waits, now and then for ever, for a thread of gloo that waits for Python's lock.
