@@ -52,7 +52,9 @@ class Piece(BaseModel):
 
     def agrees(self, value: Value) -> bool:
         if is_number(value) and is_number(self.value):
+            # The last term is for a claimed 0, of which a share is nothing.
             return abs(value - self.value) <= self.tolerance * abs(self.value) + 1e-12
+        # In Python True equals 1: a claimed "yes" must not agree with a count of one.
         return type(value) is type(self.value) and value == self.value
 
     @property
@@ -261,6 +263,8 @@ class Prediction(Piece):
         prediction = estimate(setup)
         known = vars(prediction) | {f"component.{role}": size for role, size in prediction.at_peak.items()}
         # As the papers count volume, an all-reduce moves its tensor twice.
+        # This is also why DeepSpeed's stages 1 and 2 have 1.5 times DDP's volume and not the paper's 1: they all-reduce
+        # gradients and then gather weights, measured (reproductions/reduce_scatter_is_all_reduce.py).
         known["volume"] = sum(prediction.traffic.values()) + prediction.traffic.get("all_reduce", 0)
         return known[self.quantity]
 

@@ -109,6 +109,7 @@ def texts() -> tuple[Text, ...]:
 
 
 def claims() -> list[Claim]:
+    """Return all claims, in the order of the documents."""
     return [claim for text in texts() for claim in text.claim]
 
 
@@ -135,6 +136,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
 
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
+    """Return the number of claims by verdict, with those that no claim has."""
     number = Counter(claim.verdict for claim in claims)
     return {verdict: number[verdict] for verdict in VERDICTS}
 

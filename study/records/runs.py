@@ -224,6 +224,7 @@ def _with_settings(record: Record) -> Record:
         return record
     observed = record.observed
     weights = observed.dtypes.get("weights")
+    # ZeRO makes its fp32 copy of fp32 weights as well (zero/stage_1_and_2.py:560): that is no other precision.
     recipes: dict[tuple, str] = {("float32", None): "fp32", ("float32", "float32"): "fp32"}
     recipes["bfloat16", "float32"] = "bf16_cast"
     settings = {

@@ -75,6 +75,7 @@ def reserve(folder: Path) -> None:
     """
     release_reserved_space(folder)
     file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
+    # Allocated and not truncated to that size: a hole has no blocks, and would keep no room.
     os.posix_fallocate(file.fileno(), 0, 2**20)  # for a record of some 500 ranks
     _reserved[folder.resolve()] = file
 
@@ -172,6 +173,7 @@ def explain_what_failed(folder: Path, name: str, reason: str) -> str:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run folder against the other ranks."""
+    # The folder, because each write puts another file in the place of record.json: a lock on that would be of the old one.
     file = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -186,6 +188,7 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
     if not (ROOT / ".git").exists():
         return None, None
     # Whoever owns the tree: its code is running here.
+    # Git refuses a tree of another owner otherwise, as in a container that runs as root.
     command = ["git", "-c", "safe.directory=*", "status", "--porcelain=v2", "--branch"]
     try:
         status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout

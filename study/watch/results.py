@@ -99,6 +99,7 @@ def _each(ranks: list[RankMeasurements], name: str) -> list:
 def arm_of(seen: Observed) -> str | None:
     """Return the name of the arm that the prepared objects are. None if no arm is, or with groups of ranks."""
     fsdp = seen.fsdp or {"mesh": [], "units_resharded_after_forward": 0}
+    # A mesh of two dimensions is HSDP: shards within a group, replicas between groups.
     if seen.second_partition_ranks or seen.sequence_ranks or seen.tensor_ranks or 2 in map(len, fsdp["mesh"]):
         return None
     # In this order, because an engine or an FSDP model may have one rank as well.

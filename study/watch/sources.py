@@ -178,6 +178,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
 def zero_section(config: dict) -> dict:
     """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
     zero = section_at(config, "zero_optimization")
+    # DeepSpeed marks the key as deprecated, and still translates it like this (zero/config.py:209).
     if zero.get("cpu_offload") is True:
         return zero | {"offload_optimizer": {"device": "cpu"}}
     return zero
@@ -234,6 +235,7 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     if source.unread is not None:
         return settings
     if source.named:
+        # With a file of its own for DeepSpeed, a yaml may not repeat what that sets: a ValueError (utils/dataclasses.py:1525).
         settings = _of_deepspeed(source.named.content) | settings
     return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
 
@@ -243,6 +245,8 @@ def _config_of_yaml(section: dict) -> dict:
 
     DeepSpeed's default of 1.0 then takes its place (utils/dataclasses.py:1321 of Accelerate 1.15.0).
     """
+    # A path for NVMe is left out on purpose: it does not arrive (reproductions/nvme_path_from_yaml.py). Stage 2 is the
+    # default of Accelerate's plugin (utils/dataclasses.py:1238).
     devices = {part: section.get(f"{part}_device") for part in OFFLOADS}
     zero = {part: {"device": device} for part, device in devices.items() if device not in (None, "none")}
     written = {name: section[name] for name in DEEPSPEED_NUMBERS if section.get(name)}
@@ -268,6 +272,7 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
         settings |= _of_deepspeed(seen.deepspeed)
     # The values that were read back from the prepared objects take precedence over the config.
     settings |= _at_paths("record", content, {})
+    # A cast cannot be seen in `mixed_precision`, which Accelerate sets to "no" under DeepSpeed: the weights' dtype shows it.
     weights = seen.dtypes.get("weights")
     if seen.autocast in AUTOCAST:
         settings["precision"] = Setting(f"autocast to {AUTOCAST[seen.autocast]}")
@@ -286,6 +291,7 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
 
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
+    # `accelerate launch` hands everything on as variables of the environment (accelerate/utils/launch.py:565).
     asked: dict[str, Any] = {}
     if engine_config is not None:
         asked = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)

@@ -103,6 +103,8 @@ def _slow(ranks: list[int], steps: Table) -> Iterator[Finding]:
     """Name a rank whose own work takes longer than the others', and the phase in which it loses most."""
     if len(ranks) == 1:
         return
+    # Whole steps are equally long on all ranks, whoever is slow: the others wait for it in DDP's backward pass. Under stage
+    # 3 on a GPU ranks wait on the device instead, within gathers, so a slow rank stays unseen there (reports/log.md).
     own_s = seconds(steps, OWN)
     for row, rank in enumerate(ranks):
         # By shares and medians of steps: a few slow ones, such as of a disk, say nothing of a rank.
@@ -116,6 +118,7 @@ def _slow(ranks: list[int], steps: Table) -> Iterator[Finding]:
 
 def _creeping(ranks: list[int], steps: Table) -> Iterator[Finding]:
     """Name the rank whose memory grows most, if it grows from each quarter of the run to the next."""
+    # A leak grows in every quarter. A long row, or a cache that fills, raises one of them.
     quarters = np.array([np.median(part, axis=1) for part in np.array_split(steps["memory_bytes"], 4, axis=1)])
     row = int(np.argmax(quarters[-1] - quarters[0]))
     first, _, before, last = quarters[:, row]

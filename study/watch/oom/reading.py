@@ -91,6 +91,8 @@ def content(where: str | None) -> str:
 
 def find(text: str) -> OomError:
     """Return the first error about memory, of the kind that says most. Raise Stop if there is none."""
+    # A process that the kernel killed says nothing itself. DeepSpeed's launcher then prints `return code = -9`
+    # (launcher/launch.py:259), and torchrun `Signal 9 (SIGKILL)` (torch/distributed/elastic/multiprocessing/errors).
     for kind in messages()["kind"]:
         begins = [match.start() for match in re.finditer(kind["pattern"], text, re.MULTILINE)]
         if kind["where"] == "pinned":  # the call above CUDA's error says so
@@ -140,6 +142,8 @@ def _asked(where: str, message: str) -> Asked:
     number, unit = match.groups()
     text = f"{number} {unit}"
     size = int(float(number) * UNITS[unit])
+    # Up to 1 MiB tensors share blocks of 2 MiB; from 1 to 10 MiB they share segments of 20 MiB, unless the setting
+    # `large_segment_size_mb` is another (c10/core/AllocatorConfig.h:18 to 25, and 340).
     if where == "GPU" and size in SEGMENTS:
         return Asked(text, *SEGMENTS[size])
     # The message has two digits after the point: the tensor may be half of the last one smaller or larger.
