@@ -27,8 +27,8 @@ class Collective(BaseModel, extra="forbid", frozen=True):
 def collective_of(entry: dict) -> Collective:
     """Read an entry of PyTorch's ring of collectives, the Flight Recorder."""
     name = entry["profiling_name"]
-    # With gloo an entry stays "scheduled" when it is done, and `retired` tells; that was not tried with NCCL. An entry that
-    # timed out is retired, too (c10d/FlightRecorder.hpp:174).
+    # With gloo an entry stays "scheduled" when it is done, and `retired` tells; that was not tried with NCCL. An entry
+    # that timed out is retired, too (c10d/FlightRecorder.hpp:174).
     return Collective(
         group=str(entry["process_group"][0]),
         index=entry["collective_seq_id"],

@@ -134,8 +134,8 @@ def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tupl
     if not others or run.record.arm == baseline or run.record.requested.init == "in_place":
         return None, []
     nearest = max(others, key=lambda other: other.record.observed.ranks == run.record.observed.ranks)
-    # What to expect: with equal clipping, weights and rows, DDP and stages 0 to 3 agree to six digits in fp32, with offload
-    # to the host as well (measured with two gloo processes). A larger distance has a cause.
+    # What to expect: with equal clipping, weights and rows, DDP and stages 0 to 3 agree to six digits in fp32, with
+    # offload to the host as well (measured with two gloo processes). A larger distance has a cause.
     theirs = nearest.record.loss.train
     return baseline, [abs(our - their) for our, their in zip(run.record.loss.train, theirs, strict=True)]
 

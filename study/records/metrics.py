@@ -131,8 +131,8 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
             }
             sizes_bytes = gpus.between_nodes(groups, node_ranks)
         # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
-        # What gloo sends is no measure of that: its reduce-scatter is an all-reduce, so stage 3 with two gathers sends 4.0 times
-        # the weights where a ring would send 3, measured.
+        # What gloo sends is no measure of that: its reduce-scatter is an all-reduce, so stage 3 with two gathers sends
+        # 4.0 times the weights where a ring would send 3, measured.
         if unit == "volume":
             sizes_bytes["all_reduce"] = 2 * sizes_bytes.get("all_reduce", 0)
         totals.append(sum(sizes_bytes.values()))

@@ -173,7 +173,8 @@ def explain_what_failed(folder: Path, name: str, reason: str) -> str:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run folder against the other ranks."""
-    # The folder, because each write puts another file in the place of record.json: a lock on that would be of the old one.
+    # The folder, because each write puts another file in the place of record.json: a lock on that would be of the old
+    # one.
     file = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

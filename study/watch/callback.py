@@ -20,8 +20,9 @@ class WatchCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Begin a watch, once the Trainer has prepared its model and optimizer."""
-        # With `auto_find_batch_size` the Trainer runs its inner loop again after an error about memory (trainer.py:1570), and
-        # does not call on_train_end in between, which is the last call of that loop (trainer.py:2030).
+        # With `auto_find_batch_size` the Trainer runs its inner loop again after an error about memory
+        # (trainer.py:1570), and does not call on_train_end in between, which is the last call of that loop
+        # (trainer.py:2030).
         self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
         trainer = _calling_trainer()
         self.watch = Watch(

@@ -76,8 +76,8 @@ class Facts:
     @property
     def element_bytes(self) -> int:
         """Bytes of an element of the weights, and of the reduced gradients."""
-        # Measured: DDP under autocast reduces gradients of float32, DeepSpeed after its cast those of bfloat16, half the bytes.
-        # Both have the dtype of the weights, so one number serves for weights and gradients.
+        # Measured: DDP under autocast reduces gradients of float32, DeepSpeed after its cast those of bfloat16, half
+        # the bytes. Both have the dtype of the weights, so one number serves for weights and gradients.
         return required(max(ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()) or None)
 
     @property
@@ -137,8 +137,8 @@ def fsdp(facts: Facts) -> Results:
 
 def ranks(facts: Facts) -> Results:
     """Name ranks that do not train together. Each of them prints losses that look right."""
-    # Without a GPU and without `cpu=True`, Accelerate 1.15.0 answers DistributedType.NO to two processes that use gloo: two
-    # trainings that share nothing, and each exits with 0 (state.py:769, measured).
+    # Without a GPU and without `cpu=True`, Accelerate 1.15.0 answers DistributedType.NO to two processes that use gloo:
+    # two trainings that share nothing, and each exits with 0 (state.py:769, measured).
     counted = facts.seen.ranks_counted or facts.ranks
     if (facts.promised.ranks or 1) > counted:
         yield "separate_trainings", {"counted": counted}
@@ -165,8 +165,8 @@ def clipping(facts: Facts) -> Results:
         if is_zero and seen > 0:  # 1.0 by default (runtime/constants.py:203)
             yield "clipping_by_default", {}
     elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
-        # A yaml with `gradient_clipping: 0.0` comes here: Accelerate drops the zero, and DeepSpeed then clips at 1.0. Measured:
-        # -1.0 in the yaml switches clipping off, and so does 0.0 in a DeepSpeed json.
+        # A yaml with `gradient_clipping: 0.0` comes here: Accelerate drops the zero, and DeepSpeed then clips at 1.0.
+        # Measured: -1.0 in the yaml switches clipping off, and so does 0.0 in a DeepSpeed json.
         yield {True: "clipping_differs", False: "clipping_missing"}[is_zero], {}
 
 
@@ -174,11 +174,12 @@ def accumulation(facts: Facts) -> Results:
     """The library divides each loss by the passes of a step: name passes that are not what it takes them for."""
     passes = facts.accumulation
     parts = facts.watched.loss_parts or 1
-    # If the two disagree, DeepSpeed's number replaces the Accelerator's, with no more than a warning (accelerator.py:2214).
+    # If the two disagree, DeepSpeed's number replaces the Accelerator's, with no more than a warning
+    # (accelerator.py:2214).
     if facts.promised.accumulation not in (None, passes):
         yield "accumulation_set_twice", {}
-    # Who divides: Accelerate under DDP and FSDP (accelerator.py:2851), the engine under DeepSpeed (runtime/engine.py:3413).
-    # Measured: with 2 and with 4 passes a step, DDP and stages 0 to 3 have equal losses.
+    # Who divides: Accelerate under DDP and FSDP (accelerator.py:2851), the engine under DeepSpeed
+    # (runtime/engine.py:3413). Measured: with 2 and with 4 passes a step, DDP and stages 0 to 3 have equal losses.
     if parts not in (1, passes):
         yield {1: "accumulate_unused"}.get(passes, "passes_differ"), {}
     # The script's own division may be for something else, but not if it is by the same number.
@@ -193,8 +194,9 @@ def accumulation(facts: Facts) -> Results:
 def rows(facts: Facts) -> Results:
     """Name ranks with other numbers of rows, and ranks with the same rows. Constant inputs say nothing."""
     rows = facts.watched.rows_per_rank
-    # A loader that Accelerate prepared gives equal numbers of rows: `even_batches`, on by default, begins the data again to
-    # fill the last batch (data_loader.py:134). DDP averages gradients over ranks, not rows: fewer rows weigh more each.
+    # A loader that Accelerate prepared gives equal numbers of rows: `even_batches`, on by default, begins the data
+    # again to fill the last batch (data_loader.py:134). DDP averages gradients over ranks, not rows: fewer rows weigh
+    # more each.
     if len(set(rows)) > 1:
         yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
     inputs = required(facts.watched.inputs_per_rank)
@@ -210,8 +212,8 @@ def precision(facts: Facts) -> Results:
     requested = facts.promised.precision
     dtype = AUTOCAST.get(requested or "")
     # Accelerate leaves the precision to DeepSpeed (state.py:957), which casts all weights (runtime/engine.py:2080).
-    # Measured on a small BERT: its first loss is 0.685729 under DDP's autocast, and 0.6875 after the cast, since the loss
-    # itself is then a bfloat16.
+    # Measured on a small BERT: its first loss is 0.685729 under DDP's autocast, and 0.6875 after the cast, since the
+    # loss itself is then a bfloat16.
     if dtype in weights.split() and seen.autocast is None and seen.stage is not None:
         yield "cast_instead_of_autocast", {"dtype": dtype}
     if weights == "float32" and dtype and seen.autocast != requested:
@@ -221,8 +223,9 @@ def precision(facts: Facts) -> Results:
     if weights in HALVES and seen.dtypes.get("moments") == weights and not seen.dtypes.get("master"):
         yield "no_fp32_copy", {"weights": weights}
     lowered = "lower_loss_scale_on_overflow" in seen.patches
-    # DeepSpeed 0.19.8 sees the overflow by the norm, and skips the step before its GradScaler hears of it. A scale that fits
-    # also stays at 2^16 for 2000 steps (torch/amp/grad_scaler.py:129): so the remedy is to look whether weights change.
+    # DeepSpeed 0.19.8 sees the overflow by the norm, and skips the step before its GradScaler hears of it. A scale that
+    # fits also stays at 2^16 for 2000 steps (torch/amp/grad_scaler.py:129): so the remedy is to look whether weights
+    # change.
     if seen.autocast == "fp16" and seen.stage and seen.loss_scale == FIRST_SCALE and not lowered:
         yield "loss_scale_stuck", {}
 
@@ -238,7 +241,8 @@ def offloading(facts: Facts) -> Results:
     elif states not in (None, home):
         yield "states_not_offloaded", {"home": home}
     home = facts.requested_home("offload_param")
-    # Below stage 3 DeepSpeed takes the section and trains on without it (reproductions/offload_param_without_stage3.py).
+    # Below stage 3 DeepSpeed takes the section and trains on without it
+    # (reproductions/offload_param_without_stage3.py).
     if home != "none" and facts.seen.offload_param in KEPT:
         yield "weights_not_offloaded", {"home": home}
 
@@ -267,11 +271,12 @@ def buckets_and_copies(facts: Facts) -> Results:
     if facts.weights == seen.dtypes.get("master") == "float32":
         yield "fp32_copies", {"memory_bytes": master}
     # Both stages allocate a whole bucket in each backward pass, and a second one to overlap (stage_1_and_2.py:3255).
-    # Stage 3 overlaps by default (zero/config.py:386), and keeps one bucket for the whole training (zero/stage3.py:782).
+    # Stage 3 overlaps by default (zero/config.py:386), and keeps one bucket for the whole training
+    # (zero/stage3.py:782).
     if facts.stage < 3 and seen.overlap and buckets >= LARGE * facts.peak_bytes:
         yield "second_bucket", {"memory_bytes": buckets // 2}
-    # The default is 5e8 elements (zero/config.py:113). Measured with 27.8 million parameters in fp32, at the peak: 86 to 90
-    # bytes a parameter with that default, and 16.3 to 16.6 with a bucket of the right size.
+    # The default is 5e8 elements (zero/config.py:113). Measured with 27.8 million parameters in fp32, at the peak: 86
+    # to 90 bytes a parameter with that default, and 16.3 to 16.6 with a bucket of the right size.
     best = facts.parameters // 10
     if buckets > facts.states_bytes and (seen.bucket_elements or 0) > best:
         yield "buckets_dominate", {"best": best, "states_bytes": facts.states_bytes, "memory_bytes": buckets}
@@ -284,17 +289,19 @@ def gathered_weights(facts: Facts) -> Results:
     large = LARGE * facts.peak_bytes
     # --- between steps: whole tensors below the threshold
     ranks = facts.record.memory.components.per_rank
-    # By default that is 1e5 elements for each tensor (zero/config.py:228): all of a tiny model, and little of a large one.
+    # By default that is 1e5 elements for each tensor (zero/config.py:228): all of a tiny model, and little of a large
+    # one.
     kept = max((rank.after_step.get("gathered_weights", 0) for rank in ranks), default=0)
     if kept >= max(large, facts.weights_bytes // 2):
         yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
-    # --- within a step: the defaults release nothing below 10^9 elements
-    # Measured on two ranks: by default a step gathers the weights 1.1 to 1.2 times, and twice with both limits at 0. So the
-    # memory buys traffic: it is a cost and no mistake.
+    # --- within a step: the defaults release nothing below 10^9 elements Measured on two ranks: by default a step
+    # gathers the weights 1.1 to 1.2 times, and twice with both limits at 0. So the memory buys traffic: it is a cost
+    # and no mistake.
     gathered = facts.peak.get("gathered_weights", 0)
     if gathered >= max(large, WHOLE * facts.weights_bytes) and facts.ranks > 1:
         some_frozen = facts.seen.trained_parameters not in (None, facts.parameters)
-        # Bisected: 0.19.2 gives frozen weights back, 0.19.3 and 0.19.8 hold them, probably since DeepSpeed's pull request 8148.
+        # Bisected: 0.19.2 gives frozen weights back, 0.19.3 and 0.19.8 hold them, probably since DeepSpeed's pull
+        # request 8148.
         is_recomputed = facts.seen.checkpointing and some_frozen
         yield "frozen_weights_gathered" if is_recomputed else "all_weights_gathered", {"memory_bytes": gathered}
 
@@ -311,8 +318,8 @@ def states(facts: Facts) -> Results:
     if facts.ranks > 1 and not facts.sharded and facts.states_bytes >= facts.peak_bytes / 2:
         # Stage 1 divides the optimizer's states, and leaves weights and gradients whole.
         sharable = facts.peak.get("moments", 0) + facts.peak.get("master", 0)
-        # It is not free: DeepSpeed all-reduces gradients in stage 1 as well, and gathers the weights. Measured on two ranks: 1.5
-        # times DDP's bytes (DeepSpeed's issue 7059 asks why).
+        # It is not free: DeepSpeed all-reduces gradients in stage 1 as well, and gathers the weights. Measured on two
+        # ranks: 1.5 times DDP's bytes (DeepSpeed's issue 7059 asks why).
         saved = sharable - sharable // facts.ranks
         yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
 
@@ -325,7 +332,8 @@ def traffic(facts: Facts) -> Results:
     if facts.accumulation == 1:
         return
     # DDP and stage 1 can wait for the last pass; stages 2 and 3 reduce in each (runtime/engine.py:3084), and 3 gathers.
-    # Measured with four passes on two ranks, in bytes of fp32 weights a step: DDP 2.0, stage 1 3.0, stage 2 9.0, stage 3 11.1.
+    # Measured with four passes on two ranks, in bytes of fp32 weights a step: DDP 2.0, stage 1 3.0, stage 2 9.0, stage
+    # 3 11.1.
     moved_by: dict[str, int] = {}
     trained = facts.parameters
     if facts.stage == 3:

@@ -159,8 +159,8 @@ def mistakes(source: Source) -> Iterator[Finding]:
 
 def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
     """Yield near misspellings of the library's keys: a program may keep keys of its own in a config."""
-    # DeepSpeed refuses unknown keys in its typed sections (runtime/config_utils.py:110). The top level is read key by key,
-    # so a wrong name there is silently the default (runtime/config.py:268).
+    # DeepSpeed refuses unknown keys in its typed sections (runtime/config_utils.py:110). The top level is read key by
+    # key, so a wrong name there is silently the default (runtime/config.py:268).
     for path, known in library_defaults(library).items():
         section = section_at(config, path)
         unknown = [str(key) for key in section if not any(prefix + str(key) in known for prefix in PREFIXES)]
@@ -172,11 +172,12 @@ def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
 
 def _without_effect(zero: dict) -> Iterator[Finding]:
     for part in OFFLOADS:
-        # From a yaml no path arrives: `accelerate launch` reads it and does not hand it on, and the files land in ./none
-        # (reproductions/nvme_path_from_yaml.py).
+        # From a yaml no path arrives: `accelerate launch` reads it and does not hand it on, and the files land in
+        # ./none (reproductions/nvme_path_from_yaml.py).
         if value_at(zero, f"{part}.device") == "nvme" and not value_at(zero, f"{part}.nvme_path"):
             yield finding("no_nvme_path_written", part=part)
-    # DeepSpeed's page says that this raises an error. Stage 2 ignores it (reproductions/offload_param_without_stage3.py).
+    # DeepSpeed's page says that this raises an error. Stage 2 ignores it
+    # (reproductions/offload_param_without_stage3.py).
     if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage") != 3:
         yield finding("offload_param_needs_stage_3")
 
@@ -184,6 +185,7 @@ def _without_effect(zero: dict) -> Iterator[Finding]:
 def _unused_sections(content: dict) -> Iterator[Finding]:
     kind = str(content.get("distributed_type") or "NO")
     for engine in ("deepspeed", "fsdp"):
-        # `accelerate launch` goes by distributed_type alone: a section for another engine stays in the file and is not used.
+        # `accelerate launch` goes by distributed_type alone: a section for another engine stays in the file and is not
+        # used.
         if content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())

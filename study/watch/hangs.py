@@ -22,7 +22,8 @@ Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by 
 
 def state(logs: list[RankLog]) -> str:
     """Return a sentence on when the ranks last wrote their logs. Those without the common folder have none here."""
-    # The ring is on by default, with 2000 entries (c10d/FlightRecorder.hpp:110), also for gloo: somebody has set it to 0.
+    # The ring is on by default, with 2000 entries (c10d/FlightRecorder.hpp:110), also for gloo: somebody has set it to
+    # 0.
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
     age_s = time.time() - max(log.written_unix_s for log in logs)
@@ -37,8 +38,8 @@ def causes(logs: list[RankLog]) -> list[Finding]:
         return []
     # Ctrl-C ends what already hangs.
     has_failed = any(re.match("ended with (?!KeyboardInterrupt)", log.place or "") for log in logs)
-    # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on them:
-    # how many hangs of strangers they name is not known (reports/log.md).
+    # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on
+    # them: how many hangs of strangers they name is not known (reports/log.md).
     for id, cause in texts("hangs.toml").items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
         how_many = {0: "none", len(stacks): "all"}.get(len(ranks), "some")
@@ -95,7 +96,8 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
     # A log has the last collectives of all groups: if none of this group is among them, the rank began the one before.
     before = min(waits) - 1
     begun = {rank: max(entries, default=before) for rank, entries in calls.items() if entries or rank in members}
-    # The times below are PyTorch's defaults (c10d/Backend.hpp:19, c10d/ProcessGroupNCCL.hpp:157). A script may set others.
+    # The times below are PyTorch's defaults (c10d/Backend.hpp:19, c10d/ProcessGroupNCCL.hpp:157). A script may set
+    # others.
     sentence = f"All ranks have begun collective {before + 1}, and it does not end: their connection fails"
     remedy = "PyTorch ends the wait after 30 minutes with gloo and 10 with NCCL"
     return _late(logs, begun, calls) or [Finding(sentence, remedy)]
@@ -160,8 +162,8 @@ def dumps(folder: Path) -> list[RankLog]:
 
 def _log_of(path: Path, rank: int) -> RankLog:
     try:
-        # PyTorch's own analyser loads dumps as pickles (flight_recorder/components/loader.py:35). A pickle can run code while it
-        # is loaded, so a stranger's dump is read in JSON only.
+        # PyTorch's own analyser loads dumps as pickles (flight_recorder/components/loader.py:35). A pickle can run code
+        # while it is loaded, so a stranger's dump is read in JSON only.
         entries = files.from_json(files.read(path, MAX_BYTES))["entries"]
         # A send or a receive counts by itself, and needs two ranks only.
         recent = [collective_of(entry) for entry in entries if not entry.get("is_p2p")]

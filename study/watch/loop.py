@@ -82,8 +82,9 @@ class Loop:
             self._replace(self.model, "step", self._engine_step)
             self._replace(self.model, "backward", self._backward)
         else:
-            # Accelerate's optimizer calls the inner one only where a step ends (optimizer.py:169), so this hook counts updates and
-            # not passes. GradScaler does not call it after an overflow (torch/amp/grad_scaler.py:371): such a step joins the next.
+            # Accelerate's optimizer calls the inner one only where a step ends (optimizer.py:169), so this hook counts
+            # updates and not passes. GradScaler does not call it after an overflow (torch/amp/grad_scaler.py:371): such
+            # a step joins the next.
             inner = roles.inner_optimizer(self.watch.optimizer)
             self._undo.callback(inner.register_step_post_hook(lambda *_: self._end_step()).remove)
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
@@ -94,8 +95,8 @@ class Loop:
         # Torch's clip_grad_norm_ ends in it (clip_grad.py:231), and Accelerate's ends in torch's (accelerator.py:2960).
         clip = functools.partial(self._clip, self.observed, "clipping")  # DeepSpeed does not call this function
         self._replace(clip_grad, "_clip_grads_with_norm_", clip)
-        # Accelerate fetches one batch ahead, to know which is the last (data_loader.py:588): the wait within a step is for the
-        # next step's rows.
+        # Accelerate fetches one batch ahead, to know which is the last (data_loader.py:588): the wait within a step is
+        # for the next step's rows.
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
         # DDP waits for its collectives in C++, after the last gradient, which is that of the first parameter. Without
         # this mark the waiting would count as a rank's own work.
@@ -136,8 +137,8 @@ class Loop:
         return result
 
     def _engine_step(self, original, *args, **kwargs):
-        # DeepSpeed's own step: Accelerate calls it within `backward`, and the optimizer's does nothing.
-        # An engine's step that an overflow skipped counts here (runtime/engine.py:3558); one that GradScaler skips does not.
+        # DeepSpeed's own step: Accelerate calls it within `backward`, and the optimizer's does nothing. An engine's
+        # step that an overflow skipped counts here (runtime/engine.py:3558); one that GradScaler skips does not.
         before = self.model.global_steps
         result = original(*args, **kwargs)
         if self.model.global_steps != before:  # unchanged after a pass within a step
@@ -184,10 +185,12 @@ class Loop:
         # The library divides the loss of each pass by this, so that their sum is the loss of the step.
         parts = 1
         if self._is_engine:
-            # The engine divides within backward (runtime/engine.py:3413), so the loss that arrives here is not divided yet.
+            # The engine divides within backward (runtime/engine.py:3413), so the loss that arrives here is not divided
+            # yet.
             parts = self.model.gradient_accumulation_steps() if scale_wrt_gas else 1
         elif self.accelerator is not None:
-            # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by itself.
+            # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by
+            # itself.
             parts = self.accelerator.gradient_accumulation_steps
         elif self.observed.autocast == "fp16":
             return  # a GradScaler scales the loss, with an unknown scale
@@ -201,8 +204,8 @@ class Loop:
     def _end_backward(self) -> None:
         last_phase = self.log.marks[-1][0]
         self.log.mark({"backward": "waiting"}.get(last_phase, "backward"))  # the hook of DDP marked the end
-        # Only gradients that become None are noticed, as zero_grad makes them by default (torch/optim/optimizer.py:1024): zeros
-        # could only be seen by reading values, which waits for a GPU.
+        # Only gradients that become None are noticed, as zero_grad makes them by default
+        # (torch/optim/optimizer.py:1024): zeros could only be seen by reading values, which waits for a GPU.
         self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
 
     @guarded
@@ -257,9 +260,9 @@ class Instruments:
         """Look at the next step, or end a look. The numbers of steps count from 1."""
         stack = _get_current_dispatch_mode_stack()
         if self._look is None:
-            # Dispatch modes are a stack, of which each ends the one on top.
-            # Only beside the script's own modes: otherwise another mode would be ended instead.
-            # A mode's __exit__ pops whatever is on top (torch/utils/_python_dispatch.py:177), without asking whether that is itself.
+            # Dispatch modes are a stack, of which each ends the one on top. Only beside the script's own modes:
+            # otherwise another mode would be ended instead. A mode's __exit__ pops whatever is on top
+            # (torch/utils/_python_dispatch.py:177), without asking whether that is itself.
             if step >= self.after and stack == self._modes:
                 self._begin(step)
             return
@@ -290,5 +293,6 @@ class Instruments:
         self._counter = traffic.CollectiveCounter()
         self._look = self._open.enter_context(ComponentLook(*self._objects, exact=False))
         self._last = step + self._look.STEPS
-        # The last one entered is on top of the stack: step_ended knows by that whether the script has begun a mode since.
+        # The last one entered is on top of the stack: step_ended knows by that whether the script has begun a mode
+        # since.
         self._open.enter_context(self._counter)

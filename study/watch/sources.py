@@ -235,7 +235,8 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     if source.unread is not None:
         return settings
     if source.named:
-        # With a file of its own for DeepSpeed, a yaml may not repeat what that sets: a ValueError (utils/dataclasses.py:1525).
+        # With a file of its own for DeepSpeed, a yaml may not repeat what that sets: a ValueError
+        # (utils/dataclasses.py:1525).
         settings = _of_deepspeed(source.named.content) | settings
     return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
 
@@ -272,7 +273,8 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
         settings |= _of_deepspeed(seen.deepspeed)
     # The values that were read back from the prepared objects take precedence over the config.
     settings |= _at_paths("record", content, {})
-    # A cast cannot be seen in `mixed_precision`, which Accelerate sets to "no" under DeepSpeed: the weights' dtype shows it.
+    # A cast cannot be seen in `mixed_precision`, which Accelerate sets to "no" under DeepSpeed: the weights' dtype
+    # shows it.
     weights = seen.dtypes.get("weights")
     if seen.autocast in AUTOCAST:
         settings["precision"] = Setting(f"autocast to {AUTOCAST[seen.autocast]}")

@@ -77,8 +77,8 @@ class StepLog:
         step.losses = []
         if time.monotonic() - self._read_s >= READ_S:
             self._read_s = time.monotonic()
-            # Allocated and not reserved, as PyTorch's cache may grow without a leak. DeepSpeed also takes the resident memory for
-            # what is allocated on a CPU (deepspeed/accelerator/cpu_accelerator.py:153).
+            # Allocated and not reserved, as PyTorch's cache may grow without a leak. DeepSpeed also takes the resident
+            # memory for what is allocated on a CPU (deepspeed/accelerator/cpu_accelerator.py:153).
             self._held_bytes = torch.cuda.memory_allocated() if CUDA else self._process.memory_info().rss
         step.memory_bytes = self._held_bytes
         step.marks = self.marks

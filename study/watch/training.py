@@ -71,8 +71,8 @@ class Watch:
         self.arguments = arguments
         self.kind = loop
         self.run_dir = Path(run_dir)
-        # DDP rebuilds its buckets once, after the first backward pass (c10d/reducer.hpp:147), and that step sends more. Stage 3
-        # records the order of its fetches before it fetches ahead (zero/partitioned_param_coordinator.py:180).
+        # DDP rebuilds its buckets once, after the first backward pass (c10d/reducer.hpp:147), and that step sends more.
+        # Stage 3 records the order of its fetches before it fetches ahead (zero/partitioned_param_coordinator.py:180).
         self.after = after
         self.active = False
         self._open = contextlib.ExitStack()  # what works until the record is completed
@@ -218,7 +218,8 @@ class Watch:
         record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
         record.observed.arm = results.arm_of(record.observed)
         if roles.fsdp_version(self.model) == 1:
-            # It is in fully_sharded_data_parallel.py:1074, and Accelerate calls it for FSDP1 alone (accelerator.py:3020).
+            # It is in fully_sharded_data_parallel.py:1074, and Accelerate calls it for FSDP1 alone
+            # (accelerator.py:3020).
             record.observed.clipping = None  # unknown: FSDP1 has a function of its own
         record.hardware = hardware.describe()
         record.software = hardware.versions()
@@ -249,8 +250,8 @@ class Ranks:
     def receive(self, name: str) -> str | None:
         """Return the text that another rank sent under this name; None if it does not arrive in time."""
         try:
-            # The store and no collective: a rank that has died would let a collective wait for 30 minutes with gloo, PyTorch's
-            # default, and one more collective would shift the numbers by which hangs are explained.
+            # The store and no collective: a rank that has died would let a collective wait for 30 minutes with gloo,
+            # PyTorch's default, and one more collective would shift the numbers by which hangs are explained.
             self._store.wait([name], datetime.timedelta(seconds=WITHIN_S))
             return self._store.get(name).decode()
         except RuntimeError:  # it is late, or gone

@@ -103,8 +103,9 @@ def _slow(ranks: list[int], steps: Table) -> Iterator[Finding]:
     """Name a rank whose own work takes longer than the others', and the phase in which it loses most."""
     if len(ranks) == 1:
         return
-    # Whole steps are equally long on all ranks, whoever is slow: the others wait for it in DDP's backward pass. Under stage
-    # 3 on a GPU ranks wait on the device instead, within gathers, so a slow rank stays unseen there (reports/log.md).
+    # Whole steps are equally long on all ranks, whoever is slow: the others wait for it in DDP's backward pass. Under
+    # stage 3 on a GPU ranks wait on the device instead, within gathers, so a slow rank stays unseen there
+    # (reports/log.md).
     own_s = seconds(steps, OWN)
     for row, rank in enumerate(ranks):
         # By shares and medians of steps: a few slow ones, such as of a disk, say nothing of a rank.

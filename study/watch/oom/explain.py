@@ -160,7 +160,8 @@ def _matches(error: OomError, training: Training) -> list[Match]:
 def _tensors(training: Training) -> Iterator[tuple[str, float, str]]:
     """Yield tensors whose sizes do not depend on tokens: a cause, the elements, and these as a person writes them."""
     if training.arm.startswith("zero"):
-        # 5e8 elements are DeepSpeed's default (zero/config.py:113): 2.0 GB in fp32 and 1.0 GB in 16 bits, with any model.
+        # 5e8 elements are DeepSpeed's default (zero/config.py:113): 2.0 GB in fp32 and 1.0 GB in 16 bits, with any
+        # model.
         for name, elements in (USUAL_BUCKETS | training.buckets).items():
             yield "buckets", elements, f"{elements:,.0f} elements of {name}"
     if training.model is None:
@@ -169,7 +170,8 @@ def _tensors(training: Training) -> Iterator[tuple[str, float, str]]:
     tensors = training.model.tensors
     trained = sum(tensor.elements for tensor in tensors if tensor.trains)
     if training.arm.startswith(("zero", *SHARD_WEIGHTS)):
-        # It is cloned from the flat weights of a rank's part (zero/stage_1_and_2.py:560), while deepspeed.initialize runs.
+        # It is cloned from the flat weights of a rank's part (zero/stage_1_and_2.py:560), while deepspeed.initialize
+        # runs.
         ranks = training.given.ranks or 1
         yield "optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks"
     yield "optimizer", trained, f"{trained:,} parameters"
