@@ -58,6 +58,7 @@ class Row:
 
     @property
     def seconds(self) -> float:
+        """Of a step; infinite if it does not fit, so that no such row is the fastest."""
         return self.step_s or math.inf
 
     @property
@@ -93,6 +94,7 @@ def advise(question: Question) -> Advice:
 def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
     """The advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
     while least <= MOST_GPUS:
+        # A Question refuses a batch that its GPUs do not divide.
         if (given.get("batch") or least) % least == 0:
             advice = advise(Question.of(model, least, gpu, **given))
             if advice.choice and not advice.choice.offloads:
@@ -133,6 +135,7 @@ def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Lit
 
 
 def setup_of_row(question: Question, row: Row) -> Setup:
+    """Return the setup that a row was predicted from."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
     return settled.setup(arm, row.micro_batch, row.accumulation)
@@ -176,6 +179,8 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
     sizes = [rows for rows in range(share, 0, -1) if share % rows == 0]
     gpu = GPUS[question.gpu]
     arm = settled_arm(arm, question.gpus, question.local)
+    # The last of these changes first: a margin counts for more than large buckets, and large buckets for more than
+    # rows. If nothing fits, the variables are left with the last try: no margin, the arm's own buckets, one row.
     for miss, each, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
         setup = question.setup(each, rows, share // rows)
         prediction = estimate(setup)

@@ -64,6 +64,7 @@ def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
 
 
 def engine_of(setup: Setup) -> Engine | Sharding:
+    """Return the memory model of a setup: that of FSDP, or that of DeepSpeed, DDP and one process."""
     return Sharding(setup) if setup.fsdp else Engine(setup)
 
 
@@ -131,6 +132,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms
 
 
 def spared_bytes(setup: Setup) -> int:
+    """Return the bytes of a layer's activations that fused norms and gates do not keep."""
     if setup.model.family not in FAMILIES:
         return 0
     config = setup.model.dimensions
@@ -138,6 +140,8 @@ def spared_bytes(setup: Setup) -> int:
     # A compiler drops it (measured in the same way).
     if setup.checkpointing == SELECTIVE:
         return setup.tokens * setup.product_bytes * config["hidden_size"]
+    # Two norms of a layer keep an fp32 copy of their input (transformers, LlamaRMSNorm.forward). The gate keeps its
+    # activation, as wide as the feed-forward layer.
     norms = 2 * 4 * config["hidden_size"]
     return setup.tokens * (norms + setup.product_bytes * config["intermediate_size"])
 
@@ -221,8 +225,11 @@ def exchanged_rows(setup: Setup) -> Counter[str]:
     heads = queries + max(keys, ranks)  # if there are fewer than ranks, those of keys are repeated
     # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
     rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
+    # Four tensors travel. Queries and keys have the first type, the output and the values the second; in both pairs one
+    # has the heads of the queries, and one those of the keys.
     layer = setup.tokens * (config.get("head_dim") or width // queries) * (rotated + setup.product_bytes) * heads
     forward = FORWARDS[bool(setup.checkpointing)]
+    # Integers have no gradient, so the backward pass gathers none, except where it runs a layer again.
     positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
     passes = setup.accumulation * layers
     return Counter(all_to_all=layer * (forward + 1) * passes, all_gather=positions * passes)

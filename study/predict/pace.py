@@ -33,11 +33,13 @@ class Pace:
 
 @functools.cache
 def constants() -> dict:
+    """The content of `pace.toml`."""
     return tomllib.loads(FILE.read_text())
 
 
 @functools.cache
 def pace() -> Pace:
+    """The fitted constants."""
     values = {kind: {name: each["value"] for name, each in entries.items()} for kind, entries in constants().items()}
     return Pace(products=values["products"], attention=values["attention"], **values["constant"])
 

@@ -13,6 +13,7 @@ def states_of_a_parameter(precision: str, optimizer: str = "adamw") -> tuple[int
     master = {"bf16_cast": 4}.get(precision, 0)  # P1 3.1
     number = {"bf16_pure": 2}.get(precision, 4)
     moments = {"adamw_8bit": 2, "sgd": number, "muon": number, "adafactor": 0}.get(optimizer, 2 * number)
+    # In mixed precision: 2, 2 and 12, the 16 bytes of P1 3.1.
     return weight, weight, master + moments
 
 
@@ -32,5 +33,6 @@ def states_bytes(
 
 def wire_bytes(traffic: Mapping[str, float], ranks: int) -> float:
     """Bytes that a rank sends in rings, for collectives over tensors of these sizes. An all-reduce takes two rounds."""
+    # P1 7.1: an all-reduce is a reduce-scatter and an all-gather.
     rounds = {"all_reduce": 2}
     return sum(size * (ranks - 1) / ranks * rounds.get(kind, 1) for kind, size in traffic.items())

@@ -20,6 +20,7 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucke
 
 
 def zero_of(arm: Arm) -> dict:
+    """Return the section `zero_optimization` of an arm; empty without DeepSpeed."""
     return (arm.deepspeed or {}).get("zero_optimization", {})
 
 

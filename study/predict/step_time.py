@@ -125,6 +125,7 @@ def work(setup: Setup) -> dict[str, Work]:
     made = (("forward", in_forward, packed), ("backward", in_backward, packed), ("backward", in_forward, again))
     for phase, launched, weights in made:
         elements = sum(tensor.elements for tensor in weights)
+        # Read: the packed weight and its scales. Written: 2 bytes of an element in 16 bits.
         passes[phase].dequantized_bytes += elements * (QUANTIZED_BYTES[setup.quantized] + 2)
         passes[phase].kernels += launched * len(weights)
     return passes
@@ -153,6 +154,7 @@ class StepTime:
 
 
 def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTime:
+    """The time of an optimizer step on a machine, with its interval. `of`: other constants than the fitted ones."""
     of = of or pace()
     engine = Engine(setup)
     sending_s = _sending(setup, machine, engine, of)
@@ -166,6 +168,8 @@ def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTim
         host_s = setup.accumulation * _of_host(setup, machine, engine, name, of)
         link_s = sending_s[name]
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
+        # With this exponent two equal times make 1.19 times one of them. If one is half as long as the other, both
+        # together are 1.015 times the longer one.
         phases.append(Phase(name, gpu_s, host_s, link_s, (gpu_s**4 + host_s**4) ** 0.25 + link_s))
     # --- the update, in which nothing else happens
     update_s = _update(setup, machine, engine, of)
@@ -230,8 +234,11 @@ def _of_host(setup: Setup, machine: Machine, engine: Engine, phase: str, of: Pac
         if phase == "backward":  # what is computed again is gathered again
             units += [block for block in units if setup.computes_again(block)]
     each = work(setup)[phase]
+    # One constant for two libraries: on two CPU cores a module of stage 3 took as long as 9 to 36 kernels, and a unit
+    # of FSDP as 66 to 154 (pace.toml).
     kernels = each.kernels + of.unit_kernels * len(units)
     if machine.fused_kernels:
+        # The share of bytes that fusing leaves stands for the share of launches: that has no constant of its own.
         kernels -= (1 - of.fused_traffic) * each.moving_kernels
     return kernels * (of.kernel_s if machine.kernel_s is None else machine.kernel_s)
 
@@ -284,6 +291,8 @@ def _reduced(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
     trained_bytes = setup.model.trained * setup.weight_bytes
     on_host = engine_of(setup).on_host
     if "moments" in on_host:
+        # P2 counts 2 bytes of a parameter down and 2 up in a step, the least that is possible. A sum that is fetched,
+        # added to and stored again exceeds it (async_accumulate_grad_in_cpu_via_gpu).
         sums = min(2, setup.accumulation)  # with several passes, the sum so far is fetched first
         yield "backward", "host", reductions * sums * trained_bytes / setup.state_ranks, links
         if "weights" not in on_host:
@@ -299,6 +308,8 @@ def _update(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[st
         owned /= setup.sharing_ranks
     if "moments" in engine_of(setup).on_host:
         local = min(setup.ranks, machine.gpus_per_node)
+        # The ranks of a node share its processors, so their updates add up. The constant is that of one host, a DGX-2's
+        # (P2 table 4), where PyTorch's Adam on the host took 5 to 6 times as long.
         parts = {"update on host": owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
         if machine.disk_bytes_per_s:  # what it has is read and written
             parts["disk"] = 2 * local * engine.swapped_bytes / machine.disk_bytes_per_s
@@ -312,6 +323,7 @@ def _update(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[st
 def update_bytes(setup: Setup) -> float:
     """Bytes for each parameter in an update: AdamW's, less what smaller moments save. Muon's products do not count."""
     adam, others = (papers.states_of_a_parameter(setup.precision, name)[2] for name in ("fused", setup.optimizer))
+    # Twice, because a state is read and written.
     moved_bytes = UPDATE_BYTES[setup.precision] - 2 * (adam - others)
     if setup.optimizer in SEPARATE:
         moved_bytes += 14 * setup.state_bytes

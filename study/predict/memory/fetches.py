@@ -57,6 +57,8 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     tables = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
     without = {tensor.name for tensor in tables if not tensor.trains}
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
+    # The very first pass records the order of modules, and fetches nothing ahead (is_complete_trace). All later passes
+    # are alike: these are followed here.
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
     visits = [*map(coordinator.visit, range(len(forward)))]
     released = frozenset(coordinator.released_once)
@@ -107,6 +109,8 @@ class Coordinator:
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
         names = self.order[step]
+        # The order is that of _fetch_sub_module_impl: fetch, wait, drop from the queue, fetch ahead. So at the wait the
+        # weights that will be fetched ahead are not there yet.
         self._gather([name for name in names if name not in self.whole])  # those that were not fetched ahead
         waiting = Whole(self.alive, self._wait(names))
         # Ahead, in the order of use. What always stays whole takes no room, and the last tensor may exceed it
@@ -116,6 +120,8 @@ class Coordinator:
             unseen.discard(name)
         room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
         ahead: list[str] = []
+        # A tensor that is whole is taken off the queue, too. Its number says that this use has been seen, and _release
+        # keeps it.
         while self.queue and room > 0:
             name, self.last_fetched[name] = self.queue.popleft()
             if name not in self.whole and name not in ahead:
@@ -135,6 +141,8 @@ class Coordinator:
 
     def _gather(self, names: list[str]) -> None:
         elements = self._elements(names)
+        # One tensor: its buffer becomes its data (AllGatherHandle). Several: each weight is a torch.cat of pieces of
+        # the buffer (AllGatherCoalescedHandle.wait), so for a while the weights are there twice.
         flight = Flight(elements if len(names) > 1 else 0, {*names})
         self.flights |= dict.fromkeys(names, flight)
         self.whole |= {*names}
@@ -146,6 +154,7 @@ class Coordinator:
             flight = self.flights.pop(name, None)
             if flight and flight not in self.arrived:
                 self.arrived.append(flight)
+        # Counted before any buffer goes: the copies are made while it is still there.
         most = self._flat()
         for flight in self.arrived:
             flight.names -= {*names}
@@ -156,6 +165,8 @@ class Coordinator:
         # A tensor that was fetched ahead for a later use stays.
         names = {name for name in self.order[step] if self.last_fetched[name] <= step + 1} - self.stay
         for name in names:
+            # __params_to_release walks the modules that follow, and adds up their elements before it looks at the next
+            # one.
             later = (self.before[use] for use in self.uses[name] if use > step)
             if next(later, inf) - self.before[step + 1] >= min(self.limits.reuse, self.limits.live):
                 self.whole.discard(name)

@@ -51,12 +51,15 @@ class Sharding:
         self.ranks = setup.state_ranks  # with HYBRID_SHARD there are several such groups
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
+        # Tied: the last norm, the embeddings and the output matrix are one unit, because torch 2.13 refuses a tensor
+        # that two units share (fsdp2_prepare_model; _validate_no_duplicate_params).
         tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         self.units = self._units()
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
+        # Reduced gradients are converted to the type of the sharded weights (foreach_reduce, orig_dtype).
         self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.stored_bytes  # as the optimizer has them
         self.pieces = [replace(each, shape=self.shape(each)) for each in setup.trained]
         # FSDP1 keeps the gradients until the next forward pass begins.
@@ -69,6 +72,8 @@ class Sharding:
             groups.setdefault(self._name(tensor), []).append(tensor)
         units = [self._unit(name, tensors) for name, tensors in groups.items() if tensors or name == ROOT]
         for before, unit in pairwise(units):
+            # pre_backward gathers a unit, and then already the one before it (_backward_prefetch). One that stayed
+            # whole needs no gathering.
             if not (unit.is_late or before.stays):
                 unit.ahead = before.buffer
         return units
@@ -85,6 +90,10 @@ class Sharding:
     def _unit(self, name: str, tensors: list[Tensor]) -> Unit:
         trained = [each for each in tensors if each.trains]
         whole = self._bytes(tensors)
+        # The root is not resharded after its forward pass, since its backward pass would gather it at once: PyTorch's
+        # own default (_fsdp_state.py, _lazy_init). Accelerate says the same of the tail. Embeddings get integers, which
+        # need no gradient, so no hook of autograd ends their unit: a callback at the end of the backward pass does
+        # (_root_post_backward_final_callback). A single rank gathers nothing (wait_for_unshard, world_size 1).
         return Unit(
             tensors=tensors,
             trained=trained,
@@ -102,11 +111,14 @@ class Sharding:
         return (ceil(rows / self.ranks), *width)
 
     def share(self, tensor: Tensor) -> int:
+        """Return the elements of a rank's part, with the rows that pad it."""
         return prod(self.shape(tensor))
 
     def _bytes(self, tensors: list[Tensor]) -> int:
         elements = sum(tensor.elements for tensor in tensors)
         if self.by_accelerate:
+            # Padded rows are gathered and reduced as well (_get_dim0_padded_size): on 8 ranks a
+            # tensor of 2 rows counts as 8.
             elements = sum(map(self.share, tensors)) * self.ranks
         return elements * self.setup.weight_bytes
 
@@ -131,6 +143,7 @@ class Sharding:
         if not self.keeps_whole_gradients:
             reduced *= passes
         moved = {"reduce_scatter": reduced, "all_gather": gathered}
+        # Within a group the gradients are scattered first, so groups exchange only a rank's part.
         if self.setup.ranks > self.setup.sharing_ranks:  # between the groups
             moved = {"all_reduce": reduced // self.ranks} | moved
         return moved
@@ -219,7 +232,10 @@ class Pass:
         if unit.is_late and not sharding.by_accelerate:
             self.alive.clear()
         self.reducing = 0
+        # All gradients of a unit are copied into the buffer before the first of them is freed (foreach_reduce).
         yield self.moment(usage, unit.gradient, unit.ahead)
+        # The reduce-scatter runs in a stream of its own, so a reference keeps the buffer. One may be kept by default;
+        # the next reduction waits and drops it (post_backward, reduce_scatter_max_input_buffers).
         self.reducing = unit.gradient
         del self.gradients[unit]
         part = unit.part * setup.stored_bytes

@@ -147,6 +147,7 @@ class _InPlace(Function):
 
 
 def in_place() -> AbstractContextManager:
+    """Let the loss overwrite its logits, as fused kernels of it do."""
     return mock.patch.object(step, "cross_entropy", lambda logits, *_, **__: _InPlace.apply(logits))
 
 
@@ -211,6 +212,8 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx, gradient):
         of_x = of_weight = of_bias = None
+        # As LinearFunctionForZeroStage3.backward: under the autocast of the forward pass, whatever surrounds
+        # backward().
         with torch.autocast("cpu", torch.bfloat16, enabled=ctx.enabled):
             x, weight = ctx.saved_tensors
             rows = gradient.reshape(-1, gradient.shape[-1])
@@ -224,4 +227,5 @@ class _Linear(Function):
 
 
 def zero3_linear() -> AbstractContextManager:
+    """Let linear layers compute as stage 3's own."""
     return mock.patch.object(functional, "linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))

@@ -182,6 +182,7 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
 
 
 def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
+    """Return the tape of the whole model."""
     sections = Sections(tape, stacks)
     # The tensors that have to be freed are those of each section's model, whatever frees them.
     freed: list[int] = []

@@ -189,6 +189,7 @@ def of_a_rank(model: Transformer, ranks: int) -> Transformer:
 
 
 def part(tensor: Tensor, ranks: int) -> Tensor:
+    """Return the tensor of a rank: only the output matrix of `of_a_rank` is still whole."""
     if tensor.name != "lm_head.weight":
         return tensor
     return replace(tensor, shape=(tensor.shape[0] // ranks, *tensor.shape[1:]))

@@ -23,6 +23,9 @@ def _attention(query, key, value, *_, **__) -> int:
 
 
 def _attention_backward(_, query, key, value, *__, **___) -> int:
+    # Five products of as many scores. Three are as wide as queries: the scores again, the gradients of queries and of
+    # keys. Two are as wide as values: their gradient, and that of the scores (torch/utils/flop_counter.py,
+    # sdpa_backward_flop_count).
     return 2 * query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
@@ -94,6 +97,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
+        # Before the kernel is noted: while it runs, its inputs and its outputs are held.
         for tensor in tensors_in(out):
             self._add(tensor)
         packet = function._overloadpacket
@@ -113,6 +117,7 @@ class Watch(TorchDispatchMode):
         self.tape.append(("made", storage.nbytes(), in_backward()))
 
         def gone(_) -> None:
+            # Python may give this id to the next storage.
             del self._live[key]
             self.tape.append(("freed", number))
 
@@ -120,6 +125,7 @@ class Watch(TorchDispatchMode):
 
 
 def in_backward() -> bool:
+    """Whether autograd runs a graph now: also where a layer is computed again."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -139,6 +145,7 @@ def _kernel(packet, args: tuple, out, flops: int, has_types: bool) -> tuple[str,
     if flops and "attention" in packet.__name__:
         return "attention", (flops,)
     if flops:  # such as a convolution
+        # A product of matrices with as many operations, 2 m n k, stands for it.
         return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
     # Bytes read and written. An expanded tensor, such as a bias, has fewer than its shape.
     moved = [min(each.nbytes, each.untyped_storage().nbytes()) for each in tensors_in((args, out))]
