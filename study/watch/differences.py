@@ -185,7 +185,7 @@ def _without_effect(zero: dict) -> Iterator[Finding]:
 def _unused_sections(content: dict) -> Iterator[Finding]:
     kind = str(content.get("distributed_type") or "NO")
     for engine in ("deepspeed", "fsdp"):
-        # `accelerate launch` goes by distributed_type alone: a section for another engine stays in the file and is not
-        # used.
+        # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names one
+        # (commands/launch.py:1224).
         if content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
