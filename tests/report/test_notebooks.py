@@ -135,3 +135,8 @@ def test_colab_on_a_cpu(execute, cache, tmp_path, monkeypatch):
     for words in ("**3 runs**, 3 of them done", "S002-13", "the table “seconds”"):  # two cores teach nothing about GPUs
         assert words in text, words
     assert names == ["losses-1", "parity", "memory-1", "peaks", "claims"]
+
+
+def test_papermill_gives_a_document_as_a_number(execute, tmp_path):
+    _, names = execute("replicate", runs=str(tmp_path), document=2)
+    assert {"002-central"} == {name for name in names if "central" in name}
