@@ -47,12 +47,13 @@ def about(path: Path) -> About:
 def _of_record(record: Record, file: Path) -> About:
     seen = record.observed
     arm = seen.arm or record.requested.arm or seen.wrapper or "unknown"
-    virtual = ", virtual" if record.is_virtual else ""
+    kind = ", virtual" if record.is_virtual else ""
     findings, not_known = judge(record)
     others = ordered([*mistakes(sources.read(file)), *trends.findings(trends.load(file.parent)), *findings])
     return About(
         run=record.run_id,
-        how=f"{arm} on {number_of(seen.ranks or 0, 'ranks')}{virtual}, {record.status}",
+        # A process that the kernel ends writes nothing more: the age of the ranks' logs tells whether the run goes on.
+        how=f"{arm} on {number_of(seen.ranks or 0, 'ranks')}{kind}, {record.status.replace('running', 'unfinished')}",
         # Memory that was full ended the run: whatever else is found, this comes first.
         findings=[*memory_full(record, file), *others],
         error=record.error.model_dump() if record.error else None,

@@ -127,6 +127,7 @@ def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
     for each in (log("0: all_gather 412, all_reduce 413?"), log("1: all_gather 412?")):
         (tmp_path / f"collectives-rank{each.rank}.json").write_text(each.model_dump_json())
     (answer,) = command.diagnose((tmp_path,))
+    assert "unfinished" in answer["how"]
     assert "Rank 1 has not begun all_reduce 413" in answer["findings"][0]["sentence"]
 
 
