@@ -1,7 +1,7 @@
 """Count tokens of code by room, and fail where a room exceeds its number in pyproject.toml: python .ci/size.py
 
 Comments, docstrings and line breaks do not count, so neither dense lines nor tiny functions make a room smaller.
-The commit that shrinks a room lowers its number. A number is never raised.
+A raise of a room's number needs a reason in the commit. That of study/ as a whole does not move.
 """
 
 import ast
@@ -41,10 +41,10 @@ def main() -> int:
             parts = path.relative_to(ROOT).parts
             room = "/".join(parts[:2]) if top == "study" else top
             rooms[room] += count_tokens(path.read_text())
+    rooms["study"] = rooms.total() - rooms["tests"]
     too_large = [room for room in rooms if rooms[room] > budgets.get(room, 0)]
     for room, tokens in rooms.most_common():
         print(f"{room:20}{tokens:8} of {budgets.get(room, 0)}")
-    print(f"{'study':20}{rooms.total() - rooms['tests']:8}")
     if too_large:
         print("Too large:", *too_large, "-- remove code, or move it to the room where it belongs.")
     return int(bool(too_large))
