@@ -1,6 +1,6 @@
 """What a commit predicts of each run that a machine's folder keeps, in the order of their folders.
 
-python reproductions/laboratories/predicted.py reports/h200 579c3b24
+python reproductions/laboratories/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
 
 It checks out that commit and asks its code: nothing that came later can change an answer. Without a commit it asks the
 code that is installed. From a record it takes what was asked for and what the arm's config was, and nothing measured.
@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COLUMNS = ("run", "peak_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
+COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
 
 
 def main(folder: Path, commit: str | None) -> None:
     if commit is None:
-        with (folder / "predicted.csv").open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows(folder / "runs")])
+        csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *rows(folder / "runs")])
         return
     with tempfile.TemporaryDirectory() as temporary:
         there = Path(temporary, "then")
