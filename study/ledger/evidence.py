@@ -115,7 +115,10 @@ class OfRuns(Piece):
             sends_nothing = self.quantity in MOVED and run.record.observed.ranks == 1 and "ranks" not in self.where
             if is_virtual == (self.kind == "virtual") and not sends_nothing:
                 chosen.append(run)
-        return chosen
+        if "device" in where:
+            return chosen
+        # A number of a CPU and one of a GPU are never one. The sentences are of CPUs, where they name no device.
+        return [run for run in chosen if run.record.observed.device == "cpu"] or chosen
 
     def _values(self, runs: Sequence[Run], where: dict) -> list:
         """The quantity of each run that has it."""

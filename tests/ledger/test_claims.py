@@ -36,6 +36,19 @@ def test_evidence_gives_the_number_of_the_sentence(claim, piece, records):
     assert piece.agrees(value), f"written {piece.value}, computed {value}"
 
 
+def test_runs_on_a_gpu_change_no_evidence_that_names_none(records):
+    """They are evidence where a selection says so, and where nothing else is there."""
+    (piece,) = [each.values[1] for each in EVIDENCE if each.id == "S000-06-1"]
+    assert piece.model_copy(update={"where": piece.where | {"device": "cuda"}}).computed(records) > 42.7
+    on_gpu, others = (
+        [run for run in records if (run.record.observed.device == "cuda") == wanted] for wanted in (True, False)
+    )
+    assert len(on_gpu) > 30
+    assert piece.computed(on_gpu) > 42.7
+    measured = [each.values[1] for each in EVIDENCE if each.values[1].kind in ("runs", "virtual")]
+    assert [each.computed(records) for each in measured] == [each.computed(others) for each in measured]
+
+
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(claim):
     for piece in claim.evidence:
