@@ -4,7 +4,8 @@ python reproductions/laboratories/planted_faults.py --root . --seed 1 --count 60
 
 Each fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
 return value lost. It is caught if one of the test files that are nearest to its module by imports fails, and passes
-without the fault. The share of two commits is compared by running this file with --root on each.
+without the fault. With --room these are all test files of the room's own folder, the nearest first. The share of two
+commits is compared by running this file with --root on each.
 """
 
 import argparse
@@ -102,7 +103,7 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
     return names & modules
 
 
-def nearest_tests(root: Path, most: int, without: set[str]) -> dict[str, tuple[str, ...]]:
+def nearest_tests(root: Path, most: int | None, without: set[str]) -> dict[str, tuple[str, ...]]:
     """Return the test files for each file of the study: those with the fewest imports between the two."""
     paths = {str(path.relative_to(root)): path for path in sorted((root / "study").rglob("*.py"))}
     files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in paths}
@@ -118,6 +119,14 @@ def nearest_tests(root: Path, most: int, without: set[str]) -> dict[str, tuple[s
             distance += 1
     chosen = {name: [test for _, test in sorted(tests) if test not in without] for name, tests in found.items()}
     return {name: tuple(tests[:most]) for name, tests in chosen.items()}
+
+
+def tests_of_room(root: Path, file: str, nearest: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the test files in the folder of a file's room, the nearest first. The loop's room is training."""
+    room = Path(file).parts[1]
+    folder = root / "tests" / ("training" if room == "train.py" else room)
+    every = [str(test.relative_to(root)) for test in sorted(folder.glob("test_*.py"))]
+    return tuple([test for test in nearest if test in every] + [test for test in every if test not in nearest])
 
 
 def run_tests(root: Path, test: str) -> None:
@@ -175,6 +184,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--part", default="1/1", help="of the faults that are drawn: 2/3 is the second third")
     parser.add_argument("--most-tests", type=int, default=6, help="test files that are run for a fault")
+    parser.add_argument("--room", action="store_true", help="all tests in the folder of the room, and no others")
     parser.add_argument("--without", nargs="*", default=(), help="names of test files that are not run")
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for the tests of a fault")
     parser.add_argument("--out", type=Path, default=Path("faults.json"))
@@ -184,7 +194,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "study"
         shutil.copytree(options.root, copy, ignore=shutil.ignore_patterns(*IGNORED))
-        nearest = nearest_tests(copy, options.most_tests, {f"tests/{name}" for name in options.without})
+        most_tests = None if options.room else options.most_tests
+        nearest = nearest_tests(copy, most_tests, {f"tests/{name}" for name in options.without})
+        if options.room:
+            nearest = {file: tests_of_room(copy, file, tests) for file, tests in nearest.items()}
         paths = [copy / name for name in options.packages]
         files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
         every = [fault for file in sorted(files) for fault in faults_in(copy, file)]
