@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from study.core import machine
+from study.core.gpus import num_gpus
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
 
@@ -114,6 +115,14 @@ class Launched:
         return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
 
 
+def environment_of_the_server() -> dict[str, str]:
+    """Ours, and without a GPU DeepSpeed is told so before it is imported. Where there is one, it has to find it."""
+    environment = MALLOC | os.environ
+    if not num_gpus():
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+    return environment
+
+
 @functools.cache
 def fork_server() -> str:
     """The address of a process that forks launches, see forkserver.py. The first of a session's workers starts it."""
@@ -129,7 +138,7 @@ def fork_server() -> str:
         listener.set_inheritable(True)
         words = [sys.executable, str(ROOT / "tests" / "forkserver.py"), str(listener.fileno()), str(session)]
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
-        os.posix_spawn(sys.executable, words, os.environ | MALLOC, file_actions=nothing)
+        os.posix_spawn(sys.executable, words, environment_of_the_server(), file_actions=nothing)
     return address
 
 

@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # No thread may exist when a process is forked.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow's allocator
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(ROOT))
 
 import deepspeed.runtime.zero.stage3  # noqa: F401  all of these here, once, and not in every rank

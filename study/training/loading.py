@@ -41,6 +41,8 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
 
 
 def _compile(name: str, builder) -> None:
+    # It may name what DeepSpeed cannot read, such as 9.0a, or other GPUs. Without it, DeepSpeed asks the ones here.
+    os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
     try:
         if name == "async_io":
             provide_libaio()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, ranks_of
 
 from study.core import arms, doctor, machine
@@ -126,6 +127,28 @@ def test_a_compiler_that_fails_is_told_in_its_own_words(extensions, tmp_path):
     log = extensions / "deepspeed_shm_comm" / "compiler.log"
     assert str(log) in done.stdout
     assert "FAILED" in log.read_text()
+
+
+def test_it_compiles_for_the_device_that_is_here_and_not_for_what_an_image_names(monkeypatch):
+    """DeepSpeed's builder reads the 0a of 9.0a as a number."""
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    class Builder(CUDAOpBuilder):
+        sources = absolute_name = None
+        jit_mode = True
+
+        def load(self, verbose: bool) -> None:
+            self.compute_capability_args()  # as jit_load does, before it compiles
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a;8.0")
+    builder = Builder("pin_memory")
+    builder.jit_mode = True
+    with pytest.raises(ValueError, match="0a"):
+        builder.load(verbose=False)
+    loading._compile("pin_memory", builder)
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0+PTX"
 
 
 # --- libaio ---------------------------------------------------------------------------------------------------------
