@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Literal, Self
 
@@ -52,12 +53,15 @@ def sweep(
         runs: The folder for the run folders. Cells that are done there are not run again.
         only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
         repeat: Number of runs of each cell. The repeats are interleaved.
-        timeout_s: End a run after so many seconds.
+        timeout_s: End a run that has written nothing, and so no step, for so many seconds. Loading is silent as well.
         minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
         nvme_dir: The folder for arms that offload to disk.
         pack: A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub.
         dry_run: List the cells and whether this machine can run them. Run nothing.
     """
+    for flag, number, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, inf), ("minutes", minutes, inf):
+        if number is not None and not 0 < number <= most:  # nor is nan
+            raise Stop(f"--{flag} must be above 0 and at most {most} (got {number})", "correct the value")
     # --- which cells, and in which order
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
     if pack is not None:

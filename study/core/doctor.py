@@ -19,6 +19,7 @@ from study.core.machine import disk_speed, usable_cores
 from study.core.text import say, size
 
 SHARED_BYTES = 2 * 66 * 2**20  # what DeepSpeed 0.19 takes for two ranks without a GPU (csrc/cpu/comm/shm.cpp)
+RANK_BYTES = 300_000_000  # the least that a rank takes for itself: Python, PyTorch and a tiny model had 367 MB
 GET_SHARED = "start the container with --shm-size=1g; outside a container: mount -o remount,size=1g /dev/shm, as root"
 
 
@@ -35,8 +36,13 @@ class Finding:
         return self.remedy is None
 
 
-def why_not(arm: Arm, gpus: int) -> Stop | None:
-    """Return why this machine cannot run an arm. None if nothing is known against it."""
+def why_not(arm: Arm, gpus: int, ranks: int = 1) -> Stop | None:
+    """Return why this machine cannot run an arm with so many ranks. None if nothing is known against it."""
+    least_bytes = ranks * RANK_BYTES
+    here_bytes = psutil.virtual_memory().total
+    if least_bytes > here_bytes:
+        what = f"{ranks} ranks take {size(least_bytes)} of host memory, and there are {size(here_bytes)}"
+        return Stop(what, "give fewer ranks", "unavailable")
     if gpus and isinstance(arm.num_processes, int) and arm.num_processes > gpus:
         what = f"{arm.name} asks for {arm.num_processes} processes, one for each GPU, and there are {gpus} GPUs"
         return Stop(what, f"launch it with --num_processes {gpus}, or use a machine with more GPUs", "unavailable")

@@ -25,6 +25,7 @@ Tokens = Annotated[int, Field(ge=2)]  # one token leaves nothing to predict
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
+PATHS = ("run_dir", "nvme_dir", "cache_dir")  # settings that name a folder of one machine
 CACHE = "ZERO_STUDY_CACHE"
 
 
@@ -211,6 +212,9 @@ def build(values: dict, where: str) -> Flags:
     """Return checked settings from names and values in a file. `where` names the file in an error."""
     # In a file a name may be misspelt. Python's own TypeError would not say which name was probably meant.
     known = vars(Flags())
+    for path in sorted(values.keys() & PATHS):
+        what = f"{where}: {path} is a folder of one machine, so a protocol cannot set it"
+        raise Stop(what, "leave it out; study sweep has --nvme-dir, and ZERO_STUDY_CACHE names the cache")
     for unknown in values.keys() - known.keys():
         raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, known))
     settings = Flags(**values)

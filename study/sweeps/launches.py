@@ -106,7 +106,9 @@ def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: f
                 launcher.wait(POLL_S)
                 return None
             seconds = time.monotonic() - started
-            stop = out_of_time(seconds, timeout_s, over)
+            # Steps, log and output. Other files are replaced while they are looked at.
+            written = max((path.stat().st_mtime for path in folder.glob("[slo]*")), default=0)
+            stop = out_of_time(min(seconds, time.time() - written), timeout_s, over)
             watch(folder, seconds)
         # Read before the ranks are ended, because a rank that is ended may write that it was.
         record = outcomes.read(folder)
@@ -120,13 +122,13 @@ def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: f
     return stop
 
 
-def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
-    """Return why to end a launch that has run for so many seconds; None to let it run."""
-    if seconds > timeout_s:
-        remedy = "look in its output.txt for the stacks of the ranks, or give a larger --timeout-s"
-        return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
+def out_of_time(silent_s: float, timeout_s: float, over: float) -> Stop | None:
+    """Return why to end a launch that has written nothing for so many seconds; None to let it run."""
+    if silent_s > timeout_s:
+        remedy = "see the stacks of the ranks in its output.txt, or give a larger --timeout-s"
+        return Stop(f"it wrote nothing for {timeout_s:.0f} s", remedy, "timeout")
     if time.monotonic() >= over:
-        return Stop(f"the window ended {seconds:.0f} s after its start", "start the sweep again", "killed")
+        return Stop("the window ended while it ran", "start the sweep again", "killed")
     return None
 
 

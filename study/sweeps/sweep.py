@@ -78,7 +78,7 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         return Stop(what, "use such a machine, or give fewer ranks", "unavailable")
     arm = arms.load_arm(cell.arm)
     refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
-    return launches.lacking() or doctor.why_not(arm, gpus) or refused
+    return launches.lacking() or doctor.why_not(arm, gpus, cell.ranks or 1) or refused
 
 
 def sweep(

@@ -167,6 +167,7 @@ def test_a_virtual_rank_holds_and_sends_what_is_estimated_by_default(monkeypatch
         assert sent[kind].bytes == pytest.approx(moved_bytes, rel=0.001), kind
 
 
+OUTSIDE = ("repeat 0", "repeat -2", "repeat 99999999999999999999", "timeout-s nan", "timeout-s -1", "minutes nan")
 WRONG = {
     "virtual --model gpt2 --arm ddp --ranks 2 --sequence 4096": "more than the model's 1024 positions",
     "virtual --model gpt2 --arm zero3_hpz --ranks 5": "groups of 2 ranks (got 5)",
@@ -197,6 +198,7 @@ WRONG = {
     "conform zero2 --release 0.16.4": "no answers from deepspeed 0.16.4 to  are kept",
     "conform zero4 --release 0.16.4..0.19.8": "no answers of 'zero4' are kept",
     "sweep smoke --only colour=red": "--only must be a name and a pattern",
+    **{f"sweep smoke --dry-run --{words}": f"--{words.split()[0]} must be above 0 and at most" for words in OUTSIDE},
     "sweep smoke --only arm=zzz": "the values of arm here are single",
     "sweep smoke --pack nowhere": "--pack nowhere holds no pack.json",
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",

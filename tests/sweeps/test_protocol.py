@@ -1,12 +1,15 @@
 """Declared experiments: what a TOML file expands into, and what is said of a mistake in one."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from conftest import DECODERS_ALONE, ROOT
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
+from study.core.settings import Flags
 from study.sweeps import protocol
 
 HEAD = 'about = "a"\ndocument = "none"\nreplicates = "nothing"\n'
@@ -34,6 +37,8 @@ def test_a_name_tells_what_a_cell_asks_for(tmp_path):
     assert len({*names, *other}) == 2 * len(names)
 
 
+# By their types, so that another one is not forgotten.
+FOLDERS = [field.name for field in fields(Flags) if Path in (field.type, *get_args(field.type))]
 MISTAKES = [
     (PART + "micro_batc = 3\n", "mine.toml, part 'p': there is no setting micro_batc", "'micro_batch'"),
     ("scale = 1\n" + PART, "mine.toml: scale is not known", "replicates"),
@@ -47,6 +52,7 @@ MISTAKES = [
     (PART.replace('arm = ["ddp", "zero2"]\n', ""), "'no arm' is not an arm"),
     (PART.replace('"p"', '"../esc"'), "part.0.name"),
     (b"\xff\x00[[", "mine.toml' cannot be read"),
+    *((PART + f'{path} = "x"\n', f"{path} is a folder of one machine", "leave it out") for path in FOLDERS),
     (HEAD + "part = 5\n", "part must be a list (got 5)"),
     (PART + 'frontier = "steps"\n', "frontier 'steps' has nothing to search", "smallest first"),
     (PART.replace("[1, 2, 3]", "[]"), "has 0 cells"),

@@ -115,6 +115,9 @@ def test_what_a_machine_cannot_run_is_a_row_and_not_launched(tmp_path, monkeypat
     assert "needs a GPU" in record.error.message
     assert sweep.why_not(cell, gpus=1) is None
     assert "2 ranks need as many GPUs" in sweep.why_not(replace(cell, ranks=2), gpus=1).what
+    (tiny, *_) = turns(arm="ddp")
+    assert sweep.why_not(replace(tiny, ranks=4), gpus=0) is None, "ranks may share a core"
+    assert "100000000 ranks take 30000 TB of host memory" in sweep.why_not(replace(tiny, ranks=10**8), gpus=0).what
 
 
 # --- what a launch leaves ------------------------------------------------------------------------------------------

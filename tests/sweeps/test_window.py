@@ -55,7 +55,7 @@ def test_what_cannot_end_in_time_is_left(tmp_path, launching):  # noqa: F811
     ("limits", "statuses_", "words"),
     [
         ({"minutes": 0.5 / 60}, ["killed", "left", "left"], "the window ended"),
-        ({"timeout_s": 0.5}, ["timeout"] * 3, "it took longer than 0 s"),
+        ({"timeout_s": 0.5}, ["timeout"] * 3, "it wrote nothing for 0 s"),
     ],
 )
 def test_what_runs_when_its_time_is_up_is_ended(limits, statuses_, words, tmp_path, launching):  # noqa: F811
@@ -66,6 +66,22 @@ def test_what_runs_when_its_time_is_up_is_ended(limits, statuses_, words, tmp_pa
     assert [outcome.status for outcome in outcomes] == statuses_
     assert words in outcomes[0].reason
     assert {*statuses(tmp_path).values()} == {statuses_[0]}
+
+
+STEPS = "import sys, time; [(time.sleep(0.2), open(sys.argv[1] + '/steps.jsonl', 'a').write('{}')) for _ in range(15)]"
+LINES = "import time; [(time.sleep(0.2), print(flush=True)) for _ in range(15)]"  # the published script writes no steps
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(STEPS, "failed"), (LINES, "failed"), (f"{STEPS}; time.sleep(60)", "timeout")]
+)
+def test_the_limit_is_of_silence_and_not_of_a_run(code, status, tmp_path, launching):  # noqa: F811
+    """A launch of three seconds that writes all the time outlives a limit of two. One that then hangs does not."""
+    launching(sys.executable, "-c", code, "{}")
+    started = time.monotonic()
+    (outcome,) = swept(turns()[:1], tmp_path, timeout_s=2)
+    assert outcome.status == status, "failed: it ended by itself, without a record"
+    assert 3 < time.monotonic() - started < 15
 
 
 def test_out_of_memory_is_settled(tmp_path, launching):  # noqa: F811
