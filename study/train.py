@@ -26,7 +26,7 @@ from study.measure.clock import Clock
 from study.measure.memory import io_bytes, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
 from study.records.sections import Evaluation
-from study.training import finish, tasks
+from study.training import checkpoints, finish, tasks
 from study.training.data import Rows
 from study.training.display import report
 from study.training.main import main
@@ -40,8 +40,9 @@ def train(run: Run) -> Callable[[], object]:
     # From here on all arms draw the same dropout masks. Ranks that divide layers draw the same masks as each other.
     set_seed(run.settings.seed + run.accelerator.process_index // run.arm.tensor_ranks)
     history = History()
-    run.timed_from = min(run.settings.warmup_steps, run.steps - 1)
-    for window in windows(run, 0, run.timed_from):  # warm-up: losses count, times and peaks do not
+    start = checkpoints.begin(run, history)  # 0, unless it continues an earlier run
+    run.timed_from = min(start + run.settings.warmup_steps, run.steps - 1)
+    for window in windows(run, start, run.timed_from):  # warm-up: losses count, times and peaks do not
         train_window(run, window, history)
     history.clock = Clock()
     history.io_before = io_bytes()
@@ -57,7 +58,7 @@ def train(run: Run) -> Callable[[], object]:
 
 
 def train_window(run: Run, window: range, history: History) -> None:
-    """Train some steps without a pause. Then show their losses, and evaluate if it is time."""
+    """Train some steps without a pause. Then show their losses, and evaluate and save if it is time."""
     batches = arrange(run, window)
     losses = []
     with history.clock.window(run.accelerator.wait_for_everyone) as tick:
@@ -74,6 +75,7 @@ def train_window(run: Run, window: range, history: History) -> None:
     every = run.settings.eval_every
     if every and window.stop % every == 0 and window.stop < run.steps:  # after the last step it is done anyway
         history.evals.append(evaluate(run, window.stop))
+    checkpoints.save_if_due(run, window.stop)
 
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:

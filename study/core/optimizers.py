@@ -46,8 +46,11 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
     return {"float32"}
 
 
-def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
-    """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
+def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True, saves: object = None) -> Stop | None:
+    """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can.
+
+    `saves`: whether checkpoints are saved, or loaded.
+    """
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
     flag = f"--optimizer {optimizer}"
     refusals = [
@@ -55,6 +58,9 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
         (optimizer == "adafactor" and not has_values, flag, WITHOUT_VALUES),
         (arm.fsdp and optimizer in WITH_FSDP2, flag, WITH_FSDP2.get(optimizer)),
         (offloads and precision == "bf16_pure", "--precision bf16_pure", PURE_WITH_OFFLOAD),
+        (saves and arm.uses_nvme, "a checkpoint", "DeepSpeed loads no weights where states are on a disk"),
+        (saves and not has_values, "a checkpoint", "there are no values"),
+        (saves and not arm.deepspeed and precision == "bf16_cast", "a checkpoint", "its fp32 weights would be lost"),
     ]
     for stands, given, why in refusals:
         if stands:
@@ -70,5 +76,6 @@ def check(settings: Flags, arm: Arm) -> None:
     if settings.lora_rank is not None and settings.save:
         raise Stop("--save with --lora-rank would write a model that transformers cannot load", "leave out --save")
     # --- with the arm
-    if stop := refusal(arm, settings.optimizer, settings.precision, settings.init != "none"):
+    saves = settings.save_every or settings.resume
+    if stop := refusal(arm, settings.optimizer, settings.precision, settings.init != "none", saves):
         raise stop

@@ -25,7 +25,7 @@ Tokens = Annotated[int, Field(ge=2)]  # one token leaves nothing to predict
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
-PATHS = ("run_dir", "nvme_dir", "cache_dir")  # settings that name a folder of one machine
+PATHS = ("run_dir", "nvme_dir", "cache_dir", "resume")  # settings that name a folder of one machine
 CACHE = "ZERO_STUDY_CACHE"
 
 
@@ -121,6 +121,11 @@ class Flags:
     """After training, take a few untimed steps to count collectives and split memory by component."""
     save: bool = False
     """After training, write the weights to the run folder as a model that transformers can load."""
+    save_every: Count | None = None
+    """Steps between checkpoints, of which the last is kept. The peaks of memory then include saving. Default: none."""
+    resume: Path | None = None
+    """The folder of a run that saved checkpoints and ended early. This run continues from the last one, in a folder of
+    its own, and its losses are those of a run that never stopped. Loading can run code: name only folders of yours."""
     threads: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads per rank. Default: the cores divided by the ranks on this machine. Without a GPU they are divided by
     at least two, so that `single` gets no more threads than a rank of the other arms."""

@@ -166,6 +166,7 @@ QUANTITIES: dict[str, Quantity] = TIMES | {
         record.observed.parameters, ELEMENT_BYTES.get(str(record.observed.dtypes.get("weights")))
     ),
 }
+OF_THE_WHOLE = (*TIMES, "peak_bytes", "peak_allocated_bytes", "host_peak_bytes")  # timed steps
 OF_A_TRAINING = {  # quantities of a training of the published script, as paths below `observed.runs`
     "training_s": "training_s",
     "train_loss": "losses.-1",
@@ -178,8 +179,8 @@ def value(record: Record, quantity: str, training: int | None = None) -> Any:
     """Return a quantity of a record by its name or dotted path; with `training`, of one that the script ran."""
     if training is not None:
         return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
-    # The times of a run that was resumed cover only the part after an interruption, so they are not comparable.
-    if quantity in TIMES and record.checkpoints.get("resumes"):
+    # Those of a run that was resumed cover only the part after an interruption, so they are not comparable.
+    if quantity in OF_THE_WHOLE and record.checkpoints.get("resumes"):
         return None
     if quantity.startswith("component."):
         return _at_peak(record, quantity.removeprefix("component."))

@@ -13,12 +13,13 @@ from typing import Any
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
+from study.core.settings import PATHS
 from study.records import metrics, store
 from study.records.keeping import shared
 from study.records.schema import Record
 
 # Settings that say where files are or how often something is printed. They change no number.
-NOT_IN_A_CELL = {"run_dir", "nvme_dir", "cache_dir", "config_file", "log_every"}
+NOT_IN_A_CELL = {*PATHS, "config_file", "log_every"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 LETTERS = [f"{letter}{number or ''}" for number in range(99) for letter in string.ascii_uppercase]  # A to Z, then A1
 COLUMNS = {"loss": "train_loss", "eval loss": "eval_loss", "s/step": "step_s", "MFU": "mfu"}

@@ -86,7 +86,9 @@ class Record(BaseModel):
     time: Time = Time()
     memory: Memory = Memory()
     traffic: Traffic = Traffic()
-    checkpoints: dict[str, list[dict]] = {}  # of runs that saved some and resumed; no run does any more
+    # resumes: the earlier run that this one continues, and the step after which it does. Times and peaks are of timed
+    # steps after that; losses and rates are of the whole training.
+    checkpoints: dict[str, list[dict]] = {}
     error: Error | None = None
 
     @model_validator(mode="before")

@@ -25,7 +25,7 @@ from study.core import files
 from study.core.errors import Stop
 from study.core.files import load as load_file
 from study.records.schema import OLD_ENDINGS, Record
-from study.records.sections import Cell, Error
+from study.records.sections import Cell, Error, Loss
 
 RECORD = "record.json"
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
@@ -87,8 +87,23 @@ def release_reserved_space(folder: Path) -> bool:
 
 
 def load(folder: Path) -> Record:
-    """Return the record of a run folder. Raise Stop if it is missing or broken."""
-    return read(folder / RECORD)
+    """Return the record of a run folder. Raise Stop if it is missing or broken.
+
+    Of a run that did not come to its end, the losses are those that it wrote step by step.
+    """
+    record = read(folder / RECORD)
+    if record.status != "done" and record.loss == Loss():
+        lines = read_steps(folder)
+        train = [line["loss"] for line in lines if line.get("loss") is not None]  # None: virtual, or not finite
+        evals = [line for line in lines if "eval_loss" in line]
+        with contextlib.suppress(ValidationError):  # the lines may be anybody's
+            record.loss = Loss.model_validate({"train": train, "eval": evals})
+    return record
+
+
+def checkpoint(folder: Path) -> Path | None:
+    """Return the last complete checkpoint of a run; None if it has none."""
+    return max(folder.glob(f"checkpoints/step-{'[0-9]' * 8}"), default=None)
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -77,8 +77,12 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         what = f"{cell.ranks} ranks need as many GPUs, and there are {gpus}"
         return Stop(what, "use such a machine, or give fewer ranks", "unavailable")
     arm = arms.load_arm(cell.arm)
-    refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
-    return launches.lacking() or doctor.why_not(arm, gpus, cell.ranks or 1) or refused
+    optimizer, precision, init, saves = map(cell.value, ("optimizer", "precision", "init", "save_every"))
+    return (
+        launches.lacking()
+        or doctor.why_not(arm, gpus, cell.ranks or 1)
+        or refusal(arm, optimizer, precision, init != "none", saves)
+    )
 
 
 def sweep(
@@ -91,6 +95,8 @@ def sweep(
     def launch(cell: Cell) -> Record:
         progress.start(cell)
         folder = safe_join(runs, f"{cell.run_name}.{max(attempts(runs, cell), default=0) + 1}")
+        if saved := [path for path in tries_of_today(runs, cell) if store.checkpoint(path)]:
+            cell = replace(cell, settings=cell.settings | {"resume": str(saved[-1].resolve())})
         return launches.run(cell, folder, timeout_s, over, nvme_dir, progress.step)
 
     def attempt(cell: Cell) -> str:
@@ -183,14 +189,23 @@ def attempts(runs: Path, cell: Cell) -> dict[int, Path]:
     return {int(number): path for number, path in numbered if number.isdecimal()}
 
 
+def tries_of_today(runs: Path, cell: Cell) -> dict[Path, Record]:
+    """Return the tries of a cell with the present software and measure version, the oldest first."""
+    tries = {}
+    for _, path in sorted(attempts(runs, cell).items()):
+        record = outcomes.read(path)
+        if (
+            record
+            and record.measure_version == schema.MEASURE_VERSION
+            and machine.versions().items() <= record.software.items()
+        ):
+            tries[path] = record
+    return tries
+
+
 def done_before(runs: Path, cell: Cell) -> Record | None:
     """Return the record of a settled run of this cell with the present software and measure version, or None."""
-    versions = machine.versions().items()
-    for record in filter(None, map(outcomes.read, attempts(runs, cell).values())):
-        is_of_today = record.measure_version == schema.MEASURE_VERSION and versions <= record.software.items()
-        if record.status in SETTLED and is_of_today:
-            return record
-    return None
+    return next((record for record in tries_of_today(runs, cell).values() if record.status in SETTLED), None)
 
 
 def expected_s(cell: Cell, runs: Path) -> float:

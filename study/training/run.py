@@ -85,7 +85,7 @@ class Run:
 
 
 class History:
-    """Collects losses and rates of all steps, and times and disk traffic of the timed steps."""
+    """Collects losses and rates of all steps, and times and disk traffic of the timed steps of this process."""
 
     def __init__(self):
         self.losses: list[float] = []  # averaged over the ranks
@@ -105,8 +105,8 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
         ends = [stop, start + per_epoch - start % per_epoch]  # with an epoch the rows get a new order
         if start >= settings.warmup_steps:  # nothing is timed before, so nothing is shown of it but its end
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
-        if settings.eval_every:
-            ends.append(start + settings.eval_every - start % settings.eval_every)
+        for every in filter(None, (settings.eval_every, settings.save_every)):
+            ends.append(start + every - start % every)
         end = min(ends)
         run.heartbeat.beat(f"steps {start + 1} to {end} of {run.steps}")
         yield range(start, end)

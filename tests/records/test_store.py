@@ -88,6 +88,28 @@ def test_the_first_bad_end_stays_whoever_writes_later(tmp_path):
     assert store.load(tmp_path) == ended.model_copy(update={"time": ended.time.model_copy(update={"setup_s": 1.0})})
 
 
+LINES = ['{"step": 1, "loss": 0.5, "lr": 0.1}', '{"step": 1, "eval_loss": 0.7, "accuracy": 0.5}']
+LINES += ['{"step": 2, "loss": 0.25, "lr": 0.1}', '{"step": 3, "lo']
+
+
+def test_of_a_run_that_did_not_end_well_the_losses_are_those_that_it_wrote(tmp_path):
+    """Also in the record, once somebody writes its end. The losses of one that is done are its own."""
+    put(tmp_path)
+    (tmp_path / "steps.jsonl").write_text("\n".join(LINES))
+    assert store.load(tmp_path).loss.train == [0.5, 0.25], "it still runs, or nobody was left to write its end"
+    store.end_badly(tmp_path, FULL, "Stop")
+    written = store.read(tmp_path / "record.json").loss
+    assert (written.train, [each.eval_loss for each in written.eval]) == ([0.5, 0.25], [0.7])
+    assert put(tmp_path, shaped.record()) == store.load(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"step": 1, "loss": "much"}', '{"step": 1, "loss": 1, "eval_loss": []}', "5", "\0"])
+def test_lines_that_are_no_losses_are_unknown_losses(line, tmp_path):
+    record = put(tmp_path)
+    (tmp_path / "steps.jsonl").write_text(line)
+    assert store.load(tmp_path) == record
+
+
 def test_a_finished_run_stays_done_and_takes_later_results(tmp_path):
     record = put(tmp_path, shaped.record())
     assert store.end_badly(tmp_path, FULL, "Stop") is None

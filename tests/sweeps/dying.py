@@ -35,7 +35,13 @@ def fill_disk() -> None:
             file.write(bytes(2**16))
 
 
-FAULTS = {"exception": (1, raise_error), "SIGKILL": (1, die), "hang": (1, hang), "full disk": (0, fill_disk)}
+FAULTS = {
+    "exception": (1, raise_error),
+    "SIGKILL": (1, die),
+    "hang": (1, hang),
+    "full disk": (0, fill_disk),
+    "none": (-1, die),  # strikes no rank
+}
 rank, strike = FAULTS[os.environ["FAULT"]]
 steps = itertools.count(1)
 step = study.train.optimizer_step

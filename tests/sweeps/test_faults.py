@@ -17,18 +17,18 @@ from study.sweeps import launches, outcomes, protocol
 
 @pytest.fixture
 def struck(tmp_path, monkeypatch, cache):
-    """A function that sweeps one cell whose trainer is struck by a fault, and returns its record."""
+    """A function that sweeps one cell whose trainer is struck by a fault, and returns the record of its newest try."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "sweeps" / "dying.py")
     small = {"sequence": 16, "train_rows": 64, "micro_batch": 4, "steps": 4, "warmup_steps": 1, "threads": 1}
-    (cell,) = turns(arm="ddp", ranks=2, seed=1, **small)
 
-    def sweep_one(fault: str) -> Record:
+    def sweep_one(fault: str, **settings) -> Record:
+        (cell,) = turns(arm="ddp", ranks=2, seed=1, **small | settings)
         monkeypatch.setenv("FAULT", fault)
         runs = tmp_path / "runs"
         swept([cell], runs)
         assert working_on(runs) == []
-        record = store.load(runs / f"{cell.run_name}.1")
+        record = store.load(store.newest_try(runs / cell.run_name))
         assert "Traceback" not in str(record.error)
         return record
 
@@ -43,6 +43,16 @@ def test_the_rank_that_a_fault_strikes_is_the_reason(fault, words, struck):
     record = struck(fault)
     assert (record.status, record.error.where) == ("failed", "rank 1")
     assert words in record.error.message
+
+
+def test_a_cell_that_was_killed_continues_in_the_next_sweep(struck):
+    """Its record has the losses that it wrote, and those of the next one begin with them."""
+    killed = struck("SIGKILL", save_every=2)
+    assert (killed.status, len(killed.loss.train)) == ("failed", 2)
+    again = struck("none", save_every=2)
+    assert again.status == "done", again.error
+    assert again.checkpoints == {"resumes": [{"run_id": killed.run_id, "step": 2}]}
+    assert (again.loss.train[:2], len(again.loss.train)) == (killed.loss.train, 4)
 
 
 def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck, tmp_path, monkeypatch):

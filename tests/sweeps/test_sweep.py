@@ -14,9 +14,11 @@ import psutil
 import pytest
 
 from study.cli.experiments import Progress
+from study.core import machine
 from study.core.errors import Stop
 from study.records import store
 from study.sweeps import launches, protocol, sweep
+from study.sweeps.launches import INTERRUPTED
 from study.sweeps.protocol import Cell
 from study.sweeps.sweep import Outcome
 
@@ -118,6 +120,7 @@ def test_what_a_machine_cannot_run_is_a_row_and_not_launched(tmp_path, monkeypat
     (tiny, *_) = turns(arm="ddp")
     assert sweep.why_not(replace(tiny, ranks=4), gpus=0) is None, "ranks may share a core"
     assert "100000000 ranks take 30000 TB of host memory" in sweep.why_not(replace(tiny, ranks=10**8), gpus=0).what
+    assert "where states are on a disk" in sweep.why_not(turns(arm="zero3_nvme", save_every=3)[0], gpus=0).what
 
 
 # --- what a launch leaves ------------------------------------------------------------------------------------------
@@ -171,6 +174,23 @@ def test_a_sweep_that_can_keep_nothing_stops_in_a_sentence(tmp_path, monkeypatch
         monkeypatch.setattr(store, "write", full)
     with pytest.raises(Stop, match=r"the sweep cannot write to .*runs \(No "):
         swept(turns(), tmp_path / "runs")
+
+
+def test_a_cell_continues_from_the_last_checkpoint_of_its_tries(tmp_path, monkeypatch):
+    """But not from one that was made with other versions: it would be refused in every sweep."""
+    (turn, *_) = turns(save_every=3)
+    told = []
+    monkeypatch.setattr(launches, "command", lambda cell, *_: told.append(launches.options(cell.settings)) or ["true"])
+    for number, versions in enumerate(({}, {}, {"torch": "1.0"}), 1):
+        folder = tmp_path / f"{turn.run_name}.{number}"
+        (folder / "checkpoints" / f"step-0000000{number}").mkdir(parents=True)
+        record = store.ended(turn.new_record(folder), INTERRUPTED, "Stop")
+        store.write(folder, record.model_copy(update={"software": machine.versions() | versions}))
+    swept([turn], tmp_path)
+    assert told[0][-2:] == ["--resume", str(tmp_path / f"{turn.run_name}.2")]
+    assert store.load(tmp_path / f"{turn.run_name}.4").requested.resume == told[0][-1]
+    swept(turns()[:1], tmp_path)
+    assert "--resume" not in told[1]
 
 
 def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):

@@ -1,0 +1,173 @@
+"""A run that was killed and continues is the run that was never killed: losses, rates, order, dropout and weights."""
+
+import dataclasses
+import re
+import shutil
+import types
+from pathlib import Path
+
+import pytest
+from conftest import DECODERS_ALONE, RANKS, Launched, launch, traceback_of_ours
+from safetensors.torch import load_file
+
+from study.core import optimizers
+from study.core.arms import NAMES, load_arm
+from study.core.errors import Stop
+from study.core.settings import Flags
+from study.records import metrics, store
+from study.training import checkpoints
+from study.training.run import History
+
+# Two passes in a step, two steps in an epoch: the checkpoint of step 6 stands within one.
+FLAGS = "--steps 9 --warmup-steps 2 --sequence 32 --micro-batch 4 --accumulation 2 --train-rows 48 --eval-rows 16"
+FLAGS = (*FLAGS.split(), "--no-instruments", "--save", "--save-every", "3", "--eval-every", "3", "--log-every", "4")
+DECODER = ("--task", "wikitext", "--model", "llama-micro")  # two ranks share a row
+QUICK = ("ddp", "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2")
+OTHERS = [arm for arm in NAMES if arm not in (*QUICK, "zero3_nvme")]
+
+
+@pytest.fixture
+def train(tmp_path, cache, monkeypatch):
+    """A function that trains in a folder of this name, continues a run, and is struck by what DIES says."""
+
+    def train(arm: str, name: str, *flags: str, resume: Launched | None = None, dies: str = "") -> Launched:
+        monkeypatch.setenv("DIES", dies)
+        launcher = ("--num_processes", "4") if RANKS.get(arm) == 4 else ()
+        words = ("--resume", str(resume.folder)) if resume else ()
+        script = "tests/training/dying_while_saving.py" if dies else "study/train.py"
+        return launch(arm, tmp_path / name, *flags, *words, cache=cache, launcher=launcher, script=script)
+
+    return train
+
+
+def saved(run: Launched) -> list[str]:
+    return sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+
+
+def assert_equal(again: Launched, whole: Launched) -> None:
+    """Bit for bit."""
+    assert again.code == 0, again.output
+    assert again.steps == whole.steps
+    losses = [line["loss"] for line in whole.steps if "loss" in line]
+    assert len(set(losses)) == 9, "a curve on which a step too many would show"
+    assert again.record["loss"] == whole.record["loss"]
+    assert again.record["observed"]["learning_rates"] == whole.record["observed"]["learning_rates"]
+    weights = [load_file(run.folder / "model/model.safetensors") for run in (whole, again)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
+
+
+@pytest.mark.parametrize("arm", [*QUICK, *(pytest.param(arm, marks=pytest.mark.slow) for arm in OTHERS)])
+def test_continued_is_never_stopped(arm, train, trained):
+    """A run that ended well leaves the same checkpoint as one that was killed: below, some are."""
+    flags = (*FLAGS, *DECODER) if arm in DECODERS_ALONE else FLAGS
+    whole = trained(arm, *flags)
+    assert saved(whole) == ["step-00000006"], "of two, the last"
+    again = train(arm, "again", *flags, resume=whole)
+    assert_equal(again, whole)
+    assert again.record["checkpoints"] == {"resumes": [{"run_id": whole.record["run_id"], "step": 6}]}
+    assert len(whole.record["time"]["step_s"]) == 7, "of the whole run"
+    assert len(again.record["time"]["step_s"]) == 1, "of three steps after a resume two are warm-up"
+
+
+@pytest.mark.parametrize("arm", ["zero3", "fsdp2"])
+def test_saving_changes_nothing(arm, trained):
+    without = [flag for flag in FLAGS if flag != "--save-every"]
+    without.remove("3")
+    assert trained(arm, *without).steps == trained(arm, *FLAGS).steps
+
+
+# What is killed, in which call of what, and the checkpoint that is left.
+DEATHS = {
+    "rank 0 in its eighth step": ("study.train optimizer_step 8 0", 6),
+    "rank 1 in the second save": ("torch save 4 1", 3),
+    "rank 0 before the second gets its name": ("os sync 2 0", 3),
+    "rank 0 while the first is removed": ("study.training.checkpoints rmtree 1 0", 6),
+}
+
+
+@pytest.mark.parametrize(("dies", "step"), DEATHS.values(), ids=DEATHS)
+def test_a_kill_loses_nothing_that_was_saved(dies, step, train, trained):
+    """And the killed run's record has the losses that it wrote."""
+    killed = train("zero2", "killed", *FLAGS, dies=dies)
+    assert killed.code != 0
+    assert not traceback_of_ours(killed.output)
+    assert store.checkpoint(killed.folder).name == f"step-0000000{step}"
+    record = store.load(killed.folder)
+    assert record.status != "done"
+    assert record.loss.train == [line["loss"] for line in killed.steps if "loss" in line]
+    assert [each.step for each in record.loss.eval] == [3, 6]
+    again = train("zero2", "again", *FLAGS, resume=killed)
+    assert_equal(again, trained("zero2", *FLAGS))
+
+
+def test_the_loss_scale_goes_on(train):
+    """DeepSpeed's checkpoints do not have it. Here it doubles every four steps, and is no more what it was at first."""
+    flags = (*FLAGS, "--precision", "fp16")
+    whole = train("zero2", "whole", *flags, dies="never")
+    again = train("zero2", "again", *flags, dies="never", resume=whole)
+    assert whole.record["observed"]["loss_scale"] == again.record["observed"]["loss_scale"] == 4 * 65536
+    assert_equal(again, whole)
+
+
+def test_what_a_library_only_logs_is_a_sentence(train, trained, tmp_path):
+    """Accelerate goes on without the random states of a rank that are lost."""
+    run = trained("zero2", *FLAGS)
+    copy = shutil.copytree(run.folder, tmp_path / "copy")
+    next(copy.glob("checkpoints/*/random_states_1.pkl")).unlink()
+    again = train("zero2", "again", *FLAGS, resume=dataclasses.replace(run, folder=copy))
+    assert again.record["status"] == "failed"
+    assert "has lost random states, or lines of steps.jsonl. What to do: name the folder" in again.output
+    assert not traceback_of_ours(again.output)
+
+
+def test_another_training_is_not_continued(trained):
+    before = store.load(trained("zero2", *FLAGS).folder)
+    after = before.model_copy(deep=True)
+    after.requested.save_every = after.requested.run_dir = after.requested.config_file = None
+    checkpoints.refuse_another(before, after)
+    after.requested.lr = 0.5
+    after.observed.ranks = 4
+    after.software["torch"] = "1.0"
+    with pytest.raises(Stop) as caught:
+        checkpoints.refuse_another(before, after)
+    for words in (r"torch was 2\S+ and is 1.0;", "; lr was 0.001 and is 0.5;", "; ranks was 2 and is 4$"):
+        assert re.search(words, caught.value.what)
+
+
+@pytest.mark.parametrize("name", ["trained", "nowhere"])
+def test_a_folder_without_a_checkpoint_is_a_sentence(name, tmp_path):
+    if name == "trained":
+        store.write(tmp_path / name, store.new(name, []))
+        for unfinished in ("step-00000003.part", "step-of-mine"):
+            (tmp_path / name / "checkpoints" / unfinished).mkdir(parents=True)
+    run = types.SimpleNamespace(
+        optimizer=types.SimpleNamespace(optimizer=None), settings=types.SimpleNamespace(resume=tmp_path / name)
+    )
+    with pytest.raises(Stop, match=r"has no checkpoint|cannot be read"):
+        checkpoints.begin(run, History())
+
+
+@pytest.mark.parametrize(
+    ("arm", "flags", "words"),
+    [
+        ("zero3_nvme", {"save_every": 3}, "DeepSpeed loads no weights where states are on a disk"),
+        ("zero3_nvme", {"resume": Path("runs/a")}, "DeepSpeed loads no weights where states are on a disk"),
+        ("fsdp2", {"save_every": 3, "precision": "bf16_cast"}, "its fp32 weights would be lost"),
+        ("zero2", {"save_every": 3, "init": "none", "virtual_ranks": 8}, "there are no values"),
+    ],
+)
+def test_what_no_library_can_continue_is_refused(arm, flags, words):
+    with pytest.raises(Stop, match=words):
+        optimizers.check(Flags(**flags), load_arm(arm))
+    optimizers.check(
+        Flags(**flags), load_arm("zero3_cpu" if "nvme" in arm else "zero2"), *[]
+    ) if "init" not in flags else None
+
+
+def test_of_a_resumed_run_times_and_peaks_are_of_a_part_and_not_shown(trained):
+    record = store.load(trained("zero2", *FLAGS).folder)
+    known = {name: metrics.value(record, name) for name in ("step_s", "host_peak_bytes", "tokens_per_s", "train_loss")}
+    assert None not in known.values()
+    record.checkpoints = {"resumes": [{"run_id": "a", "step": 6}]}
+    assert {name for name in known if metrics.value(record, name) is not None} == {"train_loss"}
