@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,9 +26,10 @@ UNITS = {"GB": 1e9, "%": 0.01}
 Value = float | int | str | bool | None
 MOVED = ("volume", "tensors")  # quantities of a record's collectives
 TRAINING = "training"  # in a selection: which training of the script of document 002
-# What nearly every document takes for granted. Other runs count only if the selection names the setting.
-USUAL: dict[str, tuple] = {"optimizer": (None, "adamw"), "lora_rank": (None,), "train_only": (None,)}
-ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note"}  # fields that do not say what it is of
+# Every document trains all weights. Other runs count only if the selection names the setting. Optimizers are not here:
+# a sentence about losses is also one about Adafactor, of which ZeRO changes them.
+USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,)}
+ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note", "most", "n"}  # fields that do not say what it is of
 OF_SETUP = {"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}  # fields of a prediction
 
 
@@ -80,30 +82,45 @@ def _words(value: object) -> str:
 
 
 class OfRuns(Piece):
-    """Measured: a quantity of the runs that have some facts, or its ratio to that of other runs."""
+    """Measured: a quantity of each run that has some facts, or its ratio to that of another run of the same seed."""
 
     kind: Literal["runs", "virtual"]
     where: dict
     quantity: str
+    n: Annotated[int, Field(gt=0)]  # runs, or pairs of runs, that give a value
+    most: float | None = None  # the largest of their values, if they differ; `value` is the least then
     over: dict | None = None  # what differs on the other side of a ratio
     per: str | None = None  # divides within each run
     collectives: list[str] | None = None
     node_ranks: int | None = None
 
-    def raw(self, runs: Sequence[Run]) -> Value:
+    def values(self, runs: Sequence[Run]) -> list:
+        """The value of each run or pair, in its unit: a median would hide those that differ."""
         ours = self._chosen(runs, self.where)
         if self.over is None:
-            return self._one_value(self._values(ours, self.where))
-        # --- a ratio, by pairs of equal cells on one machine
-        where = self.where | self.over
-        ratios = []
-        for above, below in paired(ours, self._chosen(runs, where), {*self.over} - {TRAINING}):
-            values = self._values(above, self.where)
-            others = self._values(below, where)
-            # A number over nothing is none: a single rank sends no bytes.
-            if values and others and median(others):
-                ratios.append(median(values) / median(others))
-        return self._one_value(ratios)
+            found = [self._value(run, self.where) for run in ours]
+        else:
+            where = self.where | self.over
+            found = [
+                metrics.over(self._value(above, self.where), self._value(below, where))
+                for several, others in paired(ours, self._chosen(runs, where), {*self.over} - {TRAINING})
+                for above, below in itertools.product(several, others)
+                if "seed" in self.over or above.facts["seed"] == below.facts["seed"]
+            ]
+        return [value / UNITS[self.unit] if self.unit else value for value in found if value is not None]
+
+    def computed(self, runs: Sequence[Run]) -> Value:
+        """The median of the values; a text that all runs share, or "several". None without values."""
+        values = self.values(runs)
+        if values and is_number(values[0]):
+            return median(values)
+        # Texts and truth values have no median.
+        return "several" if len(set(values)) > 1 else next(iter(values), None)
+
+    def agrees(self, value: Value) -> bool:
+        if is_number(value) and is_number(self.value) and self.most is not None:
+            return self.value * (1 - self.tolerance) <= value <= self.most * (1 + self.tolerance)
+        return super().agrees(value)
 
     def _chosen(self, runs: Sequence[Run], where: dict) -> list[Run]:
         """The finished runs that have these facts, and are evidence of this kind. A list means any of its values."""
@@ -120,30 +137,12 @@ class OfRuns(Piece):
         # A number of a CPU and one of a GPU are never one. The sentences are of CPUs, where they name no device.
         return [run for run in chosen if run.record.observed.device == "cpu"] or chosen
 
-    def _values(self, runs: Sequence[Run], where: dict) -> list:
-        """The quantity of each run that has it."""
-        values = []
-        for run in runs:
-            record = run.record
-            value: Any = metrics.value(record, self.quantity, where.get(TRAINING))
-            if self.quantity in MOVED:
-                value = metrics.moved(record, self.collectives, self.quantity, self.node_ranks)
-            if self.per and value is not None:
-                divisor = metrics.value(record, self.per)
-                # A run that does not know by what to divide has no value.
-                value = value / divisor if divisor else None
-            if value is not None:
-                values.append(value)
-        return values
-
-    def _one_value(self, values: list) -> Value:
-        """The median; a text that all runs share, or "several". None without values."""
-        if not values:
-            return None
-        if is_number(values[0]):
-            return median(values)
-        # Texts and truth values have no median.
-        return values[0] if len(set(values)) == 1 else "several"
+    def _value(self, run: Run, where: dict) -> Any:
+        value = metrics.value(run.record, self.quantity, where.get(TRAINING))
+        if self.quantity in MOVED:
+            value = metrics.moved(run.record, self.collectives, self.quantity, self.node_ranks)
+        # A run that does not know by what to divide has no value.
+        return value if self.per is None else metrics.over(value, metrics.value(run.record, self.per))
 
 
 class Reproduction(Piece):

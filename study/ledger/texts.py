@@ -38,6 +38,7 @@ class Claim(BaseModel):
     verdict: VerdictWord
     condition: str = ""  # under which it holds; or what would decide it
     found: str
+    instead: str = ""  # for one that does not hold: the nearest sentence that the evidence carries
     changes: str  # what would change the verdict
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
@@ -142,12 +143,11 @@ def counts(claims: Iterable[Claim]) -> dict[str, int]:
 
 
 def by_document() -> list[dict]:
-    """Count the sentences of each document that are judged, and its claims by verdict."""
-    rows = []
-    for text in texts():
-        judged = {"document": text.document, "sentences": text.sentences, "judged": text.judged}
-        rows.append(judged | counts(text.claim))
-    return rows
+    """Count the sentences and the claims of each document, which may join several, and the claims by verdict."""
+    return [
+        {"document": text.document, "sentences": text.sentences, "claims": len(text.claim)} | counts(text.claim)
+        for text in texts()
+    ]
 
 
 def in_words(claims: Iterable[Claim]) -> str:
@@ -172,9 +172,7 @@ def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
     for claim in claims:
         for piece in claim.evidence:
             if isinstance(piece, OfRuns):
-                value = piece.computed(runs)
-                answer = NO_RUNS  # None is no number of a claim, so no runs never agree with it
-                if value is not None:
-                    answer = AGREES if piece.agrees(value) else DIFFERS
-                rows.append(Compared(claim.id, piece, value, answer))
+                values = piece.values(runs)
+                answer = AGREES if all(map(piece.agrees, values)) else DIFFERS
+                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if values else NO_RUNS))
     return rows

@@ -55,6 +55,7 @@ class Run:
             "protocol_part": record.cell.part,
             "script": {True: "as_printed"}.get(record.is_script, "train"),
             "arm": record.arm,
+            "optimizer": record.requested.optimizer or (None if record.is_watched else FIRST_OPTIMIZER),
             "batch": observed.rows_per_step,  # as claims call it
             **observed.model_dump(include={"ranks", "stage", "device", "parameters", "rows_per_step"}),
         }

@@ -1,6 +1,10 @@
 """The tables and numbers of the READMEs, which people write, are those of the ledger and of the records."""
 
+import csv
+import json
+import math
 import re
+from collections import Counter
 
 from conftest import ROOT
 
@@ -11,6 +15,7 @@ from study.report import answers
 
 TEXT = (ROOT / "README.md").read_text()
 KEPT = ROOT / "reports" / "cpu-2core"
+DIGITS = {"four": 4, "five": 5, "six": 6}
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -27,6 +32,73 @@ def test_the_verdicts_and_their_counts():
     counted = rows_of((KEPT / "README.md").read_text())
     for row in texts.by_document():
         assert counted[row.pop("document")] == list(map(str, row.values()))
+        assert row["claims"] == sum(row[verdict] for verdict in texts.VERDICTS) <= row["sentences"]
+    for path in (ROOT / "README.md", KEPT / "README.md"):
+        assert texts.in_words(texts.claims()) in " ".join(path.read_text().split())
+    records = len(runs.load(KEPT / "runs"))
+    assert f"From {records} runs" in (KEPT / "README.md").read_text()
+
+
+def test_the_losses():
+    table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs" / "smoke"))).rows
+    distances = table[table["arm"] != "ddp"].groupby("arm")["difference"].max().dropna()
+    (words, said) = re.search(r"(\w+) arms stay\s+within ([\de-]+) of DDP's", TEXT).groups()
+    assert (words, f"{distances.max():.0e}") == ("eleven", said.replace("e-", "e-0"))
+    assert len(distances) == 11
+    precise, coarse, _ = texts.named(("S003-14",))[0].evidence
+    kept = runs.load(KEPT / "runs" / "stages").counting
+    digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
+    said = re.search(r"agree to (\w+) digits in fp32, and to (\w+) in bf16", TEXT).groups()
+    assert [DIGITS[word] for word in said] == [min(6, int(digits[0])), int(digits[1])], "a loss is printed with six"
+
+
+def test_the_times_and_the_traffic():
+    rows = answers.of_time().rows.set_index(["setting", "arm", "source"])
+    one = rows.loc["1 x 2048 tokens", "zero3", answers.PREDICTED]
+    pair = [rows.loc["4 x 512 tokens", "zero3", source]["seconds"] for source in (answers.PREDICTED, answers.PUBLISHED)]
+    text = " ".join(TEXT.split())
+    assert f"to take {one['over DDP']:.1f} times DDP's seconds under stage 3" in text
+    assert f"interval from {one['at least']:.1f} to {one['at most']:.0f}" in text
+    assert f"is {pair[1]:.2f} s, where {pair[0]:.2f} s are predicted" in text
+    sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
+    assert f"stage 2 sends {sent[2]:g} times" in text
+    assert f"Stages 1 and 2 send {sent[1]:g} times" in text
+
+
+def test_the_releases():
+    """A row of the table has the releases whose kept answers fail, and the last one names those that say nothing."""
+    answered = [*csv.DictReader((ROOT / "reports/conform/answers.csv").read_text().splitlines())]
+    fails = {
+        name: [row["deepspeed"] for row in answered if is_answer(row, name) and row["answer"] == "fails"]
+        for name in ("autocast-norms", "accumulation-4")
+    }
+    tried = [row["deepspeed"] for row in answered if is_answer(row, "accumulation-4")]
+    unbuilt = set.intersection(*map(set, fails.values()))
+    table = {re.split(r", | to ", first)[0]: (first, *cells) for first, cells in rows_of(TEXT).items()}
+    for name, words in {"autocast-norms": "norm", "accumulation-4": "last pass"}.items():
+        mine = [version for version in fails[name] if version not in unbuilt]
+        first, says, *_ = table[mine[0]]
+        assert words in says
+        assert re.split(r", | to ", first)[-1] == mine[-1]
+    first, *cells = table["0.18.3"]
+    assert first.split(" to ")[-1] == max(tried, key=lambda version: [*map(int, version.split("."))])
+    assert all(version in " ".join(cells) for version in unbuilt)
+
+
+def is_answer(row: dict, name: str) -> bool:
+    return (row["adapter"], row["property"]) == ("zero2", name) and bool(row["deepspeed"])
+
+
+def test_the_guide_counts_what_is_kept():
+    guide = " ".join((ROOT / "GUIDE.md").read_text().split())
+    ends = Counter(json.loads(line)["outcome"] for line in (KEPT / "hangs.jsonl").read_text().splitlines())
+    at_once = ends["crashes"] + ends["fails"]
+    assert f"{ends.total()} trainings {ends['hangs']} hang, {at_once} end at once" in guide
+    threads = json.loads((ROOT / "reports" / "oom_threads.json").read_text())
+    named = Counter(thread["half"] for thread in threads if thread["hit"])
+    assert f"keeps {len(threads)}. The rules name the cause of {named.total()}" in guide
+    assert f"{named['looked_at']} of the ten" in guide
+    assert f"{named['last']} of the 20" in guide
 
 
 def test_the_sizes_and_the_advice():
