@@ -59,7 +59,8 @@ def test_runs_on_a_gpu_change_no_evidence_that_names_none(records):
     )
     assert len(on_gpu) > 30
     assert piece.computed(on_gpu) > 42.7
-    measured = [each.values[1] for each in EVIDENCE if each.values[1].kind in ("runs", "virtual")]
+    pieces = [each.values[1] for each in EVIDENCE]
+    measured = [each for each in pieces if isinstance(each, OfRuns) and "device" not in each.where]
     assert [each.computed(records) for each in measured] == [each.computed(others) for each in measured]
 
 
