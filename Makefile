@@ -15,7 +15,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style size check peaks bench parity virtual scoreboard gpu
+.PHONY: help setup study report notebook test style size check versions peaks bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -46,6 +46,13 @@ study: setup  ## train every arm on both tasks on the embedded corpus, and compa
 report: setup  ## what `make study` found, as pages to open in a browser: reports/build/index.html
 	study report --runs $(RUNS) --out reports/build
 
+$(VENV)/.ready-for-notebooks: $(VENV)/.ready
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,notebook]'
+	@touch $@
+
+notebook: setup $(VENV)/.ready-for-notebooks  ## open the notebooks in a browser, with Jupyter
+	JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab notebooks
+
 test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the slow ones
 	pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
@@ -57,6 +64,9 @@ size:  ## tokens of code by room, against the numbers in pyproject.toml
 
 check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
 	pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
+
+versions:  ## five arms with the oldest and the newest libraries that pyproject.toml allows, in environments of their own (14 GB)
+	PYTHON=$(PYTHON) .ci/versions $(WHICH)
 
 parity: setup $(VENV)/.ready-to-test  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/training/test_parity.py

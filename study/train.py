@@ -115,9 +115,10 @@ def evaluate(run: Run, step: int) -> Evaluation:
     if not np.isfinite(row_losses).all():
         raise Stop(f"the evaluation loss is not finite at step {step}", "give a lower --lr", "diverged", "evaluate")
     loss = float(row_losses.mean())
-    result = Evaluation(step=step, eval_loss=loss, **tasks.metric(run.settings, loss, predictions, rows))
-    if accelerator.is_main_process:
-        report(run, result)
+    if not accelerator.is_main_process:  # which writes the record
+        return Evaluation(step=step, eval_loss=loss)
+    result = Evaluation(step=step, eval_loss=loss, **tasks.metric(run.settings, row_losses, predictions, rows))
+    report(run, result)
     return result
 
 

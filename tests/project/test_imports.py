@@ -40,8 +40,7 @@ from study.training.data import load_data
 settings = resolve(Flags(), gpu=False)
 data = load_data(settings)
 models.on_meta(settings, models.model_config(settings, data.vocabulary))
-tasks.metric(settings, None, data.eval["labels"].numpy(), data.eval)
-print(*{"datasets", "deepspeed", "pyarrow"} & sys.modules.keys())
+print(*{"datasets", "deepspeed", "evaluate", "pyarrow"} & sys.modules.keys())
 
 from study.watch import watch
 assert os.environ["PATH"] == before
@@ -52,6 +51,7 @@ import pyarrow  # so that an import would have been seen
 def test_the_trainer_loads_few_of_our_modules_and_what_only_some_runs_need_where_they_need_it():
     """At most 60, and none of the other parts. The embedded corpus and a built-in model need no further library.
 
-    `tokenizers` is not among them: transformers imports it with every model. A user's script keeps its PATH.
+    `tokenizers` is not among them: transformers imports it with every model. `evaluate` comes with the
+    first evaluation, in rank 0 alone. A user's script keeps its PATH.
     """
     assert loaded_by(TRAINER, {"pyarrow"}) == {"pyarrow"}

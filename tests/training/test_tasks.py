@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -12,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import VOCABULARY
@@ -39,7 +42,51 @@ def settings_for(task: str, **more) -> Settings:
 )
 def test_metrics_by_hand(task, loss, metrics):
     rows = {"labels": torch.tensor([1, 0, 0, 1])}
-    assert tasks.metric(settings_for(task), loss, np.array([1.0, 0.0, 1.0, 1.0]), rows) == metrics
+    predictions = np.array([1.0, 0.0, 1.0, 1.0])
+    assert tasks.metric(settings_for(task), np.full(4, loss), predictions, rows) == metrics
+
+
+@pytest.mark.parametrize("rows", [1, 7, 129, 5000])
+def test_metrics_of_evaluate_are_those_of_numpy_to_the_bit(rows):
+    """Means of other types, or in another order, differ in the last bits: records of old runs would not compare."""
+    random = np.random.default_rng(rows)
+    losses, classes = random.normal(3, 1, rows), random.integers(0, 2, (2, rows))
+    perplexity = tasks.metric(settings_for("wikitext"), losses, losses, {})
+    assert perplexity == {"perplexity": math.exp(float(losses.mean()))}
+    labels = {"labels": torch.tensor(classes[1])}
+    accuracy = tasks.metric(settings_for("imdb"), losses, classes[0].astype(float), labels)
+    assert accuracy == {"accuracy": float(np.mean(classes[0] == classes[1]))}
+
+
+METRICS_ALONE = """
+import socket, sys
+import numpy as np
+
+def refuse(*_):
+    raise AssertionError("something asked for the network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+import evaluate
+from study.training.scores import Accuracy, Perplexity
+
+for score in (Accuracy(), Perplexity()):
+    assert isinstance(score, evaluate.Metric), score
+print(Accuracy().compute(predictions=[1, 0], references=[1, 1]), Perplexity().compute(losses=[0.0, 0.0]))
+"""
+
+
+def test_metrics_need_no_network_no_folder_and_no_lock(tmp_path):
+    """By default `evaluate` has a folder in the user's cache, and in it a file and a lock for each process."""
+    done = subprocess.run(
+        [sys.executable, "-c", METRICS_ALONE],
+        cwd=tmp_path,
+        env=os.environ | {"HF_HOME": str(tmp_path / "hub"), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{'accuracy': 0.5} {'perplexity': 1.0}\n", done.stderr
+    assert not list(tmp_path.rglob("*")), "it wrote something"
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
