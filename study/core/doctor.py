@@ -60,6 +60,7 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         needed["CUDA toolkit"] = (nvcc(), GET_CUDA)
     needed["operators"] = ({0: "compiled"}.get(len(missing(gpus))), "study doctor --fix")
     needed |= {name: (version, GET_PACKAGES) for name, version in machine.versions().items()}
+    outside = "; ".join(machine.outside())
     return [
         Finding("system", platform.platform()),
         Finding("cores", str(usable_cores())),
@@ -67,6 +68,7 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         Finding("shared memory", f"{size(shared_bytes)} free", {False: GET_SHARED}.get(shared_bytes >= SHARED_BYTES)),
         devices,
         _disk(folder, speed_bytes),
+        Finding("ranges", outside or "all versions are in the ranges that were run", GET_PACKAGES if outside else None),
         *(Finding(what, found or "not found", None if found else remedy) for what, (found, remedy) in needed.items()),
     ]
 

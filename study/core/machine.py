@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
 from study.core.errors import Stop
 from study.core.text import size
@@ -119,6 +120,17 @@ def version(package: str) -> str | None:
 
 def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+
+
+def outside() -> list[str]:
+    """Return in words which packages have a version outside the range in which the study was run."""
+    found = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
+        for wanted in map(Requirement, importlib.metadata.requires("zero-study") or []):
+            here = version(wanted.name)
+            if wanted.name in PACKAGES and here and not wanted.specifier.contains(here, prereleases=True):
+                found.append(f"{wanted.name} {here} is not in {wanted.specifier}")
+    return found
 
 
 def put_programs_on_path() -> None:
