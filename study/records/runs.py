@@ -11,13 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from study.core.arms import NAMES
+from study.core.arms import NAMES, ROOT
 from study.core.errors import Stop
 from study.core.settings import PATHS
 from study.records import metrics, store
 from study.records.keeping import shared
 from study.records.schema import Record
 
+KEPT = ROOT / "reports" / "cpu-2core" / "runs"  # a checkout has them, an installed wheel does not
 # Settings that say where files are or how often something is printed. They change no number.
 NOT_IN_A_CELL = {*PATHS, "config_file", "log_every"}
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
@@ -32,6 +33,7 @@ class Run:
     folder: Path
     record: Record
     environment: str = ""  # a letter for the machine and its versions, in the order in which they were found
+    mark: str = ""  # behind names, of what this repository keeps: it is shown where a reader has no such run
 
     @property
     def kind(self) -> str:
@@ -177,6 +179,12 @@ def load(
     # --- in the order in which tables and figures show arms; one that is no longer an arm comes last
     runs.sort(key=lambda run: ((*NAMES, run.record.arm).index(run.record.arm), run.record.arm, run.record.run_id))
     return Runs(tuple(runs), tuple(set_aside), copies, tops, environments)
+
+
+def kept(*protocols: str) -> Runs:
+    """Return the records of protocols that this repository keeps of a machine with two CPU cores."""
+    found = load([KEPT / protocol for protocol in protocols], to_share=True)
+    return replace(found, runs=tuple(replace(run, mark=" (kept)") for run in found))
 
 
 def _run_folders(tops: Iterable[Path], every_folder_has_runs: bool) -> Iterable[Path]:

@@ -1,7 +1,8 @@
 """The four answers of the index: does ZeRO change the losses, save memory, cost time, send more?
 
 A person writes the sentence of each, in `templates/index.html`; here are the rows below it. Losses are of real ranks,
-memory and traffic also of virtual ones of the sizes that people train: on a tiny model ZeRO costs memory.
+memory and traffic also of virtual ones of the sizes that people train: on a tiny model ZeRO costs memory. Where the
+reader has no such runs, those that the repository keeps are shown, and marked.
 """
 
 import functools
@@ -21,7 +22,7 @@ from study.predict.front import advise as advised
 from study.predict.front import published as others
 from study.records import metrics
 from study.records.groups import groups
-from study.records.runs import Run, Runs
+from study.records.runs import Run, Runs, kept
 from study.report import advice as in_words
 from study.report import style, tables
 from study.report.of_record import setup_of
@@ -31,7 +32,7 @@ BASELINE = "ddp"
 RANKS, GPU = 8, "H100-80GB"
 PREDICTED, PUBLISHED = "predicted", "published by others"
 TITLES = {"llama3-8b": "Llama-3-8B", "bert-large": "BERT-large", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
-AT_SCALE = "study sweep at_scale --runs runs/at_scale"
+SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
 MODEL, SMALL, ADVISED = "llama3-8b", "bert-large", "mistral-7b"  # the last one of the advice
 ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
@@ -42,7 +43,7 @@ BATCHES: tuple[dict[str, Any], ...] = (
 
 
 class Answer(NamedTuple):
-    """The answer to one question. Without rows it has no figure, but a command that makes the runs."""
+    """The answer to one question. Without rows it has no figure. Without runs of the reader it has a command."""
 
     name: str
     command: str  # what makes runs that are missing here
@@ -53,8 +54,8 @@ class Answer(NamedTuple):
 
 def answers(runs: Runs) -> list[Answer]:
     """Return the answers of the index, in their order."""
-    here = trained_here(runs)
-    at_scale = of_scale(runs)
+    here = trained_here(runs) or trained_here(kept("smoke"))
+    at_scale = of_scale(runs) or of_scale(kept("at_scale"))
     return [of_losses(here), of_memory(here, at_scale), of_time(), of_traffic(here, at_scale)]
 
 
@@ -75,6 +76,11 @@ def of_scale(runs: Runs) -> list[list[Run]]:
     return list(filter(_has_baseline, of_protocol))
 
 
+def _unless_own(members: list[Run], command: str) -> str:
+    """Return a command that makes runs, unless these are the reader's own."""
+    return "" if members and not members[0].mark else command
+
+
 def _has_baseline(members: list[Run]) -> bool:
     return any(run.record.arm == BASELINE for run in members)
 
@@ -83,11 +89,12 @@ def of_losses(here: list[Run]) -> Answer:
     """Return how far the arms of one training are apart, step by step."""
     rows = losses.table(Runs(tuple(here)))
     if rows.empty or rows["difference"].isna().all():
-        return Answer("losses", "study sweep smoke --runs runs/smoke")
+        return Answer("losses", SMOKE)
+    rows["group"] += here[0].mark
     table = losses.parity(rows).rename(columns={"line": "arm"})
     table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
     shown = ["arm", "first_loss", "last_loss", "steps", "largest_difference"]
-    return Answer("losses", "", table[shown], rows, losses.figure(rows))
+    return Answer("losses", _unless_own(here, SMOKE), table[shown], rows, losses.figure(rows))
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -97,7 +104,8 @@ def of_memory(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
     # The last run of each arm. One process alone is no rank of several.
     tiny = {run.record.arm: run for run in here if run.record.observed.ranks != 1}
-    members = [*itertools.chain(*at_scale), *tiny.values()]
+    large = [*itertools.chain(*at_scale)]
+    members = [*large, *tiny.values()]
     rows = pd.DataFrame([row for run in members for row in memory_rows(run)])
     if rows.empty:
         return Answer("memory", AT_SCALE)
@@ -106,7 +114,7 @@ def of_memory(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     peaks = rows[(rows["source"] == first) & (rows["part"] != "host memory")]
     wide = peaks.groupby(["arm", "model"], sort=False)["bytes"].sum().unstack("model", sort=False)
     table = wide.map(size, na_action="ignore").assign(basis=peaks.groupby("arm")["source"].first()).reset_index()
-    return Answer("memory", "" if at_scale else AT_SCALE, table, rows, memory.figure(rows))
+    return Answer("memory", _unless_own(large, AT_SCALE), table, rows, memory.figure(rows))
 
 
 def memory_rows(run: Run) -> list[dict]:
@@ -131,7 +139,7 @@ def memory_rows(run: Run) -> list[dict]:
 
 def _title(run: Run) -> str:
     model = run.record.requested.model or "a model"
-    return TITLES.get(model, model)
+    return TITLES.get(model, model) + run.mark
 
 
 def _panel(run: Run) -> str:
@@ -232,7 +240,8 @@ def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     )
     # The groups of `traffic.table` say how runs differ. Here there is one, and its title says what it is.
     rows = rows.assign(panel=_panel(members[0]), line=rows["arm"])
-    return Answer("traffic", "" if at_scale else AT_SCALE, table.reset_index(), rows, traffic.figure(rows))
+    command = _unless_own([*itertools.chain(*at_scale)], AT_SCALE)
+    return Answer("traffic", command, table.reset_index(), rows, traffic.figure(rows))
 
 
 # --- the advice --------------------------------------------------------------------------

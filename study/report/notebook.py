@@ -12,6 +12,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
+from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.records import runs as records
@@ -22,6 +23,8 @@ from study.report.tables import as_html, write_csv
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 
 MOST = 90  # rows of a table that are shown
+KEPT = "reports/cpu-2core/runs/"
+DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
 
 class Book:
@@ -30,9 +33,11 @@ class Book:
     def __init__(self, name: str, runs: str, data: str = ""):
         self.name = name
         self.data = Path(data) if data else None
+        if runs == DEFAULT and not Path(runs).is_dir():
+            runs = str(ROOT / DEFAULT)  # Jupyter starts a notebook in its own folder
         self.runs = records.load(runs, to_share=True)  # all that is shown may be published
         for folder in self.runs.folders:
-            if not folder.is_dir():
+            if not folder.is_dir() and folder != ROOT / DEFAULT:
                 remedy = "give folders with runs; study sweep smoke makes some"
                 raise Stop(f"runs = {str(folder)!r} is not a folder", remedy)
         say(f"**{len(self.runs)} runs**, {len(self.runs.done)} of them done, {len(self.runs.set_aside)} set aside.")
@@ -40,7 +45,18 @@ class Book:
     def of(self, *protocols: str) -> Runs:
         """Return the runs of some protocols; before records named theirs, by the folder that `study sweep` made."""
         chosen = [run for run in self.runs if (run.record.cell.protocol or run.folder.parent.name) in protocols]
-        return replace(self.runs, runs=tuple(chosen))
+        return self._or_kept(replace(self.runs, runs=tuple(chosen)), records.kept(*protocols))
+
+    def select(self, protocol: str, **wanted) -> Runs:
+        """Return the runs that have all of these; if there are none, those of a protocol that the repository keeps."""
+        return self._or_kept(self.runs.select(**wanted), records.kept(protocol).select(**wanted))
+
+    def _or_kept(self, mine: Runs, kept: Runs) -> Runs:
+        if mine.done or not kept.done:
+            return mine
+        where = " and ".join(sorted({run.folder.parent.name for run in kept}))
+        say(f"> **Kept records:** there are no such runs here. These are of {KEPT}{where}, from two CPU cores.")
+        return kept
 
     def figures(
         self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2

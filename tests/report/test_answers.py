@@ -65,9 +65,32 @@ def test_traffic_and_time_are_multiples_of_ddps(index):
     assert one_pass.loc["zero3", ["at least", "at most"]].tolist() == [0.89, 6.04]
 
 
-def test_over_no_runs_each_says_what_makes_them():
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_over_no_runs_each_says_what_makes_them(is_checkout, monkeypatch, tmp_path):
+    """A checkout shows kept records beside the command; an installed wheel has none."""
+    if not is_checkout:
+        monkeypatch.setattr(records, "KEPT", tmp_path)
     for answer in answers.answers(records.Runs(())):
-        assert answer.figure or answer.command.startswith("study sweep "), answer.name
+        assert answer.name == "time" or answer.command.startswith("study sweep "), answer.name
+        assert answer.name == "time" or (answer.figure is not None) == is_checkout, answer.name
+
+
+def test_a_newcomer_sees_kept_records_at_scale_marked_and_his_own_beside_them():
+    """On a tiny model ZeRO costs memory: that alone under “it saves memory” would be the opposite of the sentence."""
+    own = {answer.name: answer for answer in answers.answers(records.load(KEPT / "smoke"))}
+    table = own["memory"].table.set_index("arm")
+    assert [name for name in table if name.endswith(" (kept)")] == ["Llama-3-8B (kept)", "BERT-large (kept)"]
+    assert "a tiny GPT" in table or "a tiny BERT" in table, "of his own runs, without the mark"
+    assert table.loc["ddp", "Llama-3-8B (kept)"] == "161 GB"
+    assert table.loc["zero3", "Llama-3-8B (kept)"] == "22.1 GB"
+    for name in ("memory", "traffic"):
+        drawn = [axes.get_title("left") for axes in own[name].figure.axes]
+        assert "(kept)" in drawn[0].replace("\n", " "), drawn
+        assert own[name].command == answers.AT_SCALE
+    assert not own["losses"].command, "these are his own"
+    both = answers.answers(records.load([KEPT / "smoke", KEPT / "at_scale"]))
+    assert not [answer.command for answer in both if answer.command]
+    assert not [title for answer in both for title in answer.table if "kept" in title]
 
 
 # --- study compare --arms, with which `make study` ends --------------------------------------------------------------

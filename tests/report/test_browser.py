@@ -1,6 +1,7 @@
 """The report in a real browser: no errors, nothing cut off or upon another, and a calculator that answers as Python."""
 
 import gzip
+import io
 import itertools
 import json
 import random
@@ -8,6 +9,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+import matplotlib.image
+import numpy
 import pytest
 from test_cli import in_this_process
 
@@ -79,6 +82,19 @@ def test_a_page_is_whole_and_readable(page, show):
         assert opened.execute_script(seen) == [width, background]
         assert opened.execute_script(AUDIT) == [], (width, colours)
     assert opened.get_log("browser") == []
+
+
+def test_figures_follow_the_dark_page(show):
+    """What the screen shows: a white box on a dark page is seen in its pixels alone."""
+    opened = show("index", 1024)
+    for colours, is_light in (("light", True), ("dark", False)):
+        look(opened, 1024, colours)
+        figures = opened.find_elements("css selector", "figure svg")
+        assert len(figures) == 4, "one of each answer"
+        for figure in figures:
+            pixels = matplotlib.image.imread(io.BytesIO(figure.screenshot_as_png))[..., :3].mean(axis=2)
+            assert (numpy.median(pixels) > 0.5) == is_light, colours
+            assert pixels.max() - pixels.min() > 0.6, "and what is drawn stands out"
 
 
 def test_the_audit_sees_what_is_planted(show):

@@ -13,6 +13,7 @@ from conftest import ROOT, at_home, launch
 from test_cli import in_this_process
 
 from study.core.errors import Stop
+from study.records import runs as records
 from study.records import store
 from study.report import notebook
 from study.report import site as report
@@ -67,11 +68,38 @@ def test_over_real_runs(name, site):
 
 
 @pytest.mark.parametrize("name", sorted(NOTEBOOKS.keys() - {"colab"}))
-def test_over_nothing(name, execute, tmp_path):
+def test_over_nothing(name, execute, tmp_path, monkeypatch):
     """What is missing is named, with the command that makes it."""
+    monkeypatch.setattr(records, "KEPT", tmp_path)  # as in an installed wheel
     text, _ = execute(name, runs=str(tmp_path), data="")
     assert "**0 runs**" in text
     assert name == "claims" or ("Not here yet" in text and "study sweep " in text), "that one needs no run"
+
+
+@pytest.mark.parametrize("name", ["stages", "compare", "replicate"])
+def test_without_a_folder_of_runs_the_kept_records_are_shown_and_labelled(name, execute, tmp_path, monkeypatch):
+    """A newcomer has no `runs` where a notebook looks for them. Only seconds of a GPU are not kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)
+    text, names = execute(name)
+    assert "**0 runs**" in text
+    assert text.count("Kept records:") >= 1
+    assert text.index("Kept records:") < text.index("<table" if name == "stages" else "<figure>")
+    missing = re.findall("Not here yet:.. the (?:table|figure) “(.*?)”", text)
+    assert [each for each in missing if "seconds" not in each] == []
+    assert {"stages": "eight-ranks", "compare": "losses-1", "replicate": "003-losses-1"}[name] in names
+
+
+def test_runs_are_found_in_the_checkout_where_jupyter_starts_in_another_folder(real_runs, tmp_path, monkeypatch):
+    """And a folder of that name here comes first."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "runs").symlink_to(real_runs)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)
+    monkeypatch.setattr(notebook, "display", lambda *_, **__: None)
+    assert Book("stages", "runs").runs.done
+    (tmp_path / "notebooks" / "runs").mkdir()
+    assert not Book("stages", "runs").runs.done
 
 
 def test_with_its_parameters(execute, real_runs, tmp_path):

@@ -54,6 +54,21 @@ def test_every_link_leads_somewhere(site):
     assert f"Predicted for {answers.ADVISED}" in (site / "index.html").read_text()
 
 
+def test_kept_records_are_labelled_where_they_are_shown(site):
+    """The runs of this report are small: what it says of large models is of records that the repository keeps."""
+    index = html.unescape((site / "index.html").read_text())
+    memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="time">')]
+    assert memory.count("Kept records.") == 1
+    assert memory.index("Kept records.") < memory.index("<table"), "before the numbers"
+    assert "<th>Llama-3-8B (kept)</th>" in memory
+    assert answers.AT_SCALE in memory
+    losses = index[index.index('<h2 id="losses">') : index.index('<h2 id="memory">')]
+    assert "Kept records." not in losses
+    stages = (site / "stages.html").read_text()
+    assert "at_scale, from two CPU cores" in stages
+    assert "smoke, from two CPU cores" not in stages, "two ranks are the reader's own"
+
+
 def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
     text = html.unescape((site / "claims.html").read_text())
     for each in (*ledger.claims(), *ledger.faults()):

@@ -19,10 +19,10 @@ DRAG = Path(__file__).parents[1] / "templates" / "drag.html"  # what each rank h
 LARGE = ALL_TRAIN | {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast"}
 
 
-def recorded(runs: Runs, parts: Iterable[str], **wanted: object) -> pd.DataFrame:
+def recorded(runs: Runs, parts: Iterable[str]) -> pd.DataFrame:
     """Return one run of each arm, with the bytes a parameter of some parts of a step: states, or collectives."""
     rows: dict[str, dict[str, Any]] = {}
-    for run in runs.select(arm=list(ARMS), **wanted).done:
+    for run in runs.select(arm=list(ARMS)).done:
         observed = run.record.observed
         sizes = metrics.sent(run.record)
         for first_rank in run.record.memory.components.per_rank[:1]:
