@@ -3,6 +3,7 @@
 import matplotlib
 import numpy as np
 import pytest
+from conftest import ROOT
 from shaped import finished, put, script
 
 from study.core.text import size
@@ -70,6 +71,16 @@ def test_script(all_runs):
     assert [len(losses.figure(mine).axes[0].lines) for mine in kinds.values()] == [3, 3]
     calls = documents.trainings(rows).set_index(["group", "line"])["deepspeed_initialize_calls"]
     assert [calls[kind, "training 2"] for kind in kinds] == [0, 1]
+
+
+def test_ddp_sends_one_all_reduce_of_its_gradients_in_each_precision():
+    """What a bar is divided by has the bytes of the gradients that were counted."""
+    folders = [ROOT / "reports" / "cpu-2core" / "runs" / name for name in ("nodes", "offload", "optimizers", "smoke")]
+    kept = runs.load(folders).select(arm="ddp", model="gpt-tiny")
+    assert {run.record.requested.precision for run in kept.done} == {"fp32", "bf16", "bf16_cast", "bf16_pure"}
+    rows = traffic.table(kept)
+    counted = rows[rows["source"] == traffic.COUNTED].groupby(["panel", "line"])["times"].sum()
+    assert [*counted] == pytest.approx([1.0] * len(counted), rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "value"), [("memory", "bytes"), ("memory_000", "bytes"), ("traffic", "times")])

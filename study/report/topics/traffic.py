@@ -3,6 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from study.core.settings import HALF_WEIGHTS
 from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups
@@ -40,10 +41,11 @@ def table(runs: Runs) -> pd.DataFrame:
 
 def _all_reduce_bytes(run: Run) -> float:
     """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
-    ranks = run.record.observed.ranks or 1
-    # Of the recipes that are shown, bf16_cast sends gradients in 16 bits.
-    bytes_each = {"bf16_cast": 2}.get(run.record.requested.precision or "", 4)
-    return 2 * (run.record.observed.parameters or 0) * bytes_each * (ranks - 1) / ranks
+    seen = run.record.observed
+    ranks = seen.ranks or 1
+    gradients = seen.trained_parameters or seen.parameters or 0
+    bytes_each = 2 if run.record.requested.precision in HALF_WEIGHTS else 4  # DDP's gradients are as its weights
+    return 2 * gradients * bytes_each * (ranks - 1) / ranks
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
