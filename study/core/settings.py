@@ -11,17 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAdapter, ValidationError
 
 from study.core.errors import Stop, nearest
 from study.core.files import sentence
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 
-Count = Annotated[int, Field(gt=0)]
+MOST = 10**9  # more is a typing error
+Count = Annotated[int, Field(gt=0, le=MOST)]
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]  # a record holds a loss and a rate for every step
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the rank is added to it, and numpy takes 32 bits
-Ranks = Annotated[int, Field(ge=2)]
-Tokens = Annotated[int, Field(ge=2)]  # one token leaves nothing to predict
+Ranks = Annotated[int, Field(ge=2, le=MOST)]
+Tokens = Annotated[int, Field(ge=2, le=MOST)]  # one token leaves nothing to predict
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
@@ -100,7 +101,7 @@ class Flags:
     """Rows to evaluate on. Default: 200 for imdb, as in the source document; 100 for wikitext."""
     lr: PositiveFloat | None = None
     """The peak learning rate. Default: 5e-5, or 1e-3 for the tiny models."""
-    lr_warmup_steps: NonNegativeInt = 0
+    lr_warmup_steps: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Steps over which the rate rises to its peak. After them it falls linearly to zero."""
     weight_decay: NonNegativeFloat = 0.0
     """The optimizer's weight decay."""

@@ -21,6 +21,20 @@ def test_an_impossible_value_is_refused(name):
             build({name: value}, "a.toml")
 
 
+def is_possible(name: str, value: object) -> bool:
+    try:
+        build({name: value}, "a.toml")
+    except Stop:
+        return False
+    return True
+
+
+def test_no_number_of_things_is_without_bound():
+    whole = [name for name in vars(Flags()) if is_possible(name, 7) and not is_possible(name, 7.5)]
+    assert {"micro_batch", "accumulation", "sequence", "train_rows", "lora_rank", "virtual_ranks"} < {*whole}
+    assert [name for name in whole if is_possible(name, 10**20)] == []
+
+
 def test_possible_values_pass():
     values = {"seed": 2**31 - 1, "threads": 1024, "memory_cap_gib": 0.01, "virtual_ranks": 2, "steps": 10**7}
     assert build(values | {"dropout": 0.0}, "a.toml") == Flags(**values, dropout=0.0)
