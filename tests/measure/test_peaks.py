@@ -1,0 +1,34 @@
+"""The laboratory that measures a machine: what it divides by."""
+
+import pytest
+import torch
+from peaks import HOST_TOKENS, one_pass
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from study.core.models.build import build
+from study.core.models.config import load
+from study.core.shapes import VOCABULARY
+from study.predict.architecture import named
+from study.predict.setup import Setup
+from study.predict.step_time import work
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that are neither views nor mere memory."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        self.count += not (function.is_view or function.namespace == "prim" or "empty" in function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_pace_of_the_host_is_divided_by_the_kernels_that_run():
+    """Gradients of the pass before were added to, in 28 kernels that nothing counted."""
+    model = build(load("gpt-tiny"), torch.device("cpu"))
+    ids = torch.randint(0, VOCABULARY, (1, HOST_TOKENS))
+    one_pass(model, ids)
+    with Kernels() as kernels:
+        one_pass(model, ids)
+    setup = Setup(model=named("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS)
+    assert kernels.count == pytest.approx(sum(each.kernels for each in work(setup).values()), rel=0.05)
