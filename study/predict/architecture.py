@@ -1,6 +1,7 @@
 """The model of a prediction: a built-in shape, a transformers config, or a few numbers."""
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from study.core.text import count
 from study.predict.trace.transformer import Transformer
 
 POSITIONS = 1024  # of a generic GPT
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers")  # as configs of transformers call their number
-MOST_LAYERS = 10_000  # more than any published model has; tracing more would not end
+# By the ends of names in a config: more than any published model has. Making more would not end, or fill the memory.
+MOST = {"layers?|depths?": 10_000, "experts": 10_000, "labels": 1_000_000, "vocab_size": 10_000_000}
+MOST_RANK = 1_000_000  # of adapters
 
 
 def named(model: str, **which) -> Transformer:
@@ -26,10 +28,18 @@ def named(model: str, **which) -> Transformer:
     path = folder / "config.json" if folder.is_dir() else shapes.hub_config(model)
     about = {"what": "the config of a model", "remedy": "name the folder of a model"}
     config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
-    layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
-    if layers > MOST_LAYERS:
-        raise Stop(f"{path} says {layers} layers, and at most {MOST_LAYERS} are traced", "correct it")
+    _refuse_excess(config, path)
     return Transformer.of(config, model, **which)
+
+
+def _refuse_excess(config: dict, path: Path) -> None:
+    for name, value in config.items():
+        if isinstance(value, dict):  # such as text_config
+            _refuse_excess(value, path)
+        most = next((number for ends, number in MOST.items() if re.search(f"({ends})$", name)), math.inf)
+        for number in value if isinstance(value, list) else [value]:  # a list has a number for each stage
+            if isinstance(number, (int, float)) and number > most:
+                raise Stop(f"{path} says {name} = {number!s:.20}, and at most {most} are traced", "correct it")
 
 
 def generic(params: float, layers: int, hidden: int) -> Transformer:
@@ -66,8 +76,8 @@ class Wanted:
     """With --model: only adapters of this rank train, at each linear layer but the head."""
 
     def __post_init__(self):
-        if self.lora_rank is not None and self.lora_rank < 1:
-            raise Stop(f"--lora-rank must be at least 1 (got {self.lora_rank})", "give 1 or more")
+        if self.lora_rank is not None and not 1 <= self.lora_rank <= MOST_RANK:
+            raise Stop(f"--lora-rank must be from 1 to {MOST_RANK} (got {self.lora_rank})", "give such a number")
 
 
 def _of_size(params: float) -> str:
