@@ -59,7 +59,7 @@ def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
     """Return what the ranks of a node with GPUs need of the host at most while each loads the model."""
     # A tensor of the files' own type stays in the mapped file, in the page cache that all ranks share. One of another
     # type is a copy of each rank (transformers 5.23, `reproductions/laboratories/loading.py`).
-    copied_bytes = {PUBLISHED_BYTES: 0}.get(weight_bytes, weight_bytes)
+    copied_bytes = 0 if weight_bytes == PUBLISHED_BYTES else weight_bytes
     return ranks * (HOST_PROCESS_BYTES + model.parameters * copied_bytes)
 
 
@@ -205,7 +205,6 @@ def _more(held: Held, kept_bytes: float) -> Held:
 # pass does the same with the gradients.
 
 SHARED = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size")
-FORWARDS = {False: 1, True: 2}  # with checkpointing
 POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
 
 
@@ -228,7 +227,7 @@ def exchanged_rows(setup: Setup) -> Counter[str]:
     # Four tensors travel. Queries and keys have the first type, the output and the values the second; in both pairs one
     # has the heads of the queries, and one those of the keys.
     layer = setup.tokens * (config.get("head_dim") or width // queries) * (rotated + setup.product_bytes) * heads
-    forward = FORWARDS[bool(setup.checkpointing)]
+    forward = 2 if setup.checkpointing else 1
     # Integers have no gradient, so the backward pass gathers none, except where it runs a layer again.
     positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
     passes = setup.accumulation * layers
@@ -248,7 +247,7 @@ def exchanged_layers(setup: Setup) -> Counter[str]:
     config = setup.model.dimensions
     # A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
     # between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
-    forward = BY_ROWS * setup.product_bytes * FORWARDS[bool(setup.checkpointing)]
+    forward = BY_ROWS * setup.product_bytes * (2 if setup.checkpointing else 1)
     backward = BY_COLUMNS[setup.fsdp] * setup.weight_bytes
     elements = setup.accumulation * setup.tokens * config["hidden_size"]
     moved = Counter(all_reduce=elements * (forward + backward) * config["num_hidden_layers"])

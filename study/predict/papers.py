@@ -10,8 +10,8 @@ def states_of_a_parameter(precision: str, optimizer: str = "adamw") -> tuple[int
     """Bytes of a parameter's weight, of its gradient, and of what only the optimizer needs (P1's K)."""
     # Scales, an Adafactor's rows and columns, and the tensors that keep Adam's moments under Muon are left out.
     weight = {"bf16_cast": 2, "bf16_pure": 2}.get(precision, 4)
-    master = {"bf16_cast": 4}.get(precision, 0)  # P1 3.1
-    number = {"bf16_pure": 2}.get(precision, 4)
+    master = 4 if precision == "bf16_cast" else 0  # P1 3.1
+    number = 2 if precision == "bf16_pure" else 4
     moments = {"adamw_8bit": 2, "sgd": number, "muon": number, "adafactor": 0}.get(optimizer, 2 * number)
     # In mixed precision: 2, 2 and 12, the 16 bytes of P1 3.1.
     return weight, weight, master + moments

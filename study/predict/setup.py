@@ -64,6 +64,7 @@ class Setup:
     # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
     loss: Loss = "whole"
     optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
+    in_ddp: bool = False  # also a single rank, which has DDP's buckets all the same
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
     # Ranks in each of the groups that hold all states, as in FSDP's HYBRID_SHARD. None: all ranks are one group.
     group: int | None = None
@@ -96,7 +97,7 @@ class Setup:
     def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
         """Return the setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
         arm = arms.load_arm(arm_name)
-        ranks = {"NO": 1}.get(arm.distributed_type, ranks)
+        ranks = 1 if arm.distributed_type == "NO" else ranks
         return cls(model=model, ranks=ranks, **distribution(arm, ranks) | values)
 
     @classmethod
@@ -173,7 +174,9 @@ class Setup:
         precision = {"fp16": "bf16", "bf16_pure": "bf16_cast"}.get(self.precision, self.precision)  # as wide
         frozen = "as_weights"
         if self.precision in AUTOCAST and self.fsdp:
-            precision = "bf16_gathered"
+            # Accelerate 1.15 gathers the weights of FSDP2 in 16 bits and runs no autocast beside it: _prepare_fsdp2
+            # never calls prepare_model. On an H200 that is 3.34 GB of activations where autocast would keep 4.76.
+            precision = "bf16_cast" if self.fsdp_by == "accelerate" else "bf16_gathered"
         elif self.model.is_partly_frozen and self.autocast:  # frozen weights differ where the trained ones are in fp32
             frozen = self.frozen.removesuffix("_without_autocast")
             if frozen != self.frozen:
@@ -200,12 +203,12 @@ class Setup:
     @property
     def product_bytes(self) -> int:
         """Of the factors of matrix products."""
-        return {"fp32": 4}.get(self.precision, 2)
+        return 4 if self.precision == "fp32" else 2
 
     @property
     def state_bytes(self) -> int:
         """Of each moment, and of a master copy."""
-        return {"bf16_pure": 2}.get(self.precision, 4)
+        return 2 if self.precision == "bf16_pure" else 4
 
     @property
     def master_bytes(self) -> int:
@@ -284,12 +287,13 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
     """Return the fields of a setup that say how an arm distributes the training over `ranks` ranks."""
     sharing = arm.sharing_ranks(ranks)
     if arm.fsdp is None:
-        return {name: getattr(arm, name) for name in ("deepspeed", "sequence_ranks", "tensor_ranks")}
+        of_arm = {name: getattr(arm, name) for name in ("deepspeed", "sequence_ranks", "tensor_ranks")}
+        return of_arm | {"in_ddp": arm.distributed_type == "MULTI_GPU"}
     return {
-        "fsdp": {True: "full_shard", False: "shard_grad_op"}[arm.fsdp["fsdp_reshard_after_forward"]],
+        "fsdp": "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op",
         "fsdp_by": "accelerate",
         "fsdp_offload": arm.fsdp["fsdp_offload_params"],
-        "group": {1: None}.get(arm.replicas, sharing),  # a single replica: all ranks shard together
+        "group": None if arm.replicas == 1 else sharing,  # a single replica: all ranks shard together
     }
 
 

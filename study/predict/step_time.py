@@ -50,7 +50,7 @@ class Links(NamedTuple):
         """Seconds of a collective over so many bytes, in rings as NCCL builds them, or from the host. No latencies."""
         if kind == "host":
             return size_bytes / (LINKS[self.host].bytes_per_s * of.host_link)
-        bandwidth = LINKS[self.link].bytes_per_s * {"pcie": of.pcie}.get(self.link[:4], of.link)
+        bandwidth = LINKS[self.link].bytes_per_s * (of.pcie if self.link.startswith("pcie") else of.link)
         # A ring goes through every GPU of a node before it leaves it, and there are as many rings as network ports.
         if self.ranks > self.gpus_per_node:
             bandwidth = min(bandwidth, LINKS[self.network].bytes_per_s * self.gpus_per_node * of.network)
@@ -191,9 +191,9 @@ def step_time(setup: Setup, machine: Machine, of: Pace | None = None) -> StepTim
 
 def _peak_s(setup: Setup, machine: Machine) -> float:
     # Without what a causal mask hides: half of the scores.
-    hidden = {"decoder": 0.5}.get(setup.model.look.kind, 0.0) * setup.accumulation
+    hidden = 0.5 * setup.accumulation if setup.model.look.kind == "decoder" else 0.0
     needed = operations(setup) - hidden * sum(each.attention_flops for each in work(setup).values())
-    faster = {True: 2, False: 1}[machine.products_8_bits]
+    faster = 2 if machine.products_8_bits else 1
     return needed / faster / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
 
 

@@ -7,7 +7,7 @@ from scoreboard import measured_on_gpu, score
 from shaped import changed, finished, run
 
 from study.core.shapes import config_of
-from study.predict.memory.memory_kinds import outside_bytes
+from study.predict.memory.memory_kinds import CONTEXT_BYTES
 from study.predict.trace.transformer import Transformer
 from study.records.runs import Run, Runs
 from study.records.schema import Record
@@ -63,7 +63,7 @@ def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():
     rows = on_gpu().set_index("quantity")
     predicted = rows["predicted"]
     assert {*rows.index} == NAMES
-    assert predicted["driver"] - predicted["reserved"] == outside_bytes(ranks=1)
+    assert predicted["driver"] - predicted["reserved"] == CONTEXT_BYTES, "a single process has no NCCL"
     assert (rows["predicted over measured"] == predicted / rows["measured"]).all()
 
 

@@ -34,7 +34,7 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     whole = engine.elements * engine.weight_bytes
     # DDP's reducer owns its buckets in C++, so clearing the gradients does not free them: they are there from step to
     # step, also in a forward pass.
-    ready = whole if engine.ranks > 1 else 0  # DDP's buckets
+    ready = whole if engine.reduces else 0  # DDP's buckets
     # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
     if setup.accumulation > 1 or (setup.library.torch_major == 1 and engine.complete_bytes != ready):
         ready += whole

@@ -26,12 +26,13 @@ class Engine:
         self.zero = zero = setup.zero
         self.stage = setup.stage
         self.ranks = setup.state_ranks
+        self.reduces = self.ranks > 1 or setup.in_ddp  # in stage 0: in DDP's buckets
         self.accumulation = setup.accumulation
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of their gradients
         self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
         self.state_bytes = setup.state_bytes
         # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
-        self.copied_bytes = {setup.weight_bytes: 0}.get(setup.state_bytes, setup.state_bytes)
+        self.copied_bytes = 0 if setup.weight_bytes == setup.state_bytes else setup.state_bytes
         self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.
@@ -48,7 +49,7 @@ class Engine:
         self.frozen_part = sum(map(self.share, frozen))
         self.frozen_bytes = setup.scales_bytes + sum(setup.kept_bytes(each) * self.share(each) for each in frozen)
         self.bucket_elements = int(zero["reduce_bucket_size"])
-        self.reduce_kind = {True: "all_reduce", False: "reduce"}[zero["use_multi_rank_bucket_allreduce"]]  # of stage 2
+        self.reduce_kind = "all_reduce" if zero["use_multi_rank_bucket_allreduce"] else "reduce"  # of stage 2
         # DeepSpeed 0.19.8's defaults: 1e5, 5e7, 1e9 and 1e9 elements (zero/config.py). They count
         # elements of whole tensors, not of parts.
         self.limits = Limits(
@@ -72,7 +73,7 @@ class Engine:
 
     def share(self, tensor: Tensor) -> int:
         """Return a rank's elements of a tensor: stage 3 divides each tensor by itself."""
-        return ceil(tensor.elements / {3: self.ranks}.get(self.stage, 1))
+        return ceil(tensor.elements / self.ranks) if self.stage == 3 else tensor.elements
 
     def _divided(self) -> tuple[int, int]:
         if self.stage in (1, 2):
@@ -175,7 +176,7 @@ class Engine:
         """Bytes of all gradients without sharding. PyTorch's DDP keeps them beside its buckets by default."""
         # Measured on two CPU ranks in fp32: a peak of 20.6 bytes a parameter by default, 16.6 with
         # gradient_as_bucket_view.
-        copies = 2 if self.ranks > 1 and not self.setup.library.bucket_view else 1
+        copies = 2 if self.reduces and not self.setup.library.bucket_view else 1
         return copies * self.elements * self.weight_bytes
 
     @property
@@ -185,7 +186,7 @@ class Engine:
         # steps.
         if self.stage == 3:
             return {"gathered_weights": self.stay_bytes}
-        if self.stage or self.ranks == 1:
+        if self.stage or not self.reduces:
             return {}
         return {"gradients": self.elements * self.weight_bytes}  # DDP's buckets
 
@@ -214,7 +215,7 @@ class Engine:
         """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
         w, passes = self.weight_bytes, self.accumulation
         if self.stage == 0:
-            return {"all_reduce": self.elements * w} if self.ranks > 1 else {}
+            return {"all_reduce": self.elements * w} if self.reduces else {}
         if self.stage < 3:
             # The paper counts a reduce-scatter and an all-gather, as many bytes as DDP's all-reduce (P1 7.2). DeepSpeed
             # reduces by an all-reduce and gathers besides: measured on two ranks, 3 times the weights on the wire

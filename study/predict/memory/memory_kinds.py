@@ -7,6 +7,7 @@ allocated memory. The driver shows reserved memory and what is outside PyTorch.
 import functools
 import itertools
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import NamedTuple
@@ -87,7 +88,7 @@ class Allocator:
                 block = block._replace(size=block.size + neighbour.size, place=place)
         self._in(block)
 
-    def take_all(self, sizes: list[int]) -> list[Block]:
+    def take_all(self, sizes: Sequence[int]) -> list[Block]:
         return [self.take(size) for size in sizes if size]
 
     def give_all(self, blocks: list[Block]) -> None:
@@ -119,12 +120,14 @@ class Allocator:
         return block
 
 
-# A CUDA context: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than 1 GB before (a maintainer in
-# pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
-CONTEXT_BYTES = 0.4e9
+# A CUDA context with the kernels that a training loads: 0.79 to 0.80 GB in 15 trainings on an H200 (reports/h200, CUDA
+# 13.0). Before CUDA 11.7 it had all kernels.
+CONTEXT_BYTES = 0.8e9
 OLD_CONTEXT_BYTES = 1.3e9  # of PyTorch 1 on a V100, as transformers' documentation of 2022 measures it
-# NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
-NCCL_BYTES = {1: 0, 2: 544 * 2**20, 3: 688 * 2**20}
+# NCCL's buffers and kernels: a group of one (on the H200), of two, and a larger one (on A100 with NVLink, by a user in
+# NVIDIA/nccl#964). Under stages 1 and 2 the H200 shows 0.4 GB more, for a reason that is not known.
+NCCL_BYTES = {1: 0.6e9, 2: 544 * 2**20, 3: 688 * 2**20}
+STAGES_1_AND_2_BYTES = 0.4e9
 # An advice keeps more of a GPU free, to be safe: for an older CUDA and NCCL, and for fragmentation. On an A100 that is
 # 7.3 % of 85.9 GB; 6.5 % was enough for Llama-3-8B, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
 OUTSIDE_AT_MOST_BYTES = 2e9
@@ -139,9 +142,14 @@ class MemoryKinds:
     driver: int
 
 
-def outside_bytes(ranks: int, torch_major: int = 2) -> float:
+def outside_bytes(setup: Setup) -> float:
     """Return the bytes that a process takes of a GPU outside PyTorch's allocator."""
-    return {1: OLD_CONTEXT_BYTES}.get(torch_major, CONTEXT_BYTES) + NCCL_BYTES[min(ranks, 3)]
+    outside = OLD_CONTEXT_BYTES if setup.library.torch_major == 1 else CONTEXT_BYTES
+    if setup.ranks > 1 or setup.deepspeed or setup.fsdp or setup.in_ddp:
+        outside += NCCL_BYTES[min(setup.ranks, 3)]
+    if setup.stage in (1, 2):
+        outside += STAGES_1_AND_2_BYTES
+    return outside
 
 
 def reserve_bytes(gpu: Gpu) -> float:
@@ -151,7 +159,7 @@ def reserve_bytes(gpu: Gpu) -> float:
 
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     """Return the three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
-    outside = int(outside_bytes(setup.ranks, setup.library.torch_major))
+    outside = int(outside_bytes(setup))
     reserved = reserved_bytes(setup, GPUS[gpu].memory_bytes - outside if gpu else inf)
     return MemoryKinds(estimate(setup).peak_bytes, reserved, reserved + outside)
 
@@ -181,6 +189,8 @@ class Sizes(NamedTuple):
     in_pass: list[int]  # what an engine holds during a pass besides its states, as at the peak of the backward
     update: list[int]  # the copies that an update makes at once
     in_other_streams: list[int]  # they share no memory with the stream of the passes
+    until_update: Sequence[int] = ()  # that each pass leaves to the update
+    made_once: Sequence[int] = ()  # while the states are made. The cache keeps its memory, in pieces
 
 
 def sizes_of(setup: Setup) -> Sizes:
@@ -207,11 +217,29 @@ def sizes_of(setup: Setup) -> Sizes:
 
 
 def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Sizes:
-    times = [*moments_of(Engine(setup), profile(setup))]
+    engine = Engine(setup)
+    moments = [moments_bytes // 2] * 2
+    if setup.stage in (1, 2):
+        return _of_stages_1_and_2(engine, standing, moments)
+    times = [*moments_of(engine, profile(setup))]
     in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
     update_bytes = max((max(now.values()) for when, now in times if when == "update"), default=0)
     held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]
-    return Sizes(standing, [moments_bytes // 2] * 2, held, [int(update_bytes)], [])
+    return Sizes(standing, moments, held, [int(update_bytes)], [])
+
+
+def _of_stages_1_and_2(engine: Engine, standing: list[int], moments: list[int]) -> Sizes:
+    flat_bytes = engine.part * engine.weight_bytes
+    # The single weights, which are copied into a flat vector; and a copy of the own part, before it is converted to the
+    # type of the master copy or goes to the host (stage_1_and_2.py, __init__). The master copy's first gradient
+    # (initialize_optimizer_states) is left out: with it five of seven trainings on an H200 come out worse.
+    once = [each.elements * engine.weight_bytes for each in engine.tensors]
+    if engine.offloads or engine.copied_bytes:
+        once.append(flat_bytes)
+    kept = update = []
+    if not engine.offloads:
+        kept, update = [engine.owned_whole_bytes], [flat_bytes, engine.part * engine.copied_bytes]
+    return Sizes(standing, moments, [engine.bucket_elements * engine.reduced_bytes], update, [], kept, once)
 
 
 def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
@@ -235,20 +263,25 @@ def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
     """Let the allocator take and give what the first steps make and free."""
     tape = setup.model.tape(setup.trace_options, setup.micro_batch)
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
-    in_buckets = setup.ranks > 1 and setup.accumulation == 1 and setup.library.bucket_view
+    in_buckets = (setup.ranks > 1 or setup.in_ddp) and setup.accumulation == 1 and setup.library.bucket_view
     keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
     gradients: list[Block] = []
+    made_once = allocator.take_all(sizes.made_once)
     allocator.take_all(sizes.standing)
+    allocator.give_all(made_once)
     for step in range(STEPS):
+        kept: list[Block] = []
         for _ in range(min(setup.accumulation, 2)):  # a third pass does what the second did
             # The tape knows no engine. Its blocks are taken before a pass and given back after it, though in a run they
             # come and go between activations: one reason why reserved memory is less certain.
+            kept += allocator.take_all(sizes.until_update)
             engine_blocks = allocator.take_all(sizes.in_pass)
             gradients += _pass(tape, allocator, keeps_gradients and not gradients)
             allocator.give_all(engine_blocks)
         if step == 0:
             allocator.take_all(sizes.moments)
         allocator.give_all(allocator.take_all(sizes.update))
+        allocator.give_all(kept)
         if setup.library.torch_major > 1:  # PyTorch 1 sets them to zero
             allocator.give_all(gradients)
             gradients = []
