@@ -6,7 +6,7 @@
 import math
 import shlex
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ import tyro
 
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named
+from study.core.gpus import GPUS
 from study.core.settings import Flags, Optimizer, Tokens, check, flag
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
@@ -30,6 +30,7 @@ from study.predict.front import (
     default_sequence,
     fewest,
     fits_on,
+    inputs_bytes,
     memory_kinds,
     reserve_bytes,
     settled_arm,
@@ -43,6 +44,7 @@ from study.report import advice as answer
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
 
+Device = Literal["cuda", "cpu"]
 Quantized = Literal["nf4", "nf4_double", "int8"]
 GPUS_AT_MOST = 2**16  # more is a typing error
 ANY_GPU = "H100"  # where no time is asked for, the kind of GPU changes no number
@@ -82,6 +84,10 @@ class Place:
 
     gpu: str | None = None
     """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
+    gpu_memory: str | None = None
+    """Memory of a card that is not in the list, or of a slice, such as 12GB. --gpu is the kind that it is most like."""
+    gpu_tflops: float | None = None
+    """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
     link: str | None = None
     """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others."""
     gpus_per_node: int | None = None
@@ -138,7 +144,7 @@ def advise(
         host_memory: Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs.
     """
     shape = asked_for(model, training.sequence or 1)
-    gpu = gpu_named(place.gpu or "")  # without --gpu its message lists the kinds
+    gpu = place.gpu or ""  # without --gpu the message lists the kinds
     given = _given(training, place) | {"batch": batch, "host_memory": host_memory, "checkpointing": checkpointing}
     # --- the advice, for these GPUs or for the fewest that are enough
     lines = []
@@ -146,7 +152,7 @@ def advise(
     if training.gpus is not None:
         advice = recommend(Question.of(shape, training.gpus, gpu, **given))
     elif advice := fewest(shape, gpu, **given):
-        lines.append(f"Enough: {advice.question.gpus} x {gpu}.")
+        lines.append(answer.enough(advice, batch))
     if advice is None:
         remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
         raise Stop(f"no 1 to {MOST_GPUS} {gpu} hold {shape.name}", remedy)
@@ -159,7 +165,7 @@ def advise(
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         detail = _command(vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row)
     elif larger := fewest(shape, gpu, 2 * advice.question.gpus, **given):  # numbers are tried by powers of two
-        lines.append(f"Enough: {larger.question.gpus} x {gpu}.")
+        lines.append(answer.enough(larger, batch))
     else:
         lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
     # --- print it: the sentences first, because the table takes a whole screen
@@ -187,16 +193,18 @@ def _command(options: dict) -> str:
 
 
 def setup_of(
-    model: Transformer, training: Training, place: Place, passes: Passes, buckets: int | None
+    model: Transformer, training: Training, place: Place, passes: Passes, buckets: int | None, device: Device = "cuda"
 ) -> tuple[Setup, Machine | None]:
     """Return the setup under an arm, and the machine; None if its kind of GPU is not given."""
+    if device == "cpu" and place.gpu:
+        raise Stop(f"--device cpu has no --gpu (got {place.gpu})", "leave one of them out")
     arm = arms.load_arm(passes.arm)
     gpus = training.ranks
     if arm.distributed_type == "NO":
         gpus = 1  # whatever --gpus says: this arm uses one
     given = _given(training, place) | {"checkpointing": passes.checkpointing}
     if place.gpu is None:
-        if place.link or place.gpus_per_node or place.disk:
+        if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
             raise Stop("options of a machine need its kind of GPU", "give --gpu")
         given["gpus_per_node"] = gpus  # one node: without a machine nobody has said how large its nodes are
     question = Question.of(model, gpus, place.gpu or ANY_GPU, **given)
@@ -204,10 +212,21 @@ def setup_of(
     machine = None
     if place.gpu:
         machine = question.machine
-    return question.setup(arm, passes.micro_batch, passes.accumulation), machine
+    setup = replace(question.setup(arm, passes.micro_batch, passes.accumulation), device=device)
+    if device == "cpu":  # the rows of a virtual rank's step, and those that were read of them, are in the same memory
+        setup = replace(setup, data_bytes=(2 * setup.accumulation - 1) * inputs_bytes(setup))
+    return setup, machine
 
 
-def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *, buckets: int | None = None) -> dict:
+def estimate(
+    model: Wanted,
+    training: Training,
+    place: Place,
+    passes: Passes,
+    *,
+    buckets: int | None = None,
+    device: Device = "cuda",
+) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
     With --gpu the answer says whether it fits, and the time of a step; with --json also that of each of its phases.
@@ -218,24 +237,24 @@ def estimate(model: Wanted, training: Training, place: Place, passes: Passes, *,
         place: The machine.
         passes: The arm and its passes.
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
+        device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """
     arm = arms.load_arm(passes.arm)
     # The predictor would give numbers for what the library refuses to train.
     if stop := optimizers.refusal(arm, training.optimizer, training.precision or usual_precision(arm)):
         raise stop
-    setup, machine = setup_of(asked_for(model, training.sequence or 1), training, place, passes, buckets)
+    setup, machine = setup_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
     whole = predict(setup)
     # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
     # depends on the GPU, so it is told only with --gpu.
-    kinds = memory_kinds(setup, machine.gpu if machine else None)
-    text = (
-        f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of GPU memory at the peak, predicted"
-    )
+    kinds = memory_kinds(setup, machine.gpu if machine else None) if setup.on_gpu else None
+    memory = "GPU memory" if setup.on_gpu else "memory"
+    text = f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
     content: dict[str, Any] = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters}
-    content |= {"estimate": asdict(whole), "kinds": asdict(kinds), "step": None, "fits": None}
+    content |= {"estimate": asdict(whole), "kinds": kinds and asdict(kinds), "step": None, "fits": None}
     fit = ""
     time: list[str] = []
-    if machine:
+    if machine and kinds:
         gpu = machine.gpu
         step = step_time(setup, machine)
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)

@@ -12,13 +12,14 @@ import json
 import os
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from study.core.errors import Stop, nearest
 
 CUDA_ERROR_NO_DEVICE = 100
+MOST_TFLOPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Gpu:
     source: str
     also: str = ""  # other names for it
     per_node: int = 8  # the most GPUs in a node, as such nodes are mostly built
+    like: str = ""  # the kind in the list that a card outside of it, or a slice, is most like
 
     @property
     def has_bf16(self) -> bool:
@@ -44,7 +46,7 @@ class Gpu:
         """Return the speed in 16 bits. `whole`: in TF32 if there is one and it is switched on, or else in fp32."""
         if not whole:
             return self.peaks["fp16"]  # in bf16, where there is one, a GPU is as fast
-        return self.peaks.get({True: "tf32"}.get(tf32, "fp32"), self.peaks["fp32"])
+        return self.peaks.get("tf32" if tf32 else "fp32", self.peaks["fp32"])
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,19 @@ def gpu_named(text: str) -> str:
     # A100-40GB and A100-80GB are one suggestion.
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
+
+
+def like(name: str, memory_bytes: float, tflops: float | None) -> str:
+    """Add a card like a known one, but with other memory, to GPUS, and return its name."""
+    gpu = GPUS[name]
+    if tflops is not None and not 1 <= tflops <= MOST_TFLOPS:
+        raise Stop(f"--gpu-tflops must be from 1 to {MOST_TFLOPS} (got {tflops})", "give its speed in 16 bits")
+    speed = 1.0 if tflops is None else tflops * 1e12 / gpu.peaks["fp16"]
+    peaks = {kind: speed * peak for kind, peak in gpu.peaks.items()}
+    moved = {"memory_bytes": int(memory_bytes), "memory_bytes_per_s": speed * gpu.memory_bytes_per_s}
+    new = f"{name} of {memory_bytes / 1e9:.3g} GB"
+    GPUS[new] = replace(gpu, name="a card or a slice", peaks=peaks, like=name, source="as you say", **moved)
+    return new
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:

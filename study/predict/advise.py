@@ -5,8 +5,8 @@ and then small ones, and the most rows per pass that fit, because more rows per 
 """
 
 import itertools
-import math
 from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import Any, Literal
 
 from study.core import arms
@@ -20,11 +20,12 @@ from study.predict.setup import ADAMW, Setup
 from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
 
-SEPARABLE = {True: 1.1, False: 1.0}  # recomputation has to be so many times as fast: both times of an arm err alike
+SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
 FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
 MOST_GPUS = 64  # the most that `fewest` tries
 OF_SETUP = ("precision", "checkpointing", "micro_batch", "accumulation")
+WORTH_A_TRY = 1.3  # times as fast as the choice: an arm that fits only just is then the alternative
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
 
@@ -59,11 +60,11 @@ class Row:
     @property
     def seconds(self) -> float:
         """Of a step; infinite if it does not fit, so that no such row is the fastest."""
-        return self.step_s or math.inf
+        return self.step_s or inf
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        return self.step_interval_s or (math.inf, math.inf)
+        return self.step_interval_s or (inf, inf)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Advice:
     question: Question
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits
-    alternative: Row | None  # what would be the choice without it
+    alternative: Row | None  # what would be the choice without it, or a much faster one that fits only just
+    fewest_gpus: int | None = None  # that are enough with offloading, if GPUs were looked for
 
 
 def advise(question: Question) -> Advice:
@@ -80,7 +82,9 @@ def advise(question: Question) -> Advice:
     while True:
         fitting = [row for row in rows if row.fits]
         choice = best_of(fitting)
-        alternative = best_of([row for row in fitting if row is not choice])
+        others = [row for row in fitting if row is not choice]
+        faster = [row for row in others if choice and WORTH_A_TRY * row.seconds <= choice.seconds and row.is_tight]
+        alternative = min(faster, key=lambda row: row.seconds) if faster else best_of(others)
         unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
         if not unknown:
             return Advice(question, tuple(rows), choice, alternative)
@@ -92,15 +96,21 @@ def advise(question: Question) -> Advice:
 
 
 def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
-    """The advice for the fewest GPUs that keep the states, from `least` on by powers of two; None: no number."""
+    """The advice for the fewest GPUs that can keep the states, from `least` on by powers of two. None: no number.
+
+    If none can, it is that for the fewest that are enough with offloading. A batch is rounded up to a multiple of them.
+    """
+    batch = given.pop("batch", None)
+    first = None
     while least <= MOST_GPUS:
-        # A Question refuses a batch that its GPUs do not divide.
-        if (given.get("batch") or least) % least == 0:
-            advice = advise(Question.of(model, least, gpu, **given))
-            if advice.choice and not advice.choice.offloads:
-                return advice
+        rows = batch and ceil(batch / least) * least
+        advice = advise(Question.of(model, least, gpu, batch=rows, **given))
+        if advice.choice:
+            first = first or advice
+            if any(row.fits and not row.offloads for row in advice.rows):
+                return replace(advice, fewest_gpus=first.question.gpus)
         least *= 2
-    return None
+    return first
 
 
 def _makes_sense(arm: Arm, question: Question) -> bool:
@@ -114,6 +124,8 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
         return False
     if optimizer == "muon" and arm.stage:  # what DeepSpeed's Muon holds is not predicted
         return False
+    if question.model.is_partly_frozen and arm.offload_param == "none" != arm.offload_optimizer:
+        return False  # the optimizer's states of few weights take little room
     if arm.divides_ranks:  # its groups are nodes
         return question.gpus > question.local > 1
     is_alone = arm.distributed_type == "NO"
@@ -160,7 +172,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
     """The best setting of an arm; if none fits, the one that comes closest, without a time."""
     recomputations: tuple = (question.checkpointing,)
     if question.checkpointing is None:
-        recomputations = {True: (True, False), False: (False,)}[question.model.look.has_checkpointing]
+        recomputations = (True, False) if question.model.look.has_checkpointing else (False,)
     tried: list[Row] = []
     for checkpointing in recomputations:
         tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm))
@@ -168,7 +180,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
             break  # without checkpointing it would need more
     fitting = [row for row in tried if row.fits]
     rows = [row for row in fitting if not row.is_tight] or fitting or tried
-    return min(rows, key=lambda row: row.seconds * SEPARABLE[row.checkpointing])
+    return min(rows, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1))
 
 
 def _with_most_rows(question: Question, arm: Arm) -> Row:

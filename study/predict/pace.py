@@ -48,7 +48,8 @@ def pace() -> Pace:
 def class_of(kind: str, gpu: str) -> str:
     """The class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
     classes = constants()[kind]
-    return next((name for name, each in classes.items() if gpu in each["gpus"]), [*classes][-1])
+    known = GPUS[gpu].like or gpu
+    return next((name for name, each in classes.items() if known in each["gpus"]), [*classes][-1])
 
 
 def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:

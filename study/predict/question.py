@@ -9,7 +9,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from study.core.arms import Arm
 from study.core.errors import Stop, nearest
-from study.core.gpus import GPUS, LINKS, Gpu, gpu_named
+from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
 from study.predict.setup import Optimizer, Quantized, Setup, distribution
 from study.predict.step_time import Machine
 from study.predict.trace.transformer import Transformer
@@ -117,6 +117,8 @@ class Question:
         gpus: int,
         gpu: str,
         *,
+        gpu_memory: str | None = None,
+        gpu_tflops: float | None = None,
         sequence: int | None = None,
         batch: int | None = None,
         link: str | None = None,
@@ -126,6 +128,10 @@ class Question:
         **training: Any,
     ) -> "Question":
         name = gpu_named(gpu)
+        if gpu_memory:
+            name = like(name, bytes_of(gpu_memory, "--gpu-memory"), gpu_tflops)
+        elif gpu_tflops:
+            raise Stop("--gpu-tflops is of a card that is not in the list", "give --gpu-memory as well")
         per_node = node_size(gpus, name, gpus_per_node)
         local = min(gpus, per_node)
         host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)

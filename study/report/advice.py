@@ -10,7 +10,6 @@ from study.predict.front import (
     Row,
     Transformer,
     loading_bytes,
-    published,
     reserve_bytes,
     scores,
 )
@@ -24,6 +23,17 @@ RECOMPUTE = (
 )
 
 
+def enough(advice: Advice, batch: int | None) -> str:
+    """`Enough: 4 x A6000 (2 with offloading).`"""
+    question = advice.question
+    text = f"Enough: {question.gpus} x {question.gpu}"
+    if advice.fewest_gpus not in (None, question.gpus):
+        text += f" ({advice.fewest_gpus} with offloading)"
+    if batch not in (None, question.batch):
+        text += f", with --batch {question.batch}"
+    return f"{text}."
+
+
 def in_words(advice: Advice) -> list[str]:
     """Which arm to use, one alternative, and why."""
     question = advice.question
@@ -35,7 +45,8 @@ def in_words(advice: Advice) -> list[str]:
     if choice.is_tight:
         lines.append("It fits only just: if it runs out of memory, take fewer rows, a shorter sequence, or more GPUs.")
     if advice.alternative:
-        lines.append(f"Alternative: {use(advice.alternative, question)}.")
+        just = "; it fits only just" if advice.alternative.is_tight and not choice.is_tight else ""
+        lines.append(f"Alternative: {use(advice.alternative, question)}{just}.")
     # --- why, and what comes before the first step
     lines.append(_reason(advice, choice))
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
@@ -50,14 +61,16 @@ def _reason(advice: Advice, choice: Row) -> str:
     # What was chosen among: `study.predict.advise` prefers arms that do not fit only just, and do not offload.
     alike = [row for row in advice.rows if row.fits and row.is_tight <= choice.is_tight]
     kept = [row for row in alike if not row.offloads]
-    fastest = min(kept or alike, key=lambda row: row.seconds)
+    why = "Why: "
     if choice.offloads and kept:
-        return f"Why: it is nearly twice as fast as without offloading ({fastest.arm}: {seconds(fastest)})."
+        slower = min(kept, key=lambda row: row.seconds)
+        why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
+    among = [row for row in alike if row.offloads] if choice.offloads else kept
+    fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
-        return f"Why: {fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
-    if choice.offloads:
-        return "Why: of the arms that fit, it is the fastest."
-    return "Why: of the arms that fit without offloading, it is the fastest."
+        return f"{why}{fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
+    with_or_without = "with" if choice.offloads else "without"
+    return f"{why}of the arms that fit {with_or_without} offloading, it is the fastest."
 
 
 def use(row: Row, question: Question) -> str:
@@ -161,23 +174,30 @@ def assumptions(question: Question) -> list[str]:
         f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere",
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
-        f"{question.link or 'no link'} between {question.local} GPUs in a node (--link, --gpus-per-node)",
+        f"{_links(question)} (--link, --gpus-per-node)",
+        "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does unless a script says "
+        "GradientAccumulationPlugin(sync_each_batch=True)",
     ]
 
 
+def _links(question: Question) -> str:
+    if question.gpus == question.local:
+        return f"{question.link or 'no link'} between {question.local} GPUs in a node"
+    within = GPUS[question.gpu].peer_link
+    nodes = question.gpus // question.local
+    return f"{question.link} between {nodes} nodes, and {within} between {question.local} GPUs in a node"
+
+
 def accuracy() -> str:
-    """Return how accurate predictions are of trainings that decided nothing. All rows weigh the same."""
-    # --- times, by today's model: the newest set of published rows is the only one that no fit has seen
-    everything = scores.numbers()
-    newest = max(published.set_number(each.set) for each in everything)
-    unseen = [each for each in everything if published.set_number(each.set) == newest]
-    time = scores.score([each for each in unseen if each.quantity == "time"])
-    # --- memory: each set as it was predicted when it was frozen
-    peak = scores.score([each for each in everything if each.quantity == "memory"], "first")
+    """Return how accurate predictions of others' trainings were before any error was seen."""
+    figures = {}
+    for quantity in ("time", "memory"):
+        known = [each for each in scores.numbers() if each.first and each.quantity == quantity]
+        figures[quantity] = scores.score(scores.capped(known), "first")
+    time, peak = figures.values()
     return (
-        f"Of the newest step times of others, to which nothing was fitted, half are predicted within "
-        f"{percent(time['median error'])}, and {percent(time['near'])} within {scores.NEAR['time']:.0%}. Half of the "
-        f"memory peaks were within {percent(peak['median error'])} when they were first predicted, but "
-        f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low: leave room, and run ten steps "
-        "before you rely on a time."
+        f"When they were first predicted, half of others' step times were within {percent(time['median error'])}, and "
+        f"{percent(time['near'])} within {scores.NEAR['time']:.0%}. Half of their memory peaks were within "
+        f"{percent(peak['median error'])}, but {percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low: "
+        "leave room, and run ten steps before you rely on a time."
     )

@@ -11,9 +11,10 @@ from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, best_of, 
 from study.predict.architecture import named
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate, loading_bytes
 from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
+from study.predict.pace import class_of
 from study.predict.question import BUCKET_ELEMENTS, Question, bytes_of
 from study.predict.setup import Setup
-from study.report.advice import seconds
+from study.report.advice import assumptions, enough, in_words, seconds
 
 GEMMA = Question(named("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
 BERT = Question(named("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -149,7 +150,7 @@ def test_seconds_have_two_digits_and_the_unit_of_the_largest():
 def test_what_fits_leaves_room(monkeypatch):
     """By the rule of an advice, which keeps more free than the context and NCCL take."""
     peak = estimate(setup(BERT, "zero2", 12)).peak_bytes
-    needed = peak + outside_bytes(8)
+    needed = peak + outside_bytes(setup(BERT, "zero2", 12))
     for spare, fits in ((-1, "no"), (1, "no"), (OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed, "yes")):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
         assert fits_on("L4", peak) == fits
@@ -158,12 +159,81 @@ def test_what_fits_leaves_room(monkeypatch):
 
 def test_how_many_are_needed():
     model, few = named("gpt2-xl"), {"batch": 8, "sequence": 128, "checkpointing": True}
-    enough = fewest(model, "T4", **few)
-    fewer = advise(Question.of(model, enough.question.gpus // 2, "T4", **few))
-    assert not enough.choice.offloads
-    assert fewer.choice is None or fewer.choice.offloads
-    assert fewest(model, "T4", **few | {"batch": 1}) is None, "a row is for one GPU"
+    found = fewest(model, "T4", **few)
+    fewer = advise(Question.of(model, found.question.gpus // 2, "T4", **few))
+    keeping = [[row.arm for row in each.rows if row.fits and not row.offloads] for each in (found, fewer)]
+    assert keeping[0]
+    assert not keeping[1]
+    assert found.fewest_gpus <= found.question.gpus
     assert fewest(model, "T4", least=2 * MOST_GPUS) is None
+
+
+def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_that_is_rounded_up():
+    """Offloading was the choice on 4 A6000, and 8 were said to be needed. A batch of 2 was for 2 GPUs at most."""
+    for batch, said in ((128, ""), (2, ", with --batch 4")):
+        found = fewest(named("llama-3.1-8b"), "A6000", sequence=4096, batch=batch)
+        assert enough(found, batch) == f"Enough: 4 x A6000 (2 with offloading){said}."
+
+
+def test_a_much_faster_arm_that_fits_only_just_is_the_alternative(monkeypatch):
+    """best_of_arm is asked for each arm, and answers with these."""
+    offered = {"zero1": (1.0, 75), "zero2": (1.31, 40), "zero3": (1.4, 40)}
+
+    def row_of(_, arm):
+        return replace(fitting(arm.name, *offered.get(arm.name, (9.0, 40))), fits=True, driver_bytes=1)
+
+    monkeypatch.setattr("study.predict.advise.best_of_arm", row_of)
+    assert [row.arm for row in (advise(GEMMA).choice, advise(GEMMA).alternative)] == ["zero2", "zero1"]
+    offered["zero1"] = (1.1, 75)
+    assert [row.arm for row in (advise(GEMMA).choice, advise(GEMMA).alternative)] == ["zero2", "zero3"]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_offloading_the_states_of_adapters_alone_is_not_tried(gpus):
+    model = named("gpt2", lora_rank=8)
+    tried_arms = tried(BERT, model=model, gpus=gpus, link="pcie4" if gpus > 1 else None)
+    assert {"zero3_cpu", "fsdp2_cpu"} < {*tried_arms}, "what also takes the frozen weights away"
+    assert not {"zero1_cpu", "zero2_cpu"} & {*tried_arms}
+
+
+def test_links_of_nodes_and_within_them_are_told_apart():
+    for gpus, links in (
+        (8, "nvswitch between 8 GPUs in a node"),
+        (16, "ib-ndr between 2 nodes, and nvswitch between 8"),
+    ):
+        assert links in assumptions(Question.of(named("gpt2"), gpus, "H100"))[-1]
+
+
+def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
+    """Slower than zero3_cpu, and nearly twice as fast as without offloading: both are reasons."""
+    rows = [fitting("zero3", 31), fitting("zero2_cpu", 18), fitting("zero3_cpu", 13)]
+    rows = [
+        replace(row, fits=True, host_bytes=1e9, precision="bf16_cast", micro_batch=1, accumulation=1) for row in rows
+    ]
+    choice = best_of(rows)
+    words = in_words(Advice(replace(GEMMA, gpu="A100-80GB"), tuple(rows), choice, None))
+    assert choice.arm == "zero2_cpu"
+    assert "without offloading (zero3: " in words[-1]
+    assert "zero3_cpu is not faster beyond the error of the prediction, and zero2_cpu is simpler" in words[-1]
+
+
+def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
+    before = dict(GPUS)
+    told = {"gpu_memory": "12GB", "gpu_tflops": 51}
+    question = Question.of(named("gpt2"), 1, "RTX3090", **told)
+    try:
+        mine, like = GPUS[question.gpu], GPUS["RTX3090"]
+        assert (mine.memory_bytes, mine.peaks["fp16"], mine.host_link) == (12e9, 51e12, like.host_link)
+        assert mine.memory_bytes_per_s / like.memory_bytes_per_s == pytest.approx(51e12 / like.peaks["fp16"])
+        assert class_of("products", question.gpu) == class_of("products", "RTX3090")
+        half = Question.of(named("gpt2"), 1, "H100", gpu_memory="40GB").gpu
+        assert (GPUS[half].memory_bytes, GPUS[half].peaks) == (40e9, GPUS["H100-80GB"].peaks)
+        for wrong in ({"gpu_tflops": 51}, told | {"gpu_tflops": 0}, told | {"gpu_memory": "lots"}):
+            with pytest.raises(Stop, match="--gpu-"):
+                Question.of(named("gpt2"), 1, "RTX3090", **wrong)
+    finally:
+        GPUS.clear()
+        GPUS.update(before)
 
 
 def test_single_is_for_one_gpu_and_muon_for_arms_without_a_stage():

@@ -45,7 +45,7 @@ class Facts(BaseModel, frozen=True):
 class Row(Facts, frozen=True):
     """One published measurement. reports/outside/README.md says what the columns mean."""
 
-    set: str  # the frozen set that first saw the row, such as lora_2; or KNOWN
+    set: str = KNOWN  # or the frozen set that first saw the row, such as lora_2
     params: Measured = None
     # Our reading: the setup that the row describes, by the names and with the defaults of Setup, Library and Machine.
     config: Text = None  # a name in configs.json, or a built-in shape. None: the row is not predicted
@@ -102,7 +102,7 @@ class Row(Facts, frozen=True):
     @property
     def step_s(self) -> float | None:
         # Where rows are padded to the longest of a pass, sources count the tokens of the text.
-        tokens = {"padded": self.seq_mean}.get(self.rows_are or "", self.seq)
+        tokens = self.seq_mean if self.rows_are == "padded" else self.seq
         if self.step_time_s or not (self.tokens_per_s_per_gpu and self.rows_of_a_gpu and tokens):
             return self.step_time_s
         return self.rows_of_a_gpu * tokens / self.tokens_per_s_per_gpu

@@ -1,25 +1,32 @@
 """How far predictions are from what others measured: `python -m study.predict.outside.scores`."""
 
+import csv
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from math import ceil
 from multiprocessing import get_context
+from operator import attrgetter
+from pathlib import Path
 from statistics import fmean, median
 
-from pydantic import BaseModel
+import tyro
+from pydantic import BaseModel, ValidationError
 
-from study.core.errors import exit_on_stop
+from study.core.errors import Stop, exit_on_stop
+from study.core.files import sentence, why
 from study.core.options import parsed
 from study.core.text import percent, show
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
-from study.predict.outside.published import FOLDER, Measured, Quantity, set_number
+from study.predict.outside.published import FOLDER, Measured, Quantity, Row, set_number
 
 FILE = FOLDER / "predictions.csv"
 NEAR = {"memory": 0.1, "time": 0.35}  # shares; memory: what an advice leaves free
 TOO_LOW = 0.1  # a peak that is predicted lower than this ends in a lack of memory
+MOST_OF_A_SOURCE = 12
 ROWS_AT_ONCE = 10  # of a process: neighbours are often of one model, and share its traces
 
 
@@ -53,30 +60,36 @@ def score(mine: Sequence[Number], column: str = "ours") -> dict:
     return figures
 
 
-def by_set() -> list[dict]:
-    """The figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
+def capped(mine: Sequence[Number]) -> list[Number]:
+    """At most so many numbers of each source, in equal steps: a source has one machine and one way to measure."""
+    by_source = defaultdict(list)
+    for each in mine:
+        by_source[each.source].append(each)
+    return [each for group in by_source.values() for each in group[:: ceil(len(group) / MOST_OF_A_SOURCE)]]
+
+
+def lines_of(mine: Sequence[Number], name_of: Callable[[Number], str]) -> list[dict]:
+    """The figures of each group of numbers that have a name and a quantity in common."""
     groups = defaultdict(list)
-    newest = max(set_number(each.set) for each in numbers())
-    for each in numbers():
-        number = set_number(each.set)
-        groups[each.quantity, str(number)].append(each)
-        if number < newest:
-            groups[each.quantity, "all before"].append(each)
+    for each in mine:
+        groups[each.quantity, name_of(each)].append(each)
     lines = []
     for (quantity, name), group in sorted(groups.items()):
         first = score(group, "first")
-        line: dict = {"quantity": quantity, "set": name} | score(group) | {"in interval": None}
+        line: dict = {"quantity": quantity, "of": name} | score(group) | {"in interval": None}
         if inside := [each.low <= each.measured <= each.high for each in group if each.low and each.high]:
             line["in interval"] = fmean(inside)
         lines.append(line | {f"first {name}": first.get(name) for name in ("median error", "near")})
     return lines
 
 
-def store_predictions() -> None:
-    """Predict all rows again. `first` stays as it is; a set that is new has its first predictions now."""
-    old = {(each.key, each.quantity): each for each in numbers()}
-    scored = {each.set for each in old.values()}  # somebody may have seen an error on these sets
-    rows = published.rows()
+def by_set() -> list[dict]:
+    """The figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
+    return lines_of(numbers(), lambda each: str(set_number(each.set)))
+
+
+def predict(rows: Sequence[Row]) -> list[Number]:
+    """A number for each that a row measured."""
     # Fresh processes, because one that is forked beside torch's threads may hang.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         predicted = [*pool.map(predicting.of_row, rows, chunksize=ROWS_AT_ONCE)]
@@ -84,27 +97,43 @@ def store_predictions() -> None:
     for row, values in zip(rows, predicted, strict=True):
         for quantity, measured in row.measured.items():
             about = {"key": row.key, "set": row.set, "source": row.source, "quantity": quantity, "measured": measured}
-            about |= asdict(values.get(quantity, Predicted()))
-            if row.set not in scored:
-                about["first"] = about["ours"]
-            # What is stored already has the first prediction.
-            stored = old.get((row.key, quantity), Number.model_validate(about))
-            lines.append(stored.model_copy(update=about).model_dump())
+            lines.append(Number.model_validate(about | asdict(values.get(quantity, Predicted()))))
+    return lines
+
+
+def store_predictions() -> None:
+    """Predict all rows again. `first` stays as it is; a set that is new has its first predictions now."""
+    old = {(each.key, each.quantity): each.first for each in numbers()}
+    scored = {each.set for each in numbers()}  # somebody may have seen an error on these sets
+    lines = []
+    for each in predict(published.rows()):
+        first = old.get((each.key, each.quantity)) if each.set in scored else each.ours
+        lines.append(each.model_dump() | {"first": first})
     import pandas as pd  # here, because it takes longer to import than an answer that reads this module's figures
 
     numbers.cache_clear()
     pd.DataFrame(lines).to_csv(FILE, index=False, float_format="%.6g")
 
 
-def main(*, write: bool = False) -> None:
-    """Show how far predictions are from measurements that others published.
+def rows_of(file: Path) -> list[Row]:
+    try:
+        return published.read(file, Row)
+    except ValidationError as error:
+        raise Stop(f"{file}: {sentence(error)}", "its columns are those of reports/outside/README.md") from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise Stop(f"{file} cannot be read ({why(error)})", "give a CSV file") from None
+
+
+def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
+    """Show how far predictions are from measurements that others published, or from yours.
 
     Args:
+        file: A CSV file with rows of your own, in the columns of reports/outside/README.md.
         write: Predict all published rows again, and store the result in reports/outside/predictions.csv.
     """
     if write:
         store_predictions()
-    lines = by_set()
+    lines = lines_of(predict(rows_of(file)), attrgetter("source")) if file else by_set()
     for line in lines:
         line |= {name: percent(each) for name, each in line.items() if isinstance(each, float)}
     show(lines)
