@@ -56,6 +56,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
     # A Stop may come from any depth: from a misspelt option, a file that is no config, or a launch that failed.
     with exit_on_stop():
+        if sys.stdout is None:
+            raise Stop("standard output is closed", "leave it open, or send it to a file")
         try:
             start(sys.argv[1:])
         except OSError as error:
@@ -106,7 +108,9 @@ def _answer(name: str, options: list[str]) -> object:
         words = contextlib.redirect_stdout(io.StringIO())
     with words, progress_shown():
         command = getattr(importlib.import_module(COMMANDS[name][0]), name)
-        if as_json and command.__annotations__["return"]:  # of the others tyro says that there is no such option
+        if as_json and name == "sweep" and "--dry-run" not in options:
+            raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
+        if as_json and command.__annotations__["return"]:  # the others have no such option
             options.remove("--json")
         # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
         answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
@@ -119,5 +123,5 @@ def help_lines() -> list[str]:
     lines = ["usage: study COMMAND ...", "", "A replication study of DeepSpeed ZeRO that anyone can run."]
     for heading, group in GROUPS.items():
         lines += ["", f"{heading}:", *(f"  {name:<11} {purpose}" for name, (_, purpose) in group.items())]
-    explained = "`study COMMAND --help` explains a command. With --json its answer is JSON. Examples:"
+    explained = "`study COMMAND --help` explains a command. With --json a command that answers gives JSON. Examples:"
     return [*lines, "", explained, "", EXAMPLES]

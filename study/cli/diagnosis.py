@@ -11,7 +11,7 @@ from study.core.text import number_of, say, say_wrapped
 from study.predict.front import Wanted
 from study.records import store
 from study.watch import sources
-from study.watch.about import about
+from study.watch.about import About, about
 from study.watch.differences import Difference, compare, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding
 from study.watch.oom import reading
@@ -25,6 +25,8 @@ DEFAULT = " (the library's default)"
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
+    Of a folder with several runs it lists them, each with its first finding. With --json: all findings of each.
+
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
@@ -35,20 +37,33 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     """
     if not runs:
         raise Stop("no run is given", "name the folder of a run, or its record.json")
-    answers = [about(store.newest_try(path)) for path in runs]
-    for answer in answers:
-        number = len(answer.findings)
-        result = number_of(number, "findings") if number else "nothing was found"
-        say_wrapped(f"{answer.run}: {answer.how}: {result}.")
-        if error := answer.error:
-            _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
-        if answer.ranks:
-            _say_indented(f"{answer.ranks}.")
-        for number, finding in enumerate(answer.findings, 1):
-            _show_finding(f"{number:>2}. ", finding)
-        if answer.not_known:
+    folders = [folder for path in map(store.newest_try, runs) for folder in store.run_folders(path) or [path]]
+    is_list = len(folders) > len(runs)
+    answers = []
+    for folder in folders:
+        try:
+            answer = about(folder)
+        except Stop as stop:
+            if not is_list:
+                raise
+            answer = About(folder.name, stop.what)  # the others are listed all the same
+        answers.append(answer)
+        _show(answer, answer.findings[:1] if is_list else answer.findings)
+        if answer.not_known and not is_list:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     return list(map(asdict, answers))
+
+
+def _show(answer: About, findings: list[Finding]) -> None:
+    number = len(answer.findings)
+    nothing = f"nothing {'else ' if answer.error else ''}was found"
+    say_wrapped(f"{answer.run}: {answer.how}: {number_of(number, 'findings') if number else nothing}.")
+    if error := answer.error:
+        _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
+    if answer.ranks:
+        _say_indented(f"{answer.ranks}.")
+    for number, finding in enumerate(findings, 1):
+        _show_finding(f"{number:>2}. ", finding)
 
 
 def _say_indented(*texts: str) -> None:
@@ -121,8 +136,8 @@ def _row(difference: Difference) -> dict:
 # --- study oom -------------------------------------------------------------------------------------------------------
 
 
-def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, training: Described) -> None:
-    """Explain an error about memory: what its size is, and what made it. Nothing is run.
+def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, training: Described) -> dict:
+    """Explain an error about memory: what its size is, and what made it. Nothing is run. With --json: the same.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
     With --model and --arm or --config, the size is matched with that training's tensors.
@@ -148,3 +163,8 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
     if seen.training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
+    return {
+        "error": asdict(seen.error),
+        "causes": list(map(asdict, seen.causes)),
+        "taken_as": vars(seen.training.given),
+    }

@@ -41,11 +41,12 @@ def sweep(
     nvme_dir: Path | None = None,
     pack: Path | None = None,
     dry_run: bool = False,
-) -> None:
+) -> list[dict] | None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
     Each cell is a fresh launch, and leaves a record however it ends. The exit code is 0 if every cell has an answer
     (out of memory is one), 1 if one failed, 2 if the sweep was refused, and 3 if cells are left for the same command.
+    With --dry-run and --json: the rows.
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.
@@ -94,7 +95,7 @@ def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None,
     sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
-def _show_plan(cells: list[Cell]) -> None:
+def _show_plan(cells: list[Cell]) -> list[dict]:
     gpus = num_gpus()
     # Most protocols vary two or three of many settings: only these are columns.
     differ = differing([cell.settings for cell in cells])
@@ -106,6 +107,7 @@ def _show_plan(cells: list[Cell]) -> None:
     possible = sum(row["here"] == "yes" for row in rows)
     say(f"{possible} of {number_of(len(rows), 'cells')} are possible on this machine.", "")
     show(rows)
+    return rows
 
 
 # --- how far a sweep is ----------------------------------------------------------------------------------------------

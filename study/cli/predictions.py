@@ -116,7 +116,7 @@ def _given(training: Training, place: Place) -> dict[str, Any]:
     options = vars(training) | vars(place)
     del options["gpus"], options["gpu"]
     # The predictor knows four implementations of the trainer's AdamW.
-    return options | {"optimizer": {"adamw": "fused"}.get(training.optimizer, training.optimizer)}
+    return options | {"optimizer": "fused" if training.optimizer == "adamw" else training.optimizer}
 
 
 # --- study advise ----------------------------------------------------------------------------------------------------
@@ -144,7 +144,9 @@ def advise(
         host_memory: Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs.
     """
     shape = asked_for(model, training.sequence or 1)
-    gpu = place.gpu or ""  # without --gpu the message lists the kinds
+    if place.gpu is None:
+        raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
+    gpu = place.gpu
     given = _given(training, place) | {"batch": batch, "host_memory": host_memory, "checkpointing": checkpointing}
     # --- the advice, for these GPUs or for the fewest that are enough
     lines = []
@@ -281,10 +283,10 @@ def estimate(
 # --- study virtual ---------------------------------------------------------------------------------------------------
 
 
-def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path | None = None) -> None:
+def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path | None = None) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
-    The tensors have shapes but no values, so that they need no memory. The rows are random.
+    The tensors have shapes but no values, so that they need no memory. The rows are random. With --json: the record.
 
     Args:
         model: The model.
@@ -314,6 +316,7 @@ def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path 
     if record.error:
         raise Stop(record.error.message, record.error.what_to_do)
     _show(record, training.ranks)
+    return record.model_dump(mode="json", by_alias=True)
 
 
 def _settings(model: Wanted, training: Training, passes: Passes, usual: Precision) -> dict[str, Any]:

@@ -89,6 +89,9 @@ def why(error: Exception) -> str:
 
 # --- Reads JSON, TOML and YAML as plain values. Every fault of a text is a ValueError
 
+MAX_DEPTH = 30  # of nested lists and tables: configs of DeepSpeed have 5
+MAX_VALUES = 200_000  # of one text: a dump of 2000 collectives has 60,000
+MAX_BITS = 1000  # of a whole number: Python does not print one of 4300 digits
 # What PyYAML raises, also for a tag whose value does not fit.
 ODD = (yaml.YAMLError, AttributeError, KeyError, IndexError, TypeError, OverflowError)
 
@@ -110,11 +113,33 @@ def _parsed_text(parse: Callable[[str], Any], content: str | bytes) -> Any:
     # Some editors write a mark of byte order before UTF-8, which JSON and TOML do not allow.
     text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
     try:
-        return parse(text)
+        value = parse(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ODD as error:
         raise ValueError(getattr(error, "problem", None) or why(error)) from None
+    _refuse_excess(value)
+    return value
+
+
+def _refuse_excess(value: Any) -> None:
+    """Raise ValueError for a value that is nested too deeply, or has too many parts, or a number that is too long.
+
+    It goes level by level, and counts before it descends: a few of YAML's aliases stand for gigabytes, or lead back to
+    themselves.
+    """
+    level = [value]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(each, int) and each.bit_length() > MAX_BITS for each in level):
+            raise ValueError(f"it has a number of more than {MAX_BITS} bits")
+        level = [each for each in level if isinstance(each, (dict, list, tuple, set))]
+        count += sum(map(len, level))
+        if count > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES:,} values")
+        level = [inner for each in level for inner in ([*each, *each.values()] if isinstance(each, dict) else each)]
+    if level:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def _refuse_constant(name: str) -> None:
@@ -177,8 +202,10 @@ def load(
     """
     parse = {".json": from_json, ".toml": from_toml}.get(path.suffix, from_yaml)
     try:
-        content = read(path, most_bytes, READ | {True: 0, False: os.O_NOFOLLOW}[links])
+        content = read(path, most_bytes, READ if links else READ | os.O_NOFOLLOW)
         if path.suffix == ".json" and model is not Any:  # in one pass, as records are many
+            if content.count(b"[") + content.count(b"{") > MAX_VALUES:
+                raise ValueError(f"it has more than {MAX_VALUES:,} lists and tables")
             return TypeAdapter(model).validate_json(content)
         return TypeAdapter(model).validate_python(parse(content))
     except ValidationError as error:

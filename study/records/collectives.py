@@ -4,23 +4,34 @@ Each file is replaced as a whole, so it is readable while the run goes on and af
 """
 
 import math
+import re
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from study.core.files import load as load_file
 
 FILE = "collectives-rank{rank}.json"
 MAX_BYTES = 4 * 2**20  # a file with 200 collectives has 30 kB
+MAX_DIMENSIONS = 64  # of a tensor
+# Anybody may have written such a file: its numbers are those of ranks, of sizes that 64 bits hold, and of seconds.
+Rank = Annotated[int, Field(ge=0, lt=2**17)]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
+
+
+# How gloo, and PyTorch's own check, report that ranks called different collectives. gloo then ends the process.
+MISMATCH = re.compile(r"collective mismatch|mismatch between collectives|op\.preamble\.length <= op\.nbytes")
 
 
 class Collective(BaseModel, extra="forbid", frozen=True):
     """A collective of this rank. The index counts the collectives of its group, from 1."""
 
     group: str
-    index: int
+    index: Number
     kind: str
-    elements: int | None = None  # of its input
+    elements: Number | None = None  # of its input
     ended: bool
 
 
@@ -33,7 +44,7 @@ def collective_of(entry: dict) -> Collective:
         group=str(entry["process_group"][0]),
         index=entry["collective_seq_id"],
         kind=(name.partition(":")[2] or name)[:60],
-        elements=sum(math.prod(shape) for shape in entry.get("input_sizes") or []),
+        elements=sum(math.prod(map(int, shape[:MAX_DIMENSIONS])) for shape in entry.get("input_sizes") or []),
         ended=bool(entry.get("retired")) or entry["state"] == "completed",
     )
 
@@ -41,16 +52,16 @@ def collective_of(entry: dict) -> Collective:
 class RankLog(BaseModel, extra="forbid", frozen=True):
     """What a rank last wrote. `recent` is empty while collectives begin and end, and filled once that stops."""
 
-    rank: int
-    ranks: int
+    rank: Rank
+    ranks: Rank
     pid: int | None = None  # on the rank's machine
-    written_unix_s: float
-    still_s: float  # seconds since a collective last began or ended
+    written_unix_s: Seconds
+    still_s: Seconds  # seconds since a collective last began or ended
     recorded: bool  # whether PyTorch records collectives at all
     place: str | None = None  # what the main thread executes: "train.py:88 in step"
     # Its functions, the innermost first: "stage3.step", and "script:train.main" of the script itself.
     calls: list[str] = []
-    groups: dict[str, list[int]] = {}  # the ranks of each process group
+    groups: dict[str, list[Rank]] = {}  # the ranks of each process group
     recent: list[Collective] = []
 
 

@@ -95,6 +95,8 @@ class Watched(Section):
     passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
+    optimized_tensors: Int = None  # of the model, which the optimizer updates; None under DeepSpeed, which cuts them
+    largest_rates: list[float] = []  # the largest learning rate of each rank
 
 
 class Cell(Section):

@@ -29,7 +29,7 @@ from study.records.sections import Cell, Error, Loss
 
 RECORD = "record.json"
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
-MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
+MAX_BYTES = 32 * 2**20  # some 500,000 steps; the largest record in reports/ has 13 kB, some 2 kB a rank
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
 LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress bar
 END = ("status", "finished_utc", "error")

@@ -32,6 +32,7 @@ from study.watch.sources import (
 
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
+MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes milliseconds each
 NEAR = 0.85  # similarity of a misspelled key to the right one
 LIBRARIES: dict[str, Library] = {
     DEEPSPEED: "deepspeed",
@@ -164,7 +165,7 @@ def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
     for path, known in library_defaults(library).items():
         section = section_at(config, path)
         unknown = [str(key) for key in section if not any(prefix + str(key) in known for prefix in PREFIXES)]
-        for key in unknown:
+        for key in unknown[:MOST_UNKNOWN]:
             # A key that is nearly one which is written as well is no misspelling of it.
             for near in difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=NEAR):
                 yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), near=near)

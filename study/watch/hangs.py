@@ -16,6 +16,7 @@ from study.records.collectives import Collective, RankLog, collective_of
 from study.watch.findings import Finding, finding, texts
 
 MOST = 8  # ranks in a sentence
+MOST_GROUPS = 200  # of ranks: with tensor and pipeline parallelism a rank is in some ten
 DEFAULT = "0"  # the name of the group of all ranks
 Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by rank and index
 
@@ -26,7 +27,7 @@ def state(logs: list[RankLog]) -> str:
     # 0.
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
-    age_s = time.time() - max(log.written_unix_s for log in logs)
+    age_s = max(0, time.time() - max(log.written_unix_s for log in logs))  # clocks of machines differ
     return f"{len(logs)} of {logs[0].ranks} ranks have a log, the newest of {age_s:.0f} s ago"
 
 
@@ -51,9 +52,10 @@ def causes(logs: list[RankLog]) -> list[Finding]:
 
 def hangs(logs: list[RankLog]) -> list[Finding]:
     """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait."""
-    seen = []
     # Each group of ranks counts its collectives by itself: the ranks of a group are compared by the indices.
-    for group in dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)]):
+    seen = []
+    groups = dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)])
+    for group in [*groups][:MOST_GROUPS]:
         calls = {log.rank: {entry.index: entry for entry in log.recent if entry.group == group} for log in logs}
         # After different calls the indices of the ranks say nothing more.
         seen += _different_branches(calls) or _waiting(group, logs, calls)
@@ -91,7 +93,7 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
         return _late([log for log in logs if log.rank not in running], begun, calls)
     members = _members(group, logs)
     if gone := members - calls.keys():
-        remedy = f"read the output of {_ranks(gone)}"
+        remedy = f"read the output of {_ranks(gone)}; if it ended without an error, ranks usually had unequal batches"
         return [Finding(f"{_ranks(gone).capitalize()} left no log (ended, or never started), and others wait", remedy)]
     # A log has the last collectives of all groups: if none of this group is among them, the rank began the one before.
     before = min(waits) - 1
@@ -129,14 +131,14 @@ def _behind(log: RankLog, begun: dict[int, int], calls: Calls) -> Finding:
     place = [*waits, f"it is at {log.place or 'work'}"][0]
     if _has_ended(log):
         place = f"it {log.place}"
-    are = {1: "is"}.get(len(others), "are")
+    are = "is" if len(others) == 1 else "are"
     sentence = f"Rank {log.rank} has not begun {[*known, f'collective {missing}'][0]}, where {_ranks(others)} {are}"
     remedy = f"look at what rank {log.rank} does there: all ranks of a group must make the same calls"
     return Finding(f"{sentence}: {place}", remedy)
 
 
 def _name(entry: Collective) -> str:
-    group = {DEFAULT: ""}.get(entry.group, f" of group {entry.group[:12]}")
+    group = "" if entry.group == DEFAULT else f" of group {entry.group[:12]}"
     return f"{entry.kind} {entry.index}{group}"
 
 
@@ -152,12 +154,13 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 # --- Flight Recorder dumps of ranks that were not watched
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 16 * 2**20  # PyTorch keeps 2000 collectives, in 1 MB
 
 
 def dumps(folder: Path) -> list[RankLog]:
     """Return the logs of ranks by their dumps in JSON, a file for each rank: nccl_trace_rank_3.json."""
-    return [_log_of(path, int(path.stem.rpartition("_")[2])) for path in sorted(folder.glob("*rank_[0-9]*.json"))]
+    named = ((path, re.fullmatch(r".*rank_(\d{1,5})", path.stem, re.ASCII)) for path in sorted(folder.glob("*.json")))
+    return [_log_of(path, int(name[1])) for path, name in named if name]
 
 
 def _log_of(path: Path, rank: int) -> RankLog:

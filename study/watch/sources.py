@@ -17,7 +17,7 @@ from study.records.schema import Record
 from study.records.sections import Promised
 from study.watch.findings import texts
 
-MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
+MAX_BYTES = 2**16  # of a config: DeepSpeed's longest examples have 4 kB
 RECORD = "record"
 ACCELERATE = "Accelerate config"
 DEEPSPEED = "DeepSpeed config"
@@ -279,7 +279,7 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
     if seen.autocast in AUTOCAST:
         settings["precision"] = Setting(f"autocast to {AUTOCAST[seen.autocast]}")
     elif weights is not None:
-        settings["precision"] = Setting({"float32": "fp32"}.get(weights, f"cast to {weights}"))
+        settings["precision"] = Setting("fp32" if weights == "float32" else f"cast to {weights}")
     if seen.distributed_type:
         settings["engine"] = Setting(ENGINES.get(seen.distributed_type, "DDP"))
     return settings

@@ -8,17 +8,29 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from conftest import ROOT
-from shaped import failed, finished
+from shaped import changed, failed, finished, put
 
-from study.core import arms
+from study.cli import diagnosis
+from study.core import arms, files
 from study.core.errors import Stop
-from study.records import store
+from study.predict.front import Wanted
+from study.records import collectives, store
 from study.records.keeping import redact
-from study.watch import hangs
+from study.watch import differences, hangs
 from study.watch import sources as configs
 from study.watch.oom import reading
+from study.watch.oom.explain import Described, explain
 
-WRONG = [None, -1, 2**64, "../../etc/passwd", [[]], {"a": {}}]  # in the place of each value of a valid file
+WRONG = [
+    None,
+    -1,
+    2**64,
+    1e300,
+    True,
+    "../../etc/passwd",
+    [[]],
+    {"a": {}},
+]  # for each value of a valid file
 
 
 def damaged(whole: dict) -> Iterator[dict]:
@@ -30,6 +42,20 @@ def damaged(whole: dict) -> Iterator[dict]:
         if isinstance(value, dict):
             for inner in damaged(value):
                 yield whole | {key: inner}
+
+
+def read_config(path: Path) -> None:
+    """Compare it with itself, look for its mistakes, and take from it what an error about memory needs."""
+    source = configs.read(path)
+    differences.compare(source, source)
+    list(differences.mistakes(source))
+    explain("CUDA out of memory. Tried to allocate 1.00 GiB.", Wanted(), Described(config=path))
+
+
+def read_hang(path: Path) -> None:
+    logs = collectives.load(path.parent)
+    hangs.state(logs)
+    hangs.causes(logs)
 
 
 def read_and_redact(path: Path) -> None:
@@ -66,6 +92,10 @@ CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "
 FRAME = {"filename": "a.py", "line": 1, "name": "f"}
 CALL |= {"state": "scheduled", "time_created_ns": 1, "input_sizes": [[3]], "frames": [FRAME]}
 FAILED = failed("b", arm="zero3")
+LOG = {"rank": 0, "ranks": 2, "written_unix_s": 1.0, "still_s": 1.0, "recorded": True, "groups": {"0": [0, 1]}}
+LOG |= {"recent": [{"group": "0", "index": 1, "kind": "all_reduce", "elements": 3, "ended": False}]}
+DEEPSPEED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 5}}
+DEEPSPEED |= {"train_micro_batch_size_per_gpu": "8", "gradient_clipping": 1.0}
 DUMP = {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 PARSERS = {
     "dumps/rank_1.json": Parser(lambda path: hangs.dumps(path.parent), DUMP),
@@ -74,13 +104,29 @@ PARSERS = {
     ),
     "done/record.json": Parser(read_and_redact, finished("a")),
     "failed/record.json": Parser(read_and_redact, {"error": FAILED["error"]}, lambda part: json.dumps(FAILED | part)),
+    "hang/collectives-rank0.json": Parser(read_hang, LOG),
     "arm.yaml": Parser(read_arm_and_config, ACCELERATE),
+    "accelerate.yaml": Parser(read_config, ACCELERATE),
+    "ds.json": Parser(read_config, DEEPSPEED),
+    "trainer.json": Parser(
+        read_config, {"per_device_train_batch_size": "8", "output_dir": "x", "deepspeed": DEEPSPEED}
+    ),
     "fsdp.yaml": Parser(read_arm_and_config, yaml.safe_load((CONFIGS / "fsdp2.yaml").read_text())),
     "config.json": Parser(read_arm_and_config, json.loads((CONFIGS / "deepspeed" / "zero3_hpz.json").read_text())),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]
 BOMBS += ["? {a: b}\n: c\n", '{"a": "\\ud800"}', '{"a": NaN}', b"\xff\xfe", "a." * 5000 + "a = 1", "a: !!int ''\n"]
 BOMBS += ["a: &a [x]\n" + "".join(f"b{n}: [*a, *a]\n" for n in range(20)), "a: 9999-12-31T23:59:59-23:00\n"]
+# Aliases that stand for 86 million values, and two that lead back to themselves; nested where a config has a value.
+NINE = ", ".join(f"p{n}: *a{{}}" for n in range(9))
+BILLION = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{{NINE.replace('{}', str(n - 1))}}}\n" for n in range(1, 9))
+BOMBS += [
+    f"{BILLION}zero_optimization: {{stage: 2}}\n",
+    "gradient_clipping: &g [*g]\n",
+    "zero_optimization: &z {stage: *z}\n",
+]
+BOMBS += ["gradient_clipping: 0x" + "f" * 5000, "0x" + "f" * 5000 + ": 1\nzero_optimization: {stage: 2}\n"]
+BOMBS += [f"zero_optimization: {'[' * depth}{']' * depth}" for depth in (40, 300)]
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -93,3 +139,83 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, name):
     for content in (*BOMBS, *contents, whole[: len(whole) // 2], ""):
         path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
         is_valid_or_a_sentence(parser.read, path)
+
+
+# --- what is bounded: the names of files, numbers, sizes of what a text stands for ---------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rank_4000000000.json",
+        "rank_99999999999999999999.json",
+        "trace_rank_0_final.json",
+        "rank_0a.json",
+        "rank_1².json",
+    ],
+)
+def test_a_name_without_a_rank_is_no_dump(tmp_path, name):
+    (tmp_path / f"{name}.json").write_text(json.dumps(DUMP))
+    assert hangs.dumps(tmp_path) == []
+
+
+@pytest.mark.parametrize("sizes", [[[10**9] * 50_000], [["a" * 1000, 10**9]], [[[1, 2], 10**9]], [["9" * 4000] * 60]])
+def test_a_size_in_a_dump_is_one_that_64_bits_hold(tmp_path, sizes):
+    (tmp_path / "rank_0.json").write_text(json.dumps({"entries": [CALL | {"input_sizes": sizes}]}))
+    with pytest.raises(Stop, match="is no Flight Recorder dump"):
+        hangs.dumps(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ranks": 2 * 10**9},
+        {"rank": 4 * 10**9},
+        {"written_unix_s": 1e300},
+        {"written_unix_s": "NaN"},
+        {"groups": {"0": [10**9]}},
+    ],
+)
+def test_ranks_and_times_in_a_log_are_those_of_a_training(tmp_path, wrong):
+    (tmp_path / "collectives-rank0.json").write_text(json.dumps(LOG | wrong))
+    with pytest.raises(Stop, match="is not a log of collectives"):
+        collectives.load(tmp_path)
+
+
+def test_many_groups_and_many_ranks_are_told_at_once(tmp_path):
+    recent = [LOG["recent"][0] | {"group": str(number)} for number in range(40_000)]
+    (tmp_path / "collectives-rank0.json").write_text(
+        json.dumps(LOG | {"ranks": 2**17 - 1, "groups": {}, "recent": recent})
+    )
+    logs = collectives.load(tmp_path)
+    assert hangs.hangs(logs)[0].sentence.startswith("Ranks 1, 2, 3, 4, 5, 6, 7, 8, ... left no log")
+    assert "unequal batches" in hangs.hangs(logs)[0].remedy
+
+
+def test_a_text_that_stands_for_too_much_is_refused_before_it_is_made():
+    for text, why in ((BILLION, "200,000 values"), ("a: &a [*a]", "30 deep"), ("a: 0x" + "f" * 300, "1000 bits")):
+        with pytest.raises(ValueError, match=why):
+            files.from_yaml(text)
+    assert files.from_yaml("a: &a {b: 1}\nc: *a") == {"a": {"b": 1}, "c": {"b": 1}}, "an alias by itself is harmless"
+
+
+def test_a_record_of_millions_of_lists_is_refused(tmp_path):
+    (tmp_path / "record.json").write_text('{"observed": {"deepspeed": {"a": [' + "[]," * 300_000 + "[]]}}}")
+    with pytest.raises(Stop, match="more than 200,000 lists"):
+        store.read(tmp_path / "record.json")
+
+
+def test_an_endless_input_is_refused(monkeypatch):
+    with open("/dev/zero") as zero:  # noqa: PTH123  it is the standard input
+        monkeypatch.setattr(reading.sys, "stdin", zero)
+        with pytest.raises(Stop, match="the standard input has more than"):
+            reading.content(None)
+
+
+def test_a_broken_run_in_a_folder_is_listed_with_the_others(tmp_path, capsys):
+    put(tmp_path, finished("good"), changed(finished("odd"), memory__components=[3]), failed("full"))
+    answers = diagnosis.diagnose((tmp_path,))
+    assert [answer["run"] for answer in answers] == ["full", "good", "odd"]
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("good: zero2 on 2 ranks, done: ") for line in lines)
+    assert any("memory.components must be a table" in line for line in lines)

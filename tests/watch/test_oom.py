@@ -1,6 +1,7 @@
 """`study oom`: errors of public threads are named as their solutions name them, and sizes match a model's tensors."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -113,6 +114,39 @@ def test_a_config_and_a_log_say_how_the_training_is_distributed(tmp_path):
     found = explain(log + new(), Wanted(), Described(micro_batch=2))
     assert found.training.given == Described(arm="zero3", ranks=8, micro_batch=2, sequence=4096)  # a flag wins
     assert found.training.model.name == "llama3-8b"
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(4, 4096), (None, 4096), (3, None)])
+def test_tokens_are_multiples_of_those_that_are_given(rows, tokens):
+    """Almost any size is some number of tokens: 7.83 GiB is 146,688 of the width of an MLP."""
+    proposed = []
+    for tenths in range(10, 400):
+        described = Described(micro_batch=rows, sequence=tokens)
+        found = explain(new(f"{tenths / 10:.2f} GiB"), Wanted(model="llama3-8b"), described).causes
+        proposed += [re.search(r"= ([\d,]+) tokens x", cause.what) for cause in found]
+    counts = [int(match[1].replace(",", "")) for match in proposed if match]
+    assert counts
+    assert [count for count in counts if count % ((rows or 1) * (tokens or 1))] == []
+
+
+def test_a_message_ends_after_a_word():
+    line = reading.find(new() + " If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF").line
+    assert len(line) <= reading.LONGEST_LINE
+    assert line.endswith(" ...")
+    assert set(line.removesuffix(" ...").split()) <= set(new().split())
+
+
+def test_values_of_a_config_are_converted_or_dropped(tmp_path):
+    config = tmp_path / "mine.json"
+    kept = {"8": 8, 8: 8, "eight": None, "auto": None, True: None, -8: None, 8.5: None}
+    for value, taken in [*kept.items(), ([1], None), ({"a": 1}, None)]:
+        config.write_text(json.dumps({"per_device_train_batch_size": value, "output_dir": "x"}))
+        assert explain(new(), Wanted(), Described(config=config)).training.given.micro_batch == taken, value
+    for zero, arm in (({"stage": [2]}, "ddp"), ({"stage": 2, "offload_optimizer": {"device": ["cpu"]}}, "zero2_cpu")):
+        config.write_text(json.dumps({"zero_optimization": zero}))
+        assert explain(new(), Wanted(), Described(config=config)).training.given.arm == arm
+    with pytest.raises(Stop, match="'zreo3' is not an arm"):
+        explain(new(), Wanted(), Described(arm="zreo3"))
 
 
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):

@@ -93,7 +93,7 @@ def _clues(error: OomError) -> Iterator[Sign]:
     steps = [0, *(int(match[1] or match[2]) for match in re.finditer(STEPS, error.context))][-1]
     if steps >= MANY_STEPS:
         reason = f"{steps:,} steps had passed: these rows are longer, or something is kept"
-        yield {True: "leak", False: "activations"}[error.asked.is_small], HINT, reason
+        yield "leak" if error.asked.is_small else "activations", HINT, reason
 
 
 def _numbers(error: OomError) -> Iterator[Sign]:

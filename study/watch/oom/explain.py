@@ -6,6 +6,7 @@ The training is described by flags, by a config, and by what the log says of it,
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,6 +90,8 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
 
     Flags win over the config, and that over what the log says.
     """
+    if given.arm:
+        arms.load_arm(given.arm)  # a misspelt name is refused
     error = reading.find(text)
     log = reading.settings(text, error)
     config = _of_config(given.config)
@@ -110,17 +113,21 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     values = {name: each.value for name, each in sources.effective_settings(sources.read(path)).items()}
-    arm = "single" if values.get("ranks") == 1 else "ddp"
-    return values | {"arm": _sharded_arm(values) or arm, "micro_batch": values.get("rows per pass and rank")}
+    values["micro_batch"] = values.get("rows per pass and rank")
+    for name in NUMBERS:
+        text = str(values.get(name))  # JSON and YAML may have a number in quotes
+        values[name] = int(text) if re.fullmatch("[1-9][0-9]{0,8}", text) else None
+    arm = "single" if values["ranks"] == 1 else "ddp"
+    return values | {"arm": _sharded_arm(values) or arm}
 
 
 def _sharded_arm(values: dict[str, Any]) -> str | None:
     """Return the arm that is nearest to the settings of a config or a log. None if they name neither ZeRO nor FSDP."""
     if values.get("engine") == "FSDP" or "fsdp" in values:
         return "fsdp2"
-    if not values.get("stage"):
+    if str(values.get("stage")) not in ("1", "2", "3"):
         return None
-    if {values.get(part) for part in arms.OFFLOADS} - {None, "none"}:
+    if any(values.get(part) not in (None, "none") for part in arms.OFFLOADS):
         return f"zero{values['stage']}_cpu"  # a disk holds it as well as the host does: the GPU's part is the same
     return f"zero{values['stage']}"
 
@@ -149,7 +156,7 @@ def _matches(error: OomError, training: Training) -> list[Match]:
     matched = list(_of_tokens(asked, training))
     for (cause, elements, text), element_bytes in itertools.product(_tensors(training), (4, 2)):
         if asked.low <= elements * element_bytes <= asked.high:
-            points = {"optimizer": OF_THE_MODEL}.get(cause, EXACT)
+            points = OF_THE_MODEL if cause == "optimizer" else EXACT
             matched.append(Match(cause, f"{text} x {element_bytes} bytes", points))
     # --- the surest of each cause; beside a number that is the model's own, one of tokens may be by chance
     best = {match.cause: match for match in sorted(matched[::-1], key=lambda match: match.points)}
@@ -186,7 +193,7 @@ def _of_tokens(asked: Asked, training: Training) -> Iterator[Match]:
     # --- a vector for each token: a row of logits, or what lies between the two layers of an MLP
     given = training.given
     rows = given.micro_batch or 1
-    sequence = given.sequence or 0
+    sequence = given.sequence or 1
     dimensions = {}
     vocabulary = given.vocabulary
     if training.model is not None:
@@ -207,16 +214,19 @@ def _of_tokens(asked: Asked, training: Training) -> Iterator[Match]:
 
 
 def _count(asked: Asked, unit_bytes: int, power: int, known: int) -> tuple[int, int]:
-    """Return the tokens that give the asked size with a unit, and the points for how likely they are: 0 if none do."""
-    low, high = ((bound / unit_bytes) ** (1 / power) for bound in (asked.low, asked.high))
-    if low <= known <= high:
+    """Return the tokens that give the asked size with a unit, and the points for how likely they are: 0 if none do.
+
+    They are a multiple of those that are known. `known` is 1 if none are.
+    """
+    low, high = ((bound / unit_bytes) ** (1 / power) / known for bound in (asked.low, asked.high))
+    if known > 1 and low <= 1 <= high:
         return known, KNOWN
-    least = max(math.ceil(low), FEWEST)
-    if high < least or low > LONGEST:
+    least = math.ceil(max(low, FEWEST / known))
+    if high < least or low * known > LONGEST:
         return 0, 0
     # The multiple of the largest power of two that lies between them: without the digits in which they differ.
     digits = ((least - 1) ^ int(high)).bit_length() - 1
-    roundest = int(high) >> digits << digits
+    roundest = (int(high) >> digits << digits) * known
     return roundest, POSSIBLE if roundest % ROUND else IS_ROUND
 
 

@@ -3,6 +3,7 @@
 import functools
 import re
 import sys
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from study.core import files
 from study.core.errors import Stop
 
 MAX_BYTES = 20 * 2**20  # of a log
+ITS_END = "give its end: tail -c 10M train.log"
 LONGEST_LINE = 300  # characters that are shown
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
@@ -75,10 +77,13 @@ class OomError:
 
 def content(where: str | None) -> str:
     """Return the text of a file, of the standard input (`-` or nothing), or the text itself."""
-    if where is None and sys.stdin.isatty():
+    if sys.stdin is None or (where is None and sys.stdin.isatty()):
         raise Stop("no error is given", "paste it in quotes, name the log that holds it, or pipe the log in")
     if where in (None, "-"):
-        return sys.stdin.buffer.read()[-MAX_BYTES:].decode(errors="replace")
+        text = sys.stdin.buffer.read(MAX_BYTES + 1)  # a pipe may have no end
+        if len(text) > MAX_BYTES:
+            raise Stop(f"the standard input has more than {MAX_BYTES:,} bytes", ITS_END)
+        return text.decode(errors="replace")
     if len(where) > LONGEST_LINE or not (re.fullmatch(r"\S*[/.]\S+", where) or Path(where).exists()):
         return where
     try:
@@ -86,7 +91,7 @@ def content(where: str | None) -> str:
     except FileNotFoundError:
         raise Stop(f"there is no file {where:.200}", "name a log, or give the error in quotes") from None
     except (OSError, ValueError) as error:
-        raise Stop(f"{where!r} cannot be read ({files.why(error)})", "give its end: tail -c 10M train.log") from None
+        raise Stop(f"{where!r} cannot be read ({files.why(error)})", ITS_END) from None
 
 
 def find(text: str) -> OomError:
@@ -99,7 +104,7 @@ def find(text: str) -> OomError:
             begins = [at for at in begins if text.startswith("cuda", at) or "pin" in text[max(0, at - CALL) : at]]
         if begins:
             return _error(kind["where"], text, begins)
-    what = f"no error about memory is in {text.strip()[:60]!r}"
+    what = f"no error about memory is in {textwrap.shorten(text[:ABOVE], 60, placeholder=' ...')!r}"
     raise Stop(what, "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`")
 
 
@@ -117,7 +122,7 @@ def _error(where: str, text: str, begins: list[int]) -> OomError:
         unallocated = max(0, reserved - (sizes["allocated"] or 0))
     return OomError(
         where=where,
-        line=message[:LONGEST_LINE],
+        line=textwrap.shorten(message, LONGEST_LINE, placeholder=" ..."),
         context=text[max(0, begin - ABOVE) : first + MESSAGE // 3],
         count=len(begins),
         asked=_asked(where, message),
@@ -148,7 +153,8 @@ def _asked(where: str, message: str) -> Asked:
         return Asked(text, *SEGMENTS[size])
     # The message has two digits after the point: the tensor may be half of the last one smaller or larger.
     half = UNITS[unit] * 10 ** -len(number.partition(".")[2]) / 2
-    return Asked(text, int(size - half - {"GPU": ROUND}.get(where, 0)) + 1, int(size + half))
+    rounded = ROUND if where == "GPU" else 0
+    return Asked(text, int(size - half - rounded) + 1, int(size + half))
 
 
 def settings(text: str, error: OomError) -> dict[str, str]:
