@@ -204,7 +204,7 @@ def _of_fsdp(config: dict, path: Path) -> dict[str, Any]:
     fsdp = _checked(Fsdp, config.get("fsdp_config"), path, "fsdp_config")
     meshes = _checked(Groups, config.get("parallelism_config", {}), path, "parallelism_config")
     # Its offload is one switch: states and weights go to the host together.
-    home = {True: "cpu", False: "none"}[fsdp.fsdp_offload_params]
+    home = "cpu" if fsdp.fsdp_offload_params else "none"
     return {
         "fsdp": config["fsdp_config"],
         "offload_optimizer": home,

@@ -58,14 +58,14 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
     needed = {"C++ compiler": (compiler(), GET_COMPILER), "ninja": (shutil.which("ninja"), GET_NINJA)}
     if gpus:
         needed["CUDA toolkit"] = (nvcc(), GET_CUDA)
-    needed["operators"] = ({0: "compiled"}.get(len(missing(gpus))), "study doctor --fix")
+    needed["operators"] = (None if missing(gpus) else "compiled", "study doctor --fix")
     needed |= {name: (version, GET_PACKAGES) for name, version in machine.versions().items()}
     outside = "; ".join(machine.outside())
     return [
         Finding("system", platform.platform()),
         Finding("cores", str(usable_cores())),
         Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
-        Finding("shared memory", f"{size(shared_bytes)} free", {False: GET_SHARED}.get(shared_bytes >= SHARED_BYTES)),
+        Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
         devices,
         _disk(folder, speed_bytes),
         Finding("ranges", outside or "all versions are in the ranges that were run", GET_PACKAGES if outside else None),

@@ -101,7 +101,7 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
     for gpu in GPUS.values():
         if gpu.name == device_name:
             peaks = gpu.peaks | {"fp32": gpu.flops_per_s(True, tf32)}
-            return peaks.get({"fp32": "fp32", "fp16": "fp16"}.get(precision, "bf16"))
+            return peaks.get(precision if precision in ("fp32", "fp16") else "bf16")
     return None
 
 

@@ -28,7 +28,7 @@ WITHOUT_VALUES = "0.0 cannot be raised to a negative power (PyTorch's Adafactor 
 def classes(optimizer: str | None, arm: Arm) -> set[str]:
     """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
     if arm.deepspeed and arm.offload_optimizer != "none":
-        return {{"ZenFlow": "ZenFlowCPUAdam"}.get(str(arm.for_cuda_alone), "DeepSpeedCPUAdam")}
+        return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
     name = CLASSES[optimizer or "adamw"]  # records before there was a choice have none
     return {name, f"Master{name}"}
 

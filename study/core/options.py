@@ -1,10 +1,74 @@
-"""Reads options from the command line with tyro, whose help shows `--gpu STR` where None is the default."""
+"""Reads options from the command line with tyro. A mistake in them is one sentence, as everywhere else."""
 
+import contextlib
+import math
+import re
 from collections.abc import Callable
 
 import tyro
+from tyro import _errors as mistakes  # private: pyproject.toml says with which versions it was tried
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from study.core.errors import Stop, nearest
+
+OPTIONS = ConstructorRegistry()
+UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
+# What other programs call our options, unless the spelling is near.
+MEANT = {"--stage": "--arm", "--zero-stage": "--arm", "--batch-size": "--micro-batch", "--dtype": "--precision"}
 
 
 def parsed(command: Callable, *config, **options):
-    """Call a command, or build a dataclass, with the options of the command line. For a mistake, exit with code 2."""
-    return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), **options)
+    """Call a command, or build a dataclass, with the options of the command line. Raise Stop for a mistake in them.
+
+    The help shows `--gpu STR` where None is the default.
+    """
+
+    def refuse(event: mistakes.ParseErrorEvent) -> None:
+        remedy = f"{event.prog} --help explains the options"
+        match event:
+            case mistakes.UnrecognizedArgs(tokens=[word, *_]):
+                usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
+                known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage)
+                name = word.partition("=")[0].replace("_", "-")
+                meant = MEANT.get(name)
+                remedy = f"did you mean {meant!r}?" if meant in known else nearest(name, known, otherwise=remedy)
+                raise Stop(f"{event.prog} takes no {word:.80}", remedy)
+            case mistakes.MissingArgs(missing_arguments=[missing, *_]):
+                raise Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
+            case mistakes.ParseErrorEvent(argument=argument) if argument:
+                choices = ", ".join(sorted({*getattr(event, "choices", ())} - {"None"}))
+                message = getattr(event, "message", f"must be one of {choices}" if choices else "must have a value")
+                raise Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
+
+    with mistakes.on_parse_error(refuse):
+        return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), registry=OPTIONS, **options)
+
+
+def _name(argument) -> str:
+    return argument.lowered.name_or_flags[-1]
+
+
+@OPTIONS.primitive_rule
+def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Read numbers as people write them: 8k, 7B, 1e9."""
+    kind = info.type
+    if kind not in (int, float):
+        return None
+
+    def read(words: list[str]) -> float:
+        digits, unit, _ = re.split("([kmb]?)$", words[0].lower(), maxsplit=1)
+        with contextlib.suppress(ValueError, OverflowError):  # int() of nan and inf
+            value = float(digits) * UNITS[unit]
+            if kind(value) == value and math.isfinite(value):
+                return kind(value)
+        raise ValueError(
+            f"must be a {'whole ' if kind is int else ''}number, such as 8, 8k or 7B (got {words[0]!r:.80})"
+        )
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )

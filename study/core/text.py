@@ -65,12 +65,12 @@ def number_of(number: int, things: str) -> str:
 def times(ratio: float) -> str:
     """Return a ratio with two digits: 2.5 times, 1.0 times."""
     text = short(float(f"{ratio:.2g}"))
-    return {"1": "1.0"}.get(text, text) + " times"
+    return "1.0 times" if text == "1" else f"{text} times"
 
 
 def percent(share: float, sign: str = "") -> str:
     """Return a share: 3.4%, or 12%. With the sign "+" also above zero it is signed: +3.4%."""
-    digits = {True: 1, False: 0}[abs(share) < 0.1]
+    digits = 1 if abs(share) < 0.1 else 0
     return f"{share:{sign}.{digits}%}"
 
 
@@ -122,7 +122,7 @@ def show(rows: list[dict]) -> None:
 def console() -> "Console":
     from rich.console import Console
 
-    width = {True: None, False: UNCUT}[sys.stdout.isatty()]
+    width = None if sys.stdout.isatty() else UNCUT
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 

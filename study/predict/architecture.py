@@ -98,7 +98,9 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     if wanted.params and not (name or wanted.layers or wanted.hidden):
         name = _of_size(wanted.params)
     elif name is None or wanted.params or wanted.layers or wanted.hidden:
-        what = "one model is needed: --model and --params cannot be combined, and adapters need --model"
+        what = "--model and --params cannot be combined"
+        if name is None:
+            what = "adapters need --model" if wanted.params and wanted.lora_rank else "no model is given"
         raise Stop(what, "give --model, or --params with --layers and --hidden")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):

@@ -1,7 +1,9 @@
 """The process around the trainer: from the command line to the record, also when something fails."""
 
 import contextlib
+import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import torch.distributed as dist
 
 from study.core import arms, machine
 from study.core import optimizers as combinations
-from study.core.errors import Stop
+from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
 from study.core.settings import Flags, check, check_steps, resolve
 from study.measure.collectives import Heartbeat
@@ -63,6 +65,8 @@ def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
             code = 0
         except BaseException as error:
             ending.fail(folder, rank, error, launch)
+            if isinstance(error, KeyboardInterrupt):  # as a shell says it: the launcher reports this code
+                code = 128 + signal.Signals[str(error)]
     ending.leave(code)
 
 
@@ -70,7 +74,9 @@ def read_flags(train: Train, rank: int) -> Flags:
     """Read the flags from the command line. Only the first rank prints help or a mistake."""
     text = sys.modules[train.__module__].__doc__
     try:
-        return parsed(Flags, prog="train.py", description=text, console_outputs=rank == 0)
+        # Another rank may print into nothing, so that a mistake is told once.
+        with contextlib.redirect_stderr(sys.stderr if rank == 0 else io.StringIO()), exit_on_stop():
+            return parsed(Flags, prog="train.py", description=text, console_outputs=rank == 0)
     except SystemExit as error:
         if rank != 0 and error.code:
             time.sleep(ending.LINGER_S)  # rank 0 prints the mistake; torchrun must see it end first

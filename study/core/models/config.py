@@ -66,7 +66,7 @@ def _for_training(config: PretrainedConfig, attention: str | None, dropout: floa
     config = _part_that_trains(config)
     config.use_cache = False  # of keys and values, which only generation needs
     fused = class_for(config)._supports_sdpa
-    attention = attention or {True: "sdpa", False: "eager"}[fused]
+    attention = attention or ("sdpa" if fused else "eager")
     if attention == "sdpa" and not fused:
         raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
     config._attn_implementation = attention
