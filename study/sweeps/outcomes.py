@@ -28,7 +28,8 @@ SIGNAL_TO_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)
 # Accelerate's message on the single process that it starts without torchrun; and a part of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 SAID = re.compile(r"^(?!\s|Traceback \(most recent call last\)).+", re.MULTILINE)  # of a traceback only the last line
-ENDS = {-each: each.name for each in signal.Signals}  # by exit code
+# By exit code: as Python reports a signal, and as a shell and our trainer do.
+ENDS = {code: each.name for each in signal.Signals for code in (-each, 128 + each)}
 # Signals with which a user ends a launch, or torchrun a rank, and the status of a run that ends so.
 ON_PURPOSE = dict.fromkeys(("SIGTERM", "SIGINT", "SIGHUP"), "killed")
 ACCIDENTS = {*ENDS.values()} - {*ON_PURPOSE}
@@ -84,6 +85,9 @@ def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> S
         return None
     # --- then what the launcher reports; of several dead ranks, the root cause stands first
     for end in ends:
+        if end.how == "SIGABRT" and collectives.MISMATCH.search(output):
+            what = f"{end.name} was ended by gloo: the ranks called different collectives"
+            return Stop(what, "look for an `if` on the rank around one", where=end.where)
         if end.how in ACCIDENTS:
             what = f"{end.name} was killed ({end.how}; {WITHOUT_KILLS[kills]})"
             return Stop(what, "see its output.txt, and start it again", where=end.where)
@@ -91,7 +95,9 @@ def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> S
         return None
     # --- no rank wrote the reason: its imports failed, or a signal came while it imported, before it had a record
     first = ends[0]
-    what = f"{first.name} ended with {first.how} and no record of why: {' | '.join(SAID.findall(output)[-LAST_LINES:])}"
+    what = f"{first.name} ended with {first.how}"
+    if first.how not in ON_PURPOSE:
+        what += f" and no record of why: {' | '.join(SAID.findall(output)[-LAST_LINES:])}"
     return Stop(what, "see its output.txt", ON_PURPOSE.get(first.how, "failed"), first.where)
 
 

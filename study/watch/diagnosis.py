@@ -5,6 +5,7 @@ sizes, and `memory_bytes` and `traffic_bytes` are what the finding costs. A rule
 value that it needs.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -22,8 +23,11 @@ FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 LARGE = 0.1  # of the peak: a smaller share gets no finding
 WHOLE = 0.9  # of the weights
+# Optimizers whose update of an element depends on its row, column or norm. DeepSpeed's Muon gets whole matrices.
+MATRIX_WISE = "(?i)adafactor|came|shampoo|soap|galore|apollo|lamb|lars|adam_?mini"
 REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 STATES = ("weights", "gradients", "master", "moments")
+LOST_RANK = "another rank died"  # how a rank's record says that its connection broke
 KEPT = {None, "none"}  # where what is not offloaded is
 
 Results = Iterator[tuple[str, dict[str, Any]]]
@@ -132,11 +136,17 @@ def fsdp(facts: Facts) -> Results:
     wrapper = facts.wrapper
     # Without a GPU Accelerate makes DDP of an FSDP config, or nothing at all (state.py:769), and prints nothing.
     if required(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
-        yield {"cpu": "fsdp_off_on_a_cpu"}.get(facts.device, "fsdp_off"), {}
+        yield "fsdp_off_on_a_cpu" if facts.device == "cpu" else "fsdp_off", {}
 
 
 def ranks(facts: Facts) -> Results:
     """Name ranks that do not train together. Each of them prints losses that look right."""
+    # gloo ends the process in C++ if it receives more than it expects: Python sees no exception there, and prints none.
+    if facts.record.error and facts.record.error.message == LOST_RANK:
+        yield "rank_without_a_word", {}
+    rates = facts.watched.largest_rates
+    if len({*rates}) > 1:
+        yield "unequal_rates", {"least": min(rates), "most": max(rates), "rank": rates.index(max(rates))}
     # Without a GPU and without `cpu=True`, Accelerate 1.15.0 answers DistributedType.NO to two processes that use gloo:
     # two trainings that share nothing, and each exits with 0 (state.py:769, measured).
     counted = facts.seen.ranks_counted or facts.ranks
@@ -147,8 +157,18 @@ def ranks(facts: Facts) -> Results:
     # Replicas that share gradients move each of them once a step. What moves a few bytes only averages a loss.
     reduced_bytes = facts.moved_bytes(*REDUCING)
     if reduced_bytes <= FEW * facts.weights_bytes:
-        id = {"NO": "no_wrap"}.get(facts.seen.distributed_type or "", "gradients_not_shared")
-        yield id, {"reduced_bytes": reduced_bytes}
+        is_alone = facts.seen.distributed_type == "NO"
+        yield "no_wrap" if is_alone else "gradients_not_shared", {"reduced_bytes": reduced_bytes}
+
+
+def optimizer(facts: Facts) -> Results:
+    """Name an optimizer that updates nothing of the model, or whole matrices of which ZeRO leaves it pieces."""
+    if facts.watched.optimized_tensors == 0:
+        yield "optimizer_of_other_tensors", {}
+    # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:
+    # a last loss of 7.65795 under DDP, and of 7.64581 under stage 1, with PyTorch's Adafactor.
+    if required(facts.seen.stage) and re.search(MATRIX_WISE, facts.optimizer):
+        yield "matrices_in_pieces", {}
 
 
 def clipping(facts: Facts) -> Results:
@@ -167,7 +187,7 @@ def clipping(facts: Facts) -> Results:
     elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
         # A yaml with `gradient_clipping: 0.0` comes here: Accelerate drops the zero, and DeepSpeed then clips at 1.0.
         # Measured: -1.0 in the yaml switches clipping off, and so does 0.0 in a DeepSpeed json.
-        yield {True: "clipping_differs", False: "clipping_missing"}[is_zero], {}
+        yield "clipping_differs" if is_zero else "clipping_missing", {}
 
 
 def accumulation(facts: Facts) -> Results:
@@ -181,7 +201,7 @@ def accumulation(facts: Facts) -> Results:
     # Who divides: Accelerate under DDP and FSDP (accelerator.py:2851), the engine under DeepSpeed
     # (runtime/engine.py:3413). Measured: with 2 and with 4 passes a step, DDP and stages 0 to 3 have equal losses.
     if parts not in (1, passes):
-        yield {1: "accumulate_unused"}.get(passes, "passes_differ"), {}
+        yield "accumulate_unused" if passes == 1 else "passes_differ", {}
     # The script's own division may be for something else, but not if it is by the same number.
     if parts > 1 and facts.watched.loss_divisor == parts:
         yield "loss_divided_twice", {}
@@ -349,7 +369,7 @@ def traffic(facts: Facts) -> Results:
             yield id, {"times": times, "traffic_bytes": moved_bytes}
 
 
-MISTAKES = (deepspeed, fsdp, ranks, clipping, accumulation, rows, precision, offloading, checkpointing)
+MISTAKES = (deepspeed, fsdp, ranks, optimizer, clipping, accumulation, rows, precision, offloading, checkpointing)
 COSTS = (buckets_and_copies, gathered_weights, activations, states, traffic)
 
 

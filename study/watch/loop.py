@@ -65,6 +65,8 @@ class Loop:
         self.model = watch.model
         self.step = Step()
         self.inputs: list[str] = []  # shapes and digests, of the first passes
+        self.rate = 0.0  # the largest
+        self._inner = roles.inner_optimizer(watch.optimizer)
         self._is_engine = watch.is_engine
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
         self._trained = [each for each in self.model.parameters() if each.requires_grad and is_plain]
@@ -85,8 +87,7 @@ class Loop:
             # Accelerate's optimizer calls the inner one only where a step ends (optimizer.py:169), so this hook counts
             # updates and not passes. GradScaler does not call it after an overflow (torch/amp/grad_scaler.py:371): such
             # a step joins the next.
-            inner = roles.inner_optimizer(self.watch.optimizer)
-            self._undo.callback(inner.register_step_post_hook(lambda *_: self._end_step()).remove)
+            self._undo.callback(self._inner.register_step_post_hook(lambda *_: self._end_step()).remove)
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         # --- what the loop does besides
         if self.accelerator is not None:
@@ -147,7 +148,7 @@ class Loop:
 
     def _clip(self, section, name: str, original, parameters, max_norm, *args, **kwargs):
         """Note the value; 0 means off. The Trainer gives infinity to get only the norm. A tensor may be on a GPU."""
-        setattr(section, name, {math.inf: 0.0}.get(max_norm, max_norm) if is_number(max_norm) else None)
+        setattr(section, name, (0.0 if max_norm == math.inf else max_norm) if is_number(max_norm) else None)
         return original(parameters, max_norm, *args, **kwargs)
 
     @guarded
@@ -203,7 +204,7 @@ class Loop:
     @guarded
     def _end_backward(self) -> None:
         last_phase = self.log.marks[-1][0]
-        self.log.mark({"backward": "waiting"}.get(last_phase, "backward"))  # the hook of DDP marked the end
+        self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
         # Only gradients that become None are noticed, as zero_grad makes them by default
         # (torch/optim/optimizer.py:1024): zeros could only be seen by reading values, which waits for a GPU.
         self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
@@ -215,6 +216,8 @@ class Loop:
         # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
         self._cleared.append(self.step.cleared)
         self.watched.passes_cleared = statistics.mode(self._cleared)
+        rates = [group["lr"] for group in self._inner.param_groups]
+        self.rate = max([self.rate, *filter(is_number, rates)])
         self.watch.add(self.step)
         self.step = Step()
 

@@ -10,6 +10,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.text import wrapped
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
+from study.records.collectives import MISMATCH
 from study.records.schema import Record
 from study.records.sections import (
     Collective,
@@ -23,6 +24,7 @@ from study.records.sections import (
     Time,
     Traffic,
 )
+from study.watch.diagnosis import LOST_RANK
 from study.watch.steps import in_words
 from study.watch.trends import Column, Table, seconds, stacked
 
@@ -37,6 +39,7 @@ class RankMeasurements(Section):
     components: RankComponents | None
     traffic: dict[str, Collective] | None
     inputs: list[str] | None
+    rate: float  # the largest learning rate; 0 if it is in a tensor, which is not read
     knows_losses: bool  # of all steps
 
 
@@ -49,6 +52,7 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
     seen = record.observed
     seen.held_parameters_per_rank = _each(ranks, "held_parameters")
     record.watched.inputs_per_rank = _each(ranks, "inputs")
+    record.watched.largest_rates = _each(ranks, "rate")
     record.memory = Memory(per_rank=_each(ranks, "memory"), components=Components(per_rank=_each(ranks, "components")))
     record.traffic = Traffic(per_rank=_each(ranks, "traffic"))
     # --- what they wrote into their files of steps
@@ -120,7 +124,13 @@ FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing;
 ENDINGS = (
     (device_is_full, "the device ran out of memory ({text})", FEWER_ROWS, "oom"),
     (host_is_full, "the host refused more memory ({text})", FEWER_ROWS, "host_oom"),
-    (lost_connection, "another rank died", "look in the launcher's output for which one, and why", "failed"),
+    (
+        lambda error: MISMATCH.search(str(error)),
+        "the ranks called different collectives ({text})",
+        "look for an `if` on the rank around one",
+        "failed",
+    ),
+    (lost_connection, LOST_RANK, "look in the launcher's output for which one, and why", "failed"),
 )
 
 

@@ -190,7 +190,8 @@ class Watch:
             held_parameters=self.record.observed.held_parameters,
             components=self.instruments.components,
             traffic=self.instruments.counts,
-            inputs={True: self.loop.inputs}.get(has_own_rows),
+            inputs=self.loop.inputs if has_own_rows else None,
+            rate=self.loop.rate,
             knows_losses=self.steps.knows_losses,
         )
 
@@ -215,6 +216,10 @@ class Watch:
         record.promised = intended_settings(config, self.arguments)
         name = type(roles.plain_model(self.model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
         record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.kind or kind, model=name)
+        if not self.is_engine:
+            groups = roles.inner_optimizer(self.optimizer).param_groups
+            updated = {id(tensor) for group in groups for tensor in group["params"]}
+            record.watched.optimized_tensors = sum(id(tensor) in updated for tensor in self.model.parameters())
         record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
         record.observed.arm = results.arm_of(record.observed)
         if roles.fsdp_version(self.model) == 1:

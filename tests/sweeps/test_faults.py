@@ -133,6 +133,7 @@ SIGKILLED = (
     "died with <Signals.SIGKILL: 9>",
 )
 GLOO = {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [127.0.0.1]"}
+MISMATCH = "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 179972 vs 4. Received data size\n"
 BUG = {"kind": "ValueError", "message": "no such row"}
 GONE = {"message": "another rank ended without an error message", "where": "another rank"}
 HUB = {"message": "the connection to the hub is lost"}
@@ -154,6 +155,9 @@ ENDS = [
     # On a full disk there is no room for the record, but some in the last block of the output.
     ("running", {}, PRINTED + FAILED, 1, 0, "failed", f"{NO_REASON}record.json cannot be written", "rank 3"),
     ("running", {}, TORCHRUN.replace("-11", "-15"), 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
+    ("running", {}, TORCHRUN.replace("-11", "143"), 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
+    # gloo ends a rank in C++, and the others lose it
+    ("failed", GLOO, f"{MISMATCH}{TORCHRUN.replace('-11', '-6')}", 1, 0, "failed", "rank 3 was ended", "rank 3"),
     ("running", {}, SIGNALLED, 1, 0, "killed", "a process of the launch ended with SIGINT", None),
     ("running", {}, "", -15, 0, "killed", "a process of the launch ended with SIGTERM", None),
 ]

@@ -1,6 +1,7 @@
 """A small loop on two ranks, run once for each everyday mistake in its arguments: everyday.py FOLDER MISTAKE ..."""
 
 import contextlib
+import copy
 import sys
 from pathlib import Path
 
@@ -24,7 +25,9 @@ def train(folder: Path, mistake: str) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else PASSES)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trained = copy.deepcopy(model) if mistake == "optimizer_of_a_copy" else model
+    rate = 1e-2 if mistake == "unequal_rates" and accelerator.process_index else 1e-3
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=rate)
     data = TensorDataset(torch.randn(STEPS * PASSES * 8, 32, generator=torch.Generator().manual_seed(1)))
     rows = {"unequal_rows": 4 - 2 * accelerator.process_index}.get(mistake, 4)
     loader = DataLoader(data, rows)

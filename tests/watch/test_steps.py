@@ -98,10 +98,17 @@ def test_what_is_usual_is_no_finding(columns):
 def test_a_rank_has_the_rows_of_most_steps(alike, rows):
     varied = np.where(np.arange(100) < alike, 0, np.arange(100))
     unread = dict.fromkeys(("held_parameters", "components", "traffic", "inputs"))
-    rank = results.RankMeasurements(memory=RankMemory(), knows_losses=False, **unread)
+    rank = results.RankMeasurements(memory=RankMemory(), rate=1e-3, knows_losses=False, **unread)
     record = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00", observed={"ranks": 2})
     results.fill(record, [rank, rank], [table(rows=8 + varied), table(rows=4 + varied)], after=5)
     assert record.watched.rows_per_rank == rows
+
+
+@pytest.mark.parametrize(("waiting", "found"), [(0.03, ["straggler"]), (0.3, [])])
+def test_a_slow_rank_counts_by_what_all_lose(waiting, found):
+    """Its own work takes a fifth longer: 10 % of a short step, and 2 % of a long one."""
+    tables = {0: table(waiting=waiting), 1: table(backward=0.026, waiting=waiting)}
+    assert [finding.id for finding in trends.findings(tables)] == found
 
 
 def test_a_rank_is_slow_only_by_its_own_work():
