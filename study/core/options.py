@@ -35,9 +35,11 @@ def parsed(command: Callable, *config, **options):
                 raise Stop(f"{event.prog} takes no {word:.80}", remedy)
             case mistakes.MissingArgs(missing_arguments=[missing, *_]):
                 raise Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
-            case mistakes.ParseErrorEvent(argument=argument) if argument:
-                choices = ", ".join(sorted({*getattr(event, "choices", ())} - {"None"}))
-                message = getattr(event, "message", f"must be one of {choices}" if choices else "must have a value")
+            case mistakes.InvalidChoice(argument=argument, choices=choices):
+                raise Stop(f"{_name(argument)} must be one of {', '.join(sorted({*choices} - {'None'}))}", remedy)
+            case mistakes.BadValue(argument=argument):
+                raise Stop(f"{_name(argument)} must have a value", remedy)
+            case mistakes.InstantiationFailure(argument=argument, message=message) if argument:
                 raise Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
 
     with mistakes.on_parse_error(refuse):
