@@ -90,9 +90,16 @@ def like(name: str, memory_bytes: float, tflops: float | None) -> str:
         raise Stop(f"--gpu-tflops must be from 1 to {MOST_TFLOPS} (got {tflops})", "give its speed in 16 bits")
     speed = 1.0 if tflops is None else tflops * 1e12 / gpu.peaks["fp16"]
     peaks = {kind: speed * peak for kind, peak in gpu.peaks.items()}
-    moved = {"memory_bytes": int(memory_bytes), "memory_bytes_per_s": speed * gpu.memory_bytes_per_s}
     new = f"{name} of {memory_bytes / 1e9:.3g} GB"
-    GPUS[new] = replace(gpu, name="a card or a slice", peaks=peaks, like=name, source="as you say", **moved)
+    GPUS[new] = replace(
+        gpu,
+        name="a card or a slice",
+        peaks=peaks,
+        like=name,
+        source="as you say",
+        memory_bytes=int(memory_bytes),
+        memory_bytes_per_s=speed * gpu.memory_bytes_per_s,
+    )
     return new
 
 
