@@ -236,10 +236,13 @@ def _of_stages_1_and_2(engine: Engine, standing: list[int], moments: list[int]) 
     once = [each.elements * engine.weight_bytes for each in engine.tensors]
     if engine.offloads or engine.copied_bytes:
         once.append(flat_bytes)
+    in_pass = [engine.bucket_elements * engine.reduced_bytes]
     kept = update = []
     if not engine.offloads:
         kept, update = [engine.owned_whole_bytes], [flat_bytes, engine.part * engine.copied_bytes]
-    return Sizes(standing, moments, [engine.bucket_elements * engine.reduced_bytes], update, [], kept, once)
+    if engine.stage == 1:  # it has its own part of the gradients from the last pass on
+        return Sizes(standing, moments, in_pass + kept, kept + update, [], (), once)
+    return Sizes(standing, moments, in_pass, update, [], kept, once)
 
 
 def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
@@ -264,7 +267,8 @@ def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
     tape = setup.model.tape(setup.trace_options, setup.micro_batch)
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
     in_buckets = (setup.ranks > 1 or setup.in_ddp) and setup.accumulation == 1 and setup.library.bucket_view
-    keeps_gradients = not (setup.fsdp or setup.deepspeed or in_buckets)
+    collects = setup.stage == 1 and setup.accumulation > 1
+    keeps_gradients = collects or not (setup.fsdp or setup.deepspeed or in_buckets)
     gradients: list[Block] = []
     made_once = allocator.take_all(sizes.made_once)
     allocator.take_all(sizes.standing)
