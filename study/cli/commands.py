@@ -61,6 +61,8 @@ def main() -> None:
         try:
             start(sys.argv[1:])
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise Stop(f"{error.filename!r:.80} is too long for a name", "give the name of a file") from None
             if error.errno not in (errno.EPIPE, errno.ENOSPC):  # a closed pipe: as in `study arms | head -3`
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes once more when it ends

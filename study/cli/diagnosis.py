@@ -47,17 +47,15 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
             if not is_list:
                 raise
             answer = About(folder.name, stop.what)  # the others are listed all the same
-        answers.append(answer)
+        answers.append(asdict(answer))
         _show(answer, answer.findings[:1] if is_list else answer.findings)
         if answer.not_known and not is_list:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
-    return list(map(asdict, answers))
+    return answers
 
 
 def _show(answer: About, findings: list[Finding]) -> None:
-    number = len(answer.findings)
-    nothing = f"nothing {'else ' if answer.error else ''}was found"
-    say_wrapped(f"{answer.run}: {answer.how}: {number_of(number, 'findings') if number else nothing}.")
+    say_wrapped(f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}.")
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
     if answer.ranks:

@@ -132,7 +132,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     # A word in the reasons or in the evidence does not make it a claim about that.
     matching = [each for each in known if phrase.search(each.said)]
     if not matching:
-        raise Stop(f"no claim is named {' '.join(words)}, and none contains it", "study claims lists the documents")
+        raise Stop(f"no claim is named {' '.join(words):.80}, and none contains it", "study claims lists the documents")
     return matching
 
 
