@@ -41,6 +41,15 @@ GROUPS: dict[str, tuple] = {
     "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
     "zero": (0.0, lambda name, parameter: name.startswith("last"), {"lr": 0.0}),
 }
+# By curve: the factor of the learning rate in each update. The last three are those of DeepSpeed's own schedules, as
+# its adapter sets them. Their warm-up gives the first two updates 0: it is set to 0 first, and counts steps from 0.
+CURVES: dict[str, Callable[[int], float]] = {
+    "": lambda update: 1.0,
+    "falling": lambda update: 1 / (1 + update),
+    "warmup": lambda update: min(1.0, max(0, update - 1) / 2),
+    "cosine": lambda update: max(0, update - 1) / 2,  # what comes before the cosine
+    "stairs": lambda update: 0.2 + 0.4 * (update // 2),
+}
 
 
 class Difference(Exception):
@@ -59,7 +68,7 @@ class Case:
     clip: float = 0.0  # the largest norm of the gradients; 0 does not clip
     optimizer: str = "sgd"  # sgd, momentum, adamw
     groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
-    falling: int = 0  # how steeply the learning rate falls, once for each update; 0: it stays
+    curve: str = ""  # of the learning rate, one of CURVES
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights)
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
@@ -67,12 +76,12 @@ class Case:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the adapter's way to shard
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
-        return LambdaLR(optimizer, lambda update: 1 / (1 + self.falling * update))
+        return LambdaLR(optimizer, CURVES[self.curve])
 
     @property
     def scheduler(self) -> Callable[[Optimizer], LRScheduler] | None:
         """Return what makes the scheduler, for libraries that do without one; None if the rate stays as it is."""
-        return self.schedule if self.falling else None
+        return self.schedule if self.curve else None
 
 
 def new_model(case: Case, seed: int = 0) -> Plain:
@@ -181,11 +190,11 @@ class Reference(Training):
 
 
 class ShardedTraining(Training):
-    """The training of an adapter. All ranks start from the same weights."""
+    """The training of an adapter. All ranks start from the same weights. The mode is that of its passes."""
 
-    def __init__(self, adapter: Any, case: Case, seed: int = 0) -> None:
+    def __init__(self, adapter: Any, case: Case, seed: int = 0, mode: str = "train") -> None:
         super().__init__(case)
-        self.adapter = adapter
+        self.adapter, self.mode = adapter, mode
         model = new_model(case, seed)
         self.trainer = adapter.build(model, new_optimizer(case, model), case)
 
@@ -196,7 +205,7 @@ class ShardedTraining(Training):
         losses = []
         for passed in range(self.case.passes):
             batch = microbatch(self.case, update, passed, dist.get_rank())
-            losses.append(self.one_pass(batch, last=passed == self.case.passes - 1))
+            losses.append(self.one_pass(batch, last=passed == self.case.passes - 1, mode=self.mode))
         norm = self.adapter.step(self.trainer)  # None if the library does not know it
         self.losses.append(mean_over_ranks(sum(losses) / len(losses)))
         if norm is not None:

@@ -33,6 +33,11 @@ def weights_kept(build: Build, case: Case) -> None:
     hold_weights(build(case).weights(), first_weights(case), 0.0, "the weights before any update")
 
 
+def inner_forward(build: Build, case: Case) -> None:
+    """Half of each loss comes from a pass of the same rows through the module inside the wrapper."""
+    hold(build(case, mode="inner").run(), Reference(case).run(), case)
+
+
 def ranks_agree(build: Build, case: Case) -> None:
     mine = build(case).run().weights()
     everybody: list = [None] * dist.get_world_size()

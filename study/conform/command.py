@@ -1,8 +1,9 @@
 """`study conform`: hold ways of sharding to one process, on the same weights and data, with the same arithmetic."""
 
-import sys
+import dataclasses
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -14,17 +15,18 @@ from study.core.text import during, say, say_wrapped, show
 
 def conform(
     names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, only: str = "", release: str = "", out: Path | None = None
-) -> None:
+) -> dict[str, Any]:
     """Is a sharded training equal to one process? Each property is tried on two gloo ranks, some on one or four.
 
     Without names, the adapters of this study are listed, and the properties with where they come from. A property
-    holds, fails, is refused by the library in its words, or is not applicable. The exit code is 1 if one fails.
+    holds, fails, is refused by the library in its words, or is not applicable. The exit code is 1 if one fails. With
+    --json: the answers, what releases change, or the lists.
 
     Args:
         names: The adapters of this study to run, or all; or a file with an adapter of yours. It is Python code, and
             runs with your rights: run only code that you trust. It defines build, forward_backward, step (which
-            returns the norm of the gradients, if it is known), whole_weights, and if it can save and load.
-            examples/zero_by_hand/adapter.py is one.
+            returns the norm of the gradients, if it is known), whole_weights; if it can, save and load; if there is
+            one, inner (the module inside the wrapper). examples/zero_by_hand/adapter.py is one.
         only: Run only properties whose name contains this text.
         release: Two releases of the adapter's library, such as 0.16.4..0.19.8: nothing is run, and the kept answers
             say what changes between them.
@@ -34,19 +36,22 @@ def conform(
     if not properties:
         raise Stop(f"no property has {only!r} in its name", "study conform lists them")
     if not names:
-        show([{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()])
-        show([{"property": each.name, "says": each.sentence, "from": each.source} for each in properties])
-        return
+        listed = {
+            "adapters": [{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()],
+            "properties": [{"property": each.name, "says": each.sentence, "from": each.source} for each in properties],
+        }
+        for rows in listed.values():
+            show(rows)
+        return listed
     # --- what releases answered, or answers of today
     if names == ("all",):
         names = tuple(ADAPTERS)
     if release:
-        for name in names:
-            _show_changes(name, *release.partition("..")[::2])
-        return
+        return {name: _show_changes(name, *release.partition("..")[::2]) for name in names}
     adapters = list(map(_adapter, names))  # a wrong name is seen before anything runs
-    failed = [_hold(adapter, properties, out) for adapter in adapters]
-    sys.exit(int(any(failed)))
+    answers = [answer for adapter in adapters for answer in _hold(adapter, properties, out)]
+    fine = all(each.answer != "fails" for each in answers)
+    return {"fine": fine, "answers": [dataclasses.asdict(each) for each in answers]}
 
 
 def _adapter(name: str) -> Adapter:
@@ -59,8 +64,8 @@ def _adapter(name: str) -> Adapter:
     return ADAPTERS[name]
 
 
-def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> bool:
-    """Hold an adapter to properties, show what came of it, and return whether one failed."""
+def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> list[Answer]:
+    """Hold an adapter to properties, and show what came of it."""
     results = []
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks:
         for each in properties:
@@ -79,15 +84,18 @@ def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> boo
     bad = [each for each in results if each.answer != "holds"]
     show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
     _show_explanations(bad)
-    return bool(failed)
+    return results
 
 
-def _show_changes(name: str, since: str, until: str) -> None:
-    """Show which kept answers change from one release to another, and why."""
+def _show_changes(name: str, since: str, until: str) -> dict[str, list[str]]:
+    """Show which kept answers change from one release to another, and why; return properties by what changes."""
     changed, answers = releases.changes(name, since, until)
     say(f"{name}: {sum(map(len, changed.values()))} answers change from {since} to {until}.", "")
-    show([{"answers": history, "of": ", ".join(questions)} for history, questions in changed.items()])
+    for history, questions in changed.items():
+        say_wrapped(f"{history}:")
+        say_wrapped(", ".join(questions), indent="    ", first="    ")
     _show_explanations(answers)
+    return {history: [*questions] for history, questions in changed.items()}
 
 
 def _show_explanations(answers: list[Answer]) -> None:

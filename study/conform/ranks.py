@@ -57,9 +57,8 @@ ANSWERS = {"ValidationError": "refused"}  # of pydantic: compiled code raises it
 def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
     """Hold an adapter to a property."""
     module = _imported(adapter.path)  # here, and not in each rank
-    # Of all that an adapter may lack, only these two functions are left out by choice.
-    if each.check.startswith("checkpoint") and not hasattr(module, "save"):
-        outcome = Outcome(0, "not applicable", "the adapter has no save")
+    if each.needs and not hasattr(module, each.needs):
+        outcome = Outcome(0, "not applicable", f"the adapter has no {each.needs}")
     elif not adapter.ranks_for(each):
         words = f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
         outcome = Outcome(0, "not applicable", words)

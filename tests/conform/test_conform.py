@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
-from conftest import ranks_of
+from conftest import ROOT, ranks_of
 
-from study.conform import cases, checks, models, releases, script, suite
+from study.conform import cases, checks, command, models, releases, script, suite
 from study.conform.cases import Case, Difference, Reference, bound
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer
 from study.core.errors import Stop
@@ -33,6 +34,7 @@ PLANTED = {  # what the adapter of PyTorch says, what it then says, and a proper
     "the limit is a hundredth too large": ("options.clip or", "options.clip * 1.01 or", "clip"),
     "the schedule counts ranks": ("scheduler.step()", "scheduler.step(), trainer.scheduler.step()", "schedule"),
     "the optimizer is not saved": ('"optimizer", "scheduler")', '"scheduler")', "checkpoint"),
+    "a pass through the module inside is lost": ("(loss + inner(trainer)(*batch)) / 2", "loss / 2", "inner-forward"),
     "master weights are rounded": ("MixedPrecisionPolicy(BF16, ", "model.bfloat16() and (", "bf16-master-weights"),
 }
 
@@ -118,6 +120,7 @@ def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
 def test_what_an_adapter_lacks_is_not_applicable(ranks, tmp_path):
     without = own(tmp_path / "mine.py", PYTORCH.replace("def save(", "def keep("))
     assert ranks.ask(without, PROPERTIES["checkpoint"]).words == "the adapter has no save"
+    assert ranks.ask(without, PROPERTIES["schedule-stairs"]).words == "the adapter has no schedules"
     alone = ranks.ask(ADAPTERS["single"], PROPERTIES["four-ranks"])
     assert alone.words == "ranks of the property: 4; of the adapter: 1"
 
@@ -139,6 +142,8 @@ def test_the_tables_are_whole():
         assert callable(getattr(checks, each.check))
         assert issubclass(getattr(models, each.model), models.Plain)
         assert set(each.case) <= settings
+        assert each.case.get("curve", "") in cases.CURVES
+        assert each.needs in ("", "save", "schedules", "inner")
     for each in suite.EXPLAINED:
         assert set(each["adapters"]) <= set(ADAPTERS)
         assert set(each["properties"]) <= {*PROPERTIES, "*"}
@@ -187,6 +192,44 @@ def test_a_release_that_loses_gradients_is_seen():
     assert "holds since 0.17.4, fails since 0.17.6, holds since 0.18.3" in changed
     wrong = {each.deepspeed for each in answers if (each.property, each.kind) == ("accumulation-4", "differs")}
     assert wrong == {"0.17.6", "0.18.0", "0.18.1", "0.18.2"}
+
+
+def test_a_pass_through_the_module_inside_counts_as_often_as_an_update_has_passes():
+    """deepspeedai/DeepSpeed#8224: the first wrong release is the one that mended #7718."""
+    since, until = "0.18.3", "0.19.6"
+    for adapter in ("zero1", "zero2", "zero3"):
+        changed, _ = releases.changes(adapter, "0.18.2", "0.19.8")
+        (history,) = [history for history, names in changed.items() if "inner-forward" in names]
+        assert history.endswith(f"fails since {since}, holds since {until}")
+
+
+def test_what_the_suite_sees_is_what_its_properties_can_see():
+    """A property that goes takes with it the bugs that it saw. The guide says how many are left."""
+    bugs = pd.read_csv(releases.COMMITTED.parent / "known" / "bugs.csv", keep_default_na=False)
+    caught = bugs[bugs["caught"]]
+    assert {*caught["property"]} <= {*PROPERTIES}
+    assert {*bugs["adapter"]} <= {*ADAPTERS, ""}  # none: no adapter has the settings that it needs
+    told = f"of {len(bugs)} bugs that a release mended its properties see {len(caught)}, and our adapters"
+    guide = " ".join((ROOT / "GUIDE.md").read_text().split())
+    assert f"{told} {(caught['adapter'] != '').sum()} of these" in guide
+
+
+def test_changes_fit_a_terminal_and_are_told_first(capsys):
+    command.conform(("zero2",), release="0.17.5..0.18.3")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("answers change from 0.17.5 to 0.18.3.")
+    assert max(map(len, lines)) <= 100
+    assert "holds since 0.17.5, fails since 0.17.6, holds since 0.18.3:" in lines
+
+
+def test_answers_are_returned_for_json(ranks, tmp_path):
+    changed = command.conform(("zero2",), release="0.17.5..0.18.3")["zero2"]
+    assert "accumulation-4" in changed["holds since 0.17.5, fails since 0.17.6, holds since 0.18.3"]
+    assert {*command.conform()} == {"adapters", "properties"}
+    wrong = tmp_path / "mine.py"
+    wrong.write_text(PYTORCH.replace("loss / trainer", "loss * 1.001 / trainer"))
+    answered = command.conform((str(wrong),), only="one-update")
+    assert (answered["fine"], answered["answers"][0]["kind"]) == (False, "differs")
 
 
 def test_a_default_that_changed_is_seen():

@@ -4,13 +4,24 @@ from study.conform.adapters.deepspeed_common import configuration, deepspeed, fu
 
 import torch
 
+LINEAR = {"warmup_num_steps": 2, "warmup_type": "linear"}
+own = deepspeed.runtime.lr_schedules
+schedules = {
+    "warmup": lambda optimizer: own.WarmupLR(optimizer, **LINEAR),
+    "cosine": lambda optimizer: own.WarmupCosineLR(optimizer, 10, **LINEAR),
+    "stairs": lambda optimizer: own.OneCycle(
+        optimizer, 0.004, 0.02, cycle_first_step_size=4, cycle_first_stair_count=2
+    ),
+}
+
 
 def build(model, optimizer, options):
     config = configuration(options)
     config["zero_force_ds_cpu_optimizer"] = False  # offloading would demand DeepSpeed's own Adam
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
+    scheduler = schedules.get(options.curve, options.scheduler)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=scheduler)
     return engine
 
 
@@ -18,7 +29,9 @@ def forward_backward(engine, batch, last=True, mode="train"):
     engine.train(mode != "evaluate")
     with torch.set_grad_enabled(mode != "evaluate"):
         loss = engine(*batch)
-    if mode == "train":
+        if mode == "inner":
+            loss = (loss + inner(engine)(*batch)) / 2
+    if mode in ("train", "inner"):
         # Told of several passes, DeepSpeed counts them, and updates after the last. Otherwise it is told which is last.
         counts = engine.gradient_accumulation_steps() > 1
         if not counts:
@@ -27,6 +40,10 @@ def forward_backward(engine, batch, last=True, mode="train"):
         if counts and not last:
             engine.step()
     return loss
+
+
+def inner(engine):
+    return engine.module
 
 
 def step(engine):

@@ -56,13 +56,21 @@ def forward_backward(trainer, batch, last=True, mode="train"):
     if trainer.sharded:
         trainer.model.set_requires_gradient_sync(last)
     # An evaluation calls the model itself: DDP's own forward pass is for training.
-    model = {"evaluate": trainer.model}.get(mode, trainer.wrapped)
+    model = trainer.model if mode == "evaluate" else trainer.wrapped
     autocast = torch.autocast("cpu", BF16, enabled=trainer.options.precision == "autocast")
     with torch.set_grad_enabled(mode != "evaluate"), autocast:
         loss = model(*batch)
-    if mode == "train":
+        if mode == "inner":
+            loss = (loss + inner(trainer)(*batch)) / 2
+    if mode in ("train", "inner"):
         (loss / trainer.options.passes).backward()
     return loss
+
+
+def inner(trainer):
+    if trainer.sharded:
+        raise NotImplementedError("FSDP2 shards the model itself, and wraps no module")
+    return trainer.model
 
 
 def step(trainer):

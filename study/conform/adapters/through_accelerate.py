@@ -79,9 +79,17 @@ def forward_backward(trainer, batch, last=True, mode="train"):
         torch.set_grad_enabled(mode != "evaluate"),
     ):
         loss = trainer.model(*batch)
-        if mode == "train":
+        if mode == "inner":
+            loss = (loss + inner(trainer)(*batch)) / 2
+        if mode in ("train", "inner"):
             trainer.accelerator.backward(loss)
     return loss
+
+
+def inner(trainer):
+    if trainer.accelerator.distributed_type == "FSDP":
+        raise NotImplementedError("FSDP2 shards the model itself, and wraps no module")
+    return trainer.accelerator.unwrap_model(trainer.model)
 
 
 def step(trainer):
