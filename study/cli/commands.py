@@ -36,6 +36,7 @@ GROUPS = {
         "diagnose": ("study.cli.diagnosis", "what is wrong or costly in a run, and why it hangs"),
         "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
         "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
+        "stack": ("study.cli.diagnosis", "which known faults of libraries apply to your releases and your config"),
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
 }

@@ -1,10 +1,12 @@
-"""`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two trainings differ."""
+"""`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two differ. `study stack`: faults."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import tyro
 
+from study.conform.stack import Flags, answered, described
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped
@@ -166,3 +168,38 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
         "causes": list(map(asdict, seen.causes)),
         "taken_as": vars(seen.training.given),
     }
+
+
+# --- study stack -----------------------------------------------------------------------------------------------------
+
+
+def stack(
+    releases: tyro.conf.Positional[tuple[str, ...]] = (),
+    /,
+    *,
+    flags: Flags,
+    config: Path | None = None,
+    symptom: str = "",
+) -> dict:
+    """Which known faults of libraries apply to these releases, in this training?
+
+    A fault applies, or it does if something is so that neither a config nor a flag says. Most were tried on CPUs, and
+    there are others that nobody knows. The exit code is 1 if one applies.
+
+    Args:
+        releases: Words such as deepspeed==0.19.8, a list of requirements, what `pip freeze` wrote, or a lock of uv or
+            poetry. Without any: those of this environment.
+        config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
+        symptom: What was seen, such as norm, memory, hang or ignored: faults with it come first.
+    """
+    training = described(releases, flags)
+    if config:
+        source = sources.read(config)
+        key = partial(sources.value_at, source.content | getattr(source.named, "content", {}))
+        training = described(releases, flags, sources.effective_settings(source), key)
+    answer = answered(training, symptom)
+    say_wrapped(answer["first"])
+    for number, fault in enumerate(answer["faults"], 1):
+        sentence = f"{fault['question']} {fault['sentence']}".lstrip()
+        _show_finding(f"{number:>2}. ", Finding(sentence, fault["do"], fault["shown"]))
+    return answer

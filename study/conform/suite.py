@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from study.conform.faults import table
 from study.core.errors import Stop
 
 HERE = Path(__file__).parent
@@ -84,20 +85,18 @@ ADAPTERS = {
     for package, rows in _table("adapters.toml").items()
     for name, row in rows.items()
 }
-EXPLAINED = _table("explained.toml")["explained"]
 
 
 def explanation(answer: Answer) -> str:
     """Return why a property fails or is refused with these releases; empty if nobody knows yet."""
-    for each in EXPLAINED:
-        release = getattr(answer, each.get("package", "deepspeed")) or "0"
+    for fault in table().fault:
         if (
             answer.answer in ("fails", "refused")
-            and answer.adapter in each["adapters"]
-            and {answer.property, "*"} & {*each["properties"]}
-            and release in SpecifierSet(each.get("releases", ""))
+            and answer.adapter in fault.adapters
+            and {answer.property, "*"} & {*fault.properties}
+            and fault.contains(Version(getattr(answer, fault.package) or "0"))
         ):
-            return f"{each['kind']}: {each['why']} Does a GPU take the same path: {each['gpu']}."
+            return f"{fault.kind}: {fault.why} Does a GPU take the same path: {fault.gpu}."
     return ""
 
 

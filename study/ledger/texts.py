@@ -12,13 +12,13 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
 
+from study.conform.faults import Fault, table
 from study.core.errors import Stop
 from study.core.files import load
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
 from study.records.runs import Run
 
 FOLDER = Path(__file__).with_name("texts")
-FAULTS = Path(__file__).with_name("faults.toml")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
@@ -74,31 +74,6 @@ class Text(BaseModel):
         return self.sentences - sum(self.unjudged.values())
 
 
-class Fault(BaseModel):
-    """A fault of a library, the script that shows it, and the releases that have it."""
-
-    model_config = STRICT
-
-    id: str
-    library: Literal["deepspeed", "accelerate", "transformers", "torch"]
-    what: str
-    releases: str
-    script: str  # in reproductions/
-    thread: str = ""
-    value: float | int | str | bool  # what the script finds
-    found: str
-    certainty: CertaintyWord
-    because: str
-
-    @property
-    def said(self) -> str:
-        return f"{self.what} {self.found}"
-
-    @property
-    def outcome(self) -> str:
-        return f"is a fault of {self.library} {self.releases}"
-
-
 def _load(path: Path, form):
     return load(path, form, what="as the ledger needs it", remedy="correct the file", most_bytes=MAX_BYTES)
 
@@ -114,9 +89,9 @@ def claims() -> list[Claim]:
     return [claim for text in texts() for claim in text.claim]
 
 
-@functools.cache
-def faults() -> tuple[Fault, ...]:
-    return tuple(_load(FAULTS, dict[str, list[Fault]])["fault"])
+def faults() -> list[Fault]:
+    """Return the known faults that a script shows, with what it finds."""
+    return [each for each in table().fault if each.found]
 
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:

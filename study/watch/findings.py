@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from study.conform.faults import named
 from study.core.text import size
 
 COSTS = ("lost_s", "memory_bytes", "traffic_bytes")
@@ -37,6 +38,10 @@ def texts(file: str = "findings.toml") -> dict[str, dict[str, Any]]:
 def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
     text = (texts() | texts("hangs.toml"))[id]
+    if "fault" in text:  # its range, its remedy and its script are those of the table of faults
+        fault = named(text["fault"])
+        text = {"remedy": "{do}", "evidence": f"reproductions/{fault.script}.py"} | text
+        values |= {"range": fault.releases.partition(";")[0], "do": fault.do, "who": fault.who}
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
     sentence, remedy = (text[part].format(**shown) for part in ("sentence", "remedy"))
     return Finding(sentence, remedy, text.get("evidence"), id, **{name: values.get(name) for name in COSTS})

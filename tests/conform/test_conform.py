@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, ranks_of
 
-from study.conform import cases, checks, command, models, releases, script, suite
+from study.conform import cases, checks, command, faults, models, releases, script, suite
 from study.conform.cases import Case, Difference, Reference, bound
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer
 from study.core.errors import Stop
@@ -144,9 +144,9 @@ def test_the_tables_are_whole():
         assert set(each.case) <= settings
         assert each.case.get("curve", "") in cases.CURVES
         assert each.needs in ("", "save", "schedules", "inner")
-    for each in suite.EXPLAINED:
-        assert set(each["adapters"]) <= set(ADAPTERS)
-        assert set(each["properties"]) <= {*PROPERTIES, "*"}
+    for fault in faults.table().fault:
+        assert set(fault.adapters) <= set(ADAPTERS)
+        assert set(fault.properties) <= {*PROPERTIES, "*"}
 
 
 def test_another_order_of_sums_stays_within_the_bound_and_a_fault_does_not():

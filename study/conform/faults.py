@@ -1,0 +1,88 @@
+"""The faults of libraries that we know, and in which releases: faults.toml, read into types. Needs no torch.
+
+The ledger, `study diagnose`, `study conform`, `study stack` and the report read it.
+"""
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, Field
+
+from study.core.files import load
+
+TABLE = Path(__file__).with_name("faults.toml")
+MAX_BYTES = 2**20
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+# Conditions, by the names of flags: a number is the least, of a list one must fit. What is not said does not matter.
+When = dict[str, bool | int | str | list | dict[str, Any]]
+
+
+class Fault(BaseModel):
+    """Something that releases of a library do wrong, when, what to do about it, and what shows it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    id: str
+    package: str
+    kind: Literal["known bug", "new finding", "documented difference"]
+    sentence: str
+    why: str = ""  # at length, with threads
+    since: str  # the first release with the fault, of those that were asked
+    until: str  # the last one
+    releases: str  # the range in words, and which are right
+    asked: Names = ()  # empty: all releases of the package that were
+    rests_on: Literal["answers", "script", "sources"]  # the range: kept answers, a run script, or what was only read
+    when: When | None = None  # None: it is none of a training
+    who: str = ""  # is hit, because a trainer forces it
+    forced: dict[str, str] = {}  # by trainer: the releases that make the training reentrant, whatever the user gives
+    symptom: str = ""
+    do: str = ""
+    do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
+    script: str = ""  # in reproductions/
+    upstream: str = ""
+    gpu: Literal["yes", "no", "unknown"]  # does it take the same path
+    adapters: Names = ()  # of study conform, with the properties that see it
+    properties: Names = ()
+    # --- for the ledger: what the script finds, and how sure that is
+    value: float | int | str | bool | None = None
+    found: str = ""
+    certainty: Literal["", "high", "moderate", "low", "very low"] = ""
+    because: str = ""
+
+    def contains(self, release: Version) -> bool:
+        return Version(self.since) <= release <= Version(self.until)
+
+    def has(self, release: Version) -> bool | None:
+        """Whether a release has the fault. None: it was not asked, and the one before or after it has."""
+        asked = sorted(map(Version, self.asked or table().asked[self.package]))
+        beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
+        if not any(map(self.contains, beside)):
+            return False
+        return True if release in beside else None
+
+    @property
+    def said(self) -> str:
+        return f"{self.sentence} {self.found}"
+
+    @property
+    def outcome(self) -> str:
+        return f"is a fault of {self.package} {self.releases}"
+
+
+class Table(BaseModel):
+    asked: dict[str, tuple[str, ...]]
+    questions: dict[str, str]  # by condition
+    settings: dict[str, str]  # by condition: the name that `study diff` has for what a config says about it
+    trainers: tuple[str, ...]  # that force settings
+    fault: tuple[Fault, ...]
+
+
+@functools.cache
+def table() -> Table:
+    return load(TABLE, Table, what="the table of faults", remedy="correct the file", most_bytes=MAX_BYTES)
+
+
+def named(id: str) -> Fault:
+    return {each.id: each for each in table().fault}[id]
