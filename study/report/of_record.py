@@ -62,7 +62,7 @@ def _rows(requested: Requested) -> int | None:
 def _distribution(observed: Observed) -> dict[str, Any]:
     values: dict[str, Any] = {"ranks": observed.ranks, "device": observed.device, "deepspeed": observed.deepspeed}
     values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
-    values["in_ddp"] = observed.wrapper == "DistributedDataParallel"
+    values["in_ddp"] = observed.distributed_type == "MULTI_GPU"
     if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
         values["fsdp"] = "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op"
         values |= {"fsdp_by": "accelerate", "fsdp_offload": fsdp["offloads"]}

@@ -79,9 +79,9 @@ def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
     for text, problem in (
         ("source,n_gpus\nours,two\n", "n_gpus must be"),
         ("n_gpus\n2\n", "source is missing"),
-        ("\0", ""),
+        ("source\n\udcff\n", "cannot be read"),  # no UTF-8
     ):
-        mine.write_text(text)
+        mine.write_text(text, errors="surrogateescape")
         with pytest.raises(Stop, match=problem):
             scores.rows_of(mine)
     with pytest.raises(Stop, match="cannot be read"):
