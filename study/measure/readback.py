@@ -57,7 +57,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         values |= _engine(model, zero_optimizer(optimizer))
     elif roles.fsdp_version(model) == 2:
         sharding = roles.describe_fsdp(model)
-        home = {True: "cpu"}.get(sharding["offloads"], "none")
+        home = "cpu" if sharding["offloads"] else "none"
         values |= {"fsdp": sharding, "offload_optimizer": home, "offload_param": home}
     elif hasattr(model, "bucket_bytes_cap"):
         values |= {"bucket_bytes": model.bucket_bytes_cap, "overlap": True}  # DDP always overlaps
@@ -144,7 +144,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     ranks = seen.ranks or ranks_launched
     promised: dict[str, object] = {
         "ranks": ranks_launched,
-        "ranks_counted": {0: ranks_launched}.get(settings.virtual_ranks or 0),
+        "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "DDP": arm.distributed_type == "MULTI_GPU",
         "FSDP2": arm.fsdp is not None,
         "stage": arm.stage,
@@ -158,7 +158,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "autocast": dict.fromkeys((*HALF_WEIGHTS, "fp32")).get(settings.precision, settings.precision),
         "checkpointing": settings.checkpointing,
         "compiled": settings.compile,
-        "tf32": {"cuda": settings.tf32}.get(str(seen.device)),
+        "tf32": settings.tf32 if str(seen.device) == "cuda" else None,
     }
     if arm.fsdp is not None:
         observed["reshards after forward"] = observed.get("units_resharded_after_forward", 0) > 0

@@ -55,7 +55,7 @@ class Run:
             "kind": self.kind,
             "virtual": record.is_virtual,
             "protocol_part": record.cell.part,
-            "script": {True: "as_printed"}.get(record.is_script, "train"),
+            "script": "as_printed" if record.is_script else "train",
             "arm": record.arm,
             "optimizer": record.requested.optimizer or (None if record.is_watched else FIRST_OPTIMIZER),
             "batch": observed.rows_per_step,  # as claims call it

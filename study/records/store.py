@@ -162,7 +162,7 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
             if datetime.datetime.fromisoformat(record.started_utc).timestamp() < launched_s:
                 return None
             if record.status != "running":
-                return {"done": None}.get(record.status, False)
+                return None if record.status == "done" else False
             write(folder, ended(record, stop, kind))
     except (OSError, Stop):
         return None  # the folder or its record is what went wrong

@@ -124,7 +124,7 @@ def rows() -> tuple[Row, ...]:
 def set_number(name: str) -> int:
     """The number of a set: 0 of the known rows, 1 of `lora`, 2 of `lora_2`."""
     number = name.rpartition("_")[2]
-    return int(number) if number.isdigit() else {KNOWN: 0}.get(name, 1)
+    return int(number) if number.isdigit() else 0 if name == KNOWN else 1
 
 
 def read(path: Path, form: type[Form]) -> list[Form]:

@@ -129,7 +129,7 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
         what = f"transformers has no activation checkpointing for {model.config.model_type}"
         raise Stop(what, "leave --checkpointing out")
     # backward() puts function modes aside, so layers that run again enter theirs themselves
-    contexts = {SELECTIVE: _selective}.get(every, lambda place: (nullcontext(), place()))
+    contexts = _selective if every == SELECTIVE else lambda place: (nullcontext(), place())
     with _quiet():  # non-reentrant, as in the trainer
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: contexts(place)})
     for name, layer in model.named_modules():
@@ -142,7 +142,7 @@ def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) ->
     if options.loss == "chunked":
         return without_logits(config, model, batch)
     dtype = next(model.parameters()).dtype
-    with {"in_place": in_place}.get(options.loss, nullcontext)():
+    with in_place() if options.loss == "in_place" else nullcontext():
         return logits_and_losses(config, model, batch, dtype, options.logits == "fp32")[1].mean()
 
 
@@ -157,7 +157,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
     if options.checkpointing:
         _compute_again(built, options.checkpointing, place)
     stacks = [] if with_all_layers else shorten(built)
-    linear = {True: zero3_linear}.get(options.zero3_linear, nullcontext)
+    linear = zero3_linear if options.zero3_linear else nullcontext
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
         # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
