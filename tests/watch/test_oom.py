@@ -155,5 +155,5 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         file.truncate(200 * 10**6)
-    with pytest.raises(Stop, match="more than 20,971,520 bytes"):
+    with pytest.raises(Stop, match="more than 10,485,760 bytes"):
         reading.content(str(log))
