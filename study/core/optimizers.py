@@ -2,6 +2,7 @@
 
 from study.core.arms import Arm
 from study.core.errors import Stop
+from study.core.recipes import RECIPES
 from study.core.settings import Flags
 
 CLASSES = {
@@ -39,9 +40,10 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
     # dtype of the gradients, and the moments of its AdamW in fp32.
     if optimizer == "adamw_8bit":
         return {"float32 uint8"}
-    if precision == "bf16_pure":
+    recipe = RECIPES[precision]
+    if recipe.moment_bytes == 2:
         return {"bfloat16"}
-    if (optimizer, precision) == ("muon", "bf16_cast"):
+    if optimizer == "muon" and recipe.master_bytes:
         return {"float32", "bfloat16 float32"}
     return {"float32"}
 
@@ -52,15 +54,16 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True, s
     `saves`: whether checkpoints are saved, or loaded.
     """
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
+    recipe = RECIPES[precision]
     flag = f"--optimizer {optimizer}"
     refusals = [
         (offloads and optimizer != "adamw", flag, WITH_OFFLOAD),
         (optimizer == "adafactor" and not has_values, flag, WITHOUT_VALUES),
         (arm.fsdp and optimizer in WITH_FSDP2, flag, WITH_FSDP2.get(optimizer)),
-        (offloads and precision == "bf16_pure", "--precision bf16_pure", PURE_WITH_OFFLOAD),
+        (offloads and recipe.moment_bytes == 2, f"--precision {precision}", PURE_WITH_OFFLOAD),
         (saves and arm.uses_nvme, "a checkpoint", "DeepSpeed loads no weights where states are on a disk"),
         (saves and not has_values, "a checkpoint", "there are no values"),
-        (saves and not arm.deepspeed and precision == "bf16_cast", "a checkpoint", "its fp32 weights would be lost"),
+        (saves and not arm.deepspeed and recipe.master_bytes, "a checkpoint", "its fp32 weights would be lost"),
     ]
     for stands, given, why in refusals:
         if stands:

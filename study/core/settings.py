@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAda
 
 from study.core.errors import Stop, nearest
 from study.core.files import sentence
+from study.core.recipes import RECIPES
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 
 MOST = 10**9  # more is a typing error
@@ -176,8 +177,6 @@ OF_TASK: dict[Task, dict[str, Any]] = {
 ATTENTION: dict[str | None, str] = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}
 ATTENTION |= dict.fromkeys(NO_FUSED_ATTENTION, "eager")
 Repair = Literal["none", "fresh_model", "engaged"]  # of the published script: see reproductions/as_printed.py
-HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
-AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}  # precisions that are autocast over fp32 weights
 
 
 def flag(name: str) -> str:
@@ -197,7 +196,7 @@ def check(settings: Flags) -> None:
             raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
         if settings.task == "synthetic":
             raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
-    if settings.init == "none" and settings.precision == "fp16":
+    if settings.init == "none" and RECIPES[settings.precision].scales_loss:
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
     if settings.steps is not None:
         check_steps(settings, settings.steps)

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from study.core import optimizers
 from study.core.arms import Arm
-from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings
+from study.core.recipes import AUTOCAST, RECIPES
+from study.core.settings import Settings
 from study.measure import roles
 from study.measure.hardware import CUDA
 from study.measure.roles import inner_optimizer, plain_model, zero_optimizer
@@ -107,7 +108,9 @@ def _engine(engine, zero) -> dict:
         values["offload_param"] = getattr(device, "value", device)
     if engine.torch_autocast_enabled():
         dtype = roles.names([engine.torch_autocast_dtype()])
-        values["autocast"] = {dtype: name for name, dtype in AUTOCAST.items()}.get(str(dtype))
+        for name, known in AUTOCAST.items():
+            if known == dtype:
+                values["autocast"] = name
     if engine.zero_hpz_partition_size() > 1:
         # Ranks that share the second copy of hpZ. DeepSpeed stores the number in each parameter.
         values["second_partition_ranks"] = max(each.ds_secondary_tensor_group_size for each in engine.parameters())
@@ -142,6 +145,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     # Accelerate may train without a wrapper and print nothing: see reproductions/fsdp_on_a_cpu_is_none.py.
     observed = dict(seen) | {"DDP": seen.bucket_bytes is not None, "FSDP2": seen.fsdp is not None} | (seen.fsdp or {})
     ranks = seen.ranks or ranks_launched
+    recipe = RECIPES[settings.precision]
     promised: dict[str, object] = {
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
@@ -155,7 +159,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "offload_param": arm.offload_param,
         "clipping": float(arm.clipping),  # Accelerate takes a yaml's 0.0 for none given, and DeepSpeed clips at 1.0
         "accumulation": settings.accumulation,
-        "autocast": dict.fromkeys((*HALF_WEIGHTS, "fp32")).get(settings.precision, settings.precision),
+        "autocast": settings.precision if recipe.casts else None,
         "checkpointing": settings.checkpointing,
         "compiled": settings.compile,
         "tf32": settings.tf32 if str(seen.device) == "cuda" else None,
@@ -166,8 +170,8 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         promised |= {
             "mesh": [mesh if arm.replicas > 1 else mesh[1:]],
             "reshards after forward": arm.fsdp["fsdp_reshard_after_forward"],
-            "gather_dtype": AUTOCAST.get(settings.precision),  # None: the parameters' own
-            "reduce_dtype": AUTOCAST.get(settings.precision),
+            "gather_dtype": recipe.autocast,  # None: the parameters' own
+            "reduce_dtype": recipe.autocast,
         }
     if settings.lora_rank or settings.train_only:
         observed["frozen weights"] = seen.trained_parameters != seen.parameters
@@ -182,7 +186,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
     """Return weights or moments in another dtype than the recipe's, as when fp32 parameters on disk become bf16."""
-    allowed = {"weights": [dict.fromkeys(HALF_WEIGHTS, "bfloat16").get(settings.precision, "float32")]}
+    allowed = {"weights": ["bfloat16" if RECIPES[settings.precision].weight_bytes == 2 else "float32"]}
     if seen["moments"] is not None:  # None: they are on the disk
         allowed["moments"] = sorted(optimizers.moments_dtypes(settings.optimizer, settings.precision))
     return _differences(allowed, seen)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from study.core.errors import Stop
-from study.core.settings import AUTOCAST
 from study.predict.memory import deepspeed_memory, fsdp_memory
 from study.predict.memory.engine import Engine
 from study.predict.memory.fsdp_memory import Sharding
@@ -139,11 +138,11 @@ def spared_bytes(setup: Setup) -> int:
     # torchtitan's selective recomputation keeps every second product, also a layer's last one, which no gradient needs.
     # A compiler drops it (measured in the same way).
     if setup.checkpointing == SELECTIVE:
-        return setup.tokens * setup.product_bytes * config["hidden_size"]
+        return setup.tokens * setup.recipe.product_bytes * config["hidden_size"]
     # Two norms of a layer keep an fp32 copy of their input (transformers, LlamaRMSNorm.forward). The gate keeps its
     # activation, as wide as the feed-forward layer.
     norms = 2 * 4 * config["hidden_size"]
-    return setup.tokens * (norms + setup.product_bytes * config["intermediate_size"])
+    return setup.tokens * (norms + setup.recipe.product_bytes * config["intermediate_size"])
 
 
 def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
@@ -169,8 +168,8 @@ def _with_fused_layers(setup: Setup, traced: Profile) -> Profile:
 
 def outputs(setup: Setup) -> list[int]:
     """The sizes of keys and values, which GPT-2 has in larger tensors, and of the logits in fp32."""
-    element_bytes = setup.product_bytes
-    if setup.quantized and setup.precision in AUTOCAST and setup.model.family == "gpt_bigcode":
+    element_bytes = setup.recipe.product_bytes
+    if setup.quantized and setup.recipe.autocast and setup.model.family == "gpt_bigcode":
         element_bytes = 4  # autocast's LayerNorm is in fp32, and quantized layers return the type of their input
     cached = [each.shape[0] for each in setup.model.tensors if CACHED.search(each.name)]
     cache = [width * setup.tokens * element_bytes for width in cached]
@@ -223,10 +222,10 @@ def exchanged_rows(setup: Setup) -> Counter[str]:
         raise Stop(what, "give another model, or fewer ranks for a row", "unavailable")
     heads = queries + max(keys, ranks)  # if there are fewer than ranks, those of keys are repeated
     # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
-    rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
+    rotated = setup.weight_bytes if setup.autocast else setup.recipe.product_bytes
     # Four tensors travel. Queries and keys have the first type, the output and the values the second; in both pairs one
     # has the heads of the queries, and one those of the keys.
-    layer = setup.tokens * (config.get("head_dim") or width // queries) * (rotated + setup.product_bytes) * heads
+    layer = setup.tokens * (config.get("head_dim") or width // queries) * (rotated + setup.recipe.product_bytes) * heads
     forward = 2 if setup.checkpointing else 1
     # Integers have no gradient, so the backward pass gathers none, except where it runs a layer again.
     positions = setup.sequence * POSITION_BYTES * forward  # of one row: all rows have the same
@@ -247,11 +246,11 @@ def exchanged_layers(setup: Setup) -> Counter[str]:
     config = setup.model.dimensions
     # A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
     # between layers. Megatron-LM and torch sum once for queries, keys and values; AutoTP sums for each of them.
-    forward = BY_ROWS * setup.product_bytes * (2 if setup.checkpointing else 1)
+    forward = BY_ROWS * setup.recipe.product_bytes * (2 if setup.checkpointing else 1)
     backward = BY_COLUMNS[setup.fsdp] * setup.weight_bytes
     elements = setup.accumulation * setup.tokens * config["hidden_size"]
     moved = Counter(all_reduce=elements * (forward + backward) * config["num_hidden_layers"])
     if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):
         moved["all_reduce"] += elements * setup.weight_bytes
-        moved["all_gather"] = setup.accumulation * setup.tokens * config["vocab_size"] * setup.product_bytes
+        moved["all_gather"] = setup.accumulation * setup.tokens * config["vocab_size"] * setup.recipe.product_bytes
     return moved

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+from study.core.recipes import RECIPES
+
+MOMENTS = {"sgd": 1, "muon": 1, "adafactor": 0}  # of a matrix; 2 of others
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26
 
@@ -9,12 +12,10 @@ CPU_ADAM_S_PER_BILLION = 0.26
 def states_of_a_parameter(precision: str, optimizer: str = "adamw") -> tuple[int, int, int]:
     """Bytes of a parameter's weight, of its gradient, and of what only the optimizer needs (P1's K)."""
     # Scales, an Adafactor's rows and columns, and the tensors that keep Adam's moments under Muon are left out.
-    weight = {"bf16_cast": 2, "bf16_pure": 2}.get(precision, 4)
-    master = 4 if precision == "bf16_cast" else 0  # P1 3.1
-    number = 2 if precision == "bf16_pure" else 4
-    moments = {"adamw_8bit": 2, "sgd": number, "muon": number, "adafactor": 0}.get(optimizer, 2 * number)
+    recipe = RECIPES[precision]
+    moments_bytes = 2 if optimizer == "adamw_8bit" else MOMENTS.get(optimizer, 2) * recipe.moment_bytes
     # In mixed precision: 2, 2 and 12, the 16 bytes of P1 3.1.
-    return weight, weight, master + moments
+    return recipe.weight_bytes, recipe.gradient_bytes, recipe.master_bytes + moments_bytes
 
 
 def states_bytes(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.settings import AUTOCAST
+from study.core.recipes import RECIPES, Recipe
 from study.predict.trace.tape import Tensor
 from study.predict.trace.transformer import TraceOptions, Transformer, of_a_rank, part
 
@@ -156,12 +156,12 @@ class Setup:
     @property
     def autocast(self) -> bool:
         """Whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
-        return self.precision in AUTOCAST and not self.fsdp
+        return self.recipe.autocast is not None and not self.fsdp
 
     @property
     def has_half_products(self) -> bool:
         """Whether most matrix products are in 16 bits. Those of quantized weights always are."""
-        return self.product_bytes == 2 or self.quantized is not None
+        return self.recipe.product_bytes == 2 or self.quantized is not None
 
     def computes_again(self, block: str) -> bool:
         """Whether the backward pass runs a block again."""
@@ -171,9 +171,11 @@ class Setup:
     @property
     def trace_options(self) -> TraceOptions:
         """All that a trace of the model depends on. A trace knows fewer kinds of training than a setup."""
-        precision = {"fp16": "bf16", "bf16_pure": "bf16_cast"}.get(self.precision, self.precision)  # as wide
+        precision = "bf16_cast" if self.recipe.weight_bytes == 2 else "fp32"
+        if self.recipe.autocast:
+            precision = "bf16"
         frozen = "as_weights"
-        if self.precision in AUTOCAST and self.fsdp:
+        if self.recipe.autocast and self.fsdp:
             # Accelerate 1.15 gathers the weights of FSDP2 in 16 bits and runs no autocast beside it: _prepare_fsdp2
             # never calls prepare_model. On an H200 that is 3.34 GB of activations where autocast would keep 4.76.
             precision = "bf16_cast" if self.fsdp_by == "accelerate" else "bf16_gathered"
@@ -196,33 +198,22 @@ class Setup:
         )
 
     @property
-    def stored_bytes(self) -> int:
-        """Of the weights that the optimizer updates, and of their gradients."""
-        return {"bf16_cast": 2, "bf16_pure": 2}.get(self.precision, 4)
-
-    @property
-    def product_bytes(self) -> int:
-        """Of the factors of matrix products."""
-        return 4 if self.precision == "fp32" else 2
-
-    @property
-    def state_bytes(self) -> int:
-        """Of each moment, and of a master copy."""
-        return 2 if self.precision == "bf16_pure" else 4
+    def recipe(self) -> Recipe:
+        return RECIPES[self.precision]
 
     @property
     def master_bytes(self) -> int:
-        """Of a master copy. ZeRO's stages keep one even of weights of the same type."""
+        """Of an element of the master copy. ZeRO's stages keep one in the type of the moments, even of such weights."""
         # For weights in fp32 the master copy is redundant. On one process with a model of 27.8M parameters it is a part
         # of 28 bytes a parameter at the peak of stages 1 and 2, where plain PyTorch has 16.6 (measured on a CPU).
-        return self.state_bytes if self.stage or self.precision == "bf16_cast" else 0
+        return self.recipe.moment_bytes if self.stage else self.recipe.master_bytes
 
     @property
     def weight_bytes(self) -> int:
         """Of the weights in a pass. Accelerate's FSDP gathers fp32 weights in 16 bits (MixedPrecision.param_dtype)."""
         # Under DDP autocast casts at each product, so weights and gradients stay in fp32: with the same bf16 two ranks
         # have 20.6 bytes a parameter under DDP and 14.2 under stage 1, most of it for this reason (measured on a CPU).
-        return 2 if self.fsdp and self.precision in AUTOCAST else self.stored_bytes
+        return 2 if self.fsdp and self.recipe.autocast else self.recipe.weight_bytes
 
     @property
     def reduced_bytes(self) -> int:
@@ -234,9 +225,9 @@ class Setup:
         """Of a kept tensor between passes."""
         if tensor.packed:
             return self.weight_bytes
-        if not tensor.trains and self.frozen != "as_weights" and self.precision in AUTOCAST:
+        if not tensor.trains and self.frozen != "as_weights" and self.recipe.autocast:
             return 2
-        return self.stored_bytes
+        return self.recipe.weight_bytes
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -269,18 +260,18 @@ class Setup:
 
     def moments_bytes(self, tensors: Sequence[Tensor]) -> int:
         """Return the bytes of the optimizer's moments, for tensors as it has them."""
-        return held_bytes(self.optimizer, tensors, self.state_bytes)
+        return held_bytes(self.optimizer, tensors, self.recipe.moment_bytes)
 
     def made_bytes(self, tensors: Sequence[Tensor]) -> int:
         """Return the most bytes that an update makes beside weights, gradients and moments."""
         if self.optimizer == "foreach":
             # torch._foreach_sqrt of all second moments is a new list (torch/optim/adam.py, _multi_tensor_adam).
-            return self.state_bytes * sum(each.elements for each in tensors)
+            return self.recipe.moment_bytes * sum(each.elements for each in tensors)
         # Others work at one tensor at a time. They make the root of a second moment; or Adafactor's estimate of the
         # second moments, for a vector its squares as well.
         matrix, vector = {"single_tensor": (1, 1), "adafactor": (1, 2)}.get(self.optimizer, (0, 0))
         made = [each.elements * (matrix if each.is_matrix else vector) for each in tensors]
-        return self.state_bytes * max(made, default=0)
+        return self.recipe.moment_bytes * max(made, default=0)
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:

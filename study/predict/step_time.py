@@ -15,10 +15,6 @@ from study.predict.setup import QUANTIZED_BYTES, Setup
 from study.predict.trace.transformer import of_a_rank
 
 PHASES = ("forward", "backward")
-# Bytes of memory traffic for each parameter that a GPU updates: the gradient is read for its norm and for Adam, weights
-# and two moments are read and written. With bf16_cast the gradient is first copied to fp32 (6), the new weight is
-# rounded (2), and the old gradient is set to zero (2).
-UPDATE_BYTES = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
 # Kernels and Python before a product with quantized weights, forward and backward, in kernels: counted with
 # bitsandbytes 0.50 on two CPU cores (reproductions/laboratories/host_hooks.py); int8 in release 0.43.3.
@@ -202,7 +198,7 @@ def _of_gpu(setup: Setup, machine: Machine, each: Work, of: Pace) -> dict[str, f
     moving_bytes_per_s = gpu.memory_bytes_per_s * of.moving
     products_s = 0.0
     for (number, m, n, k, element_bytes), count in each.products.items():
-        element_bytes = element_bytes or setup.product_bytes
+        element_bytes = element_bytes or setup.recipe.product_bytes
         flops_per_s = gpu.flops_per_s(element_bytes == 4, machine.tf32)
         flops_per_s *= of.products[class_of("products", machine.gpu)]
         if number == 1:  # of a linear layer, and not one for each row and head
@@ -213,7 +209,7 @@ def _of_gpu(setup: Setup, machine: Machine, each: Work, of: Pace) -> dict[str, f
         # the product is written.
         bytes_s = (m * k + k * n + m * n) * element_bytes / moving_bytes_per_s
         products_s += count * number * max(2 * m * n * k / flops_per_s, bytes_s)
-    attention_flops_per_s = gpu.flops_per_s(setup.precision == "fp32", machine.tf32)
+    attention_flops_per_s = gpu.flops_per_s(setup.recipe.product_bytes == 4, machine.tf32)
     attention_flops_per_s *= of.attention[class_of("attention", machine.gpu)]
     moved_bytes = each.moved_bytes * (of.fused_traffic if machine.fused_kernels else 1)
     return {
@@ -323,8 +319,12 @@ def _update(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[st
 def update_bytes(setup: Setup) -> float:
     """Bytes for each parameter in an update: AdamW's, less what smaller moments save. Muon's products do not count."""
     adam, others = (papers.states_of_a_parameter(setup.precision, name)[2] for name in ("fused", setup.optimizer))
-    # Twice, because a state is read and written.
-    moved_bytes = UPDATE_BYTES[setup.precision] - 2 * (adam - others)
+    recipe = setup.recipe
+    # The gradient is read for its norm and for Adam; weights and two moments are read and written; then the old
+    # gradient is set to zero. For a master copy the gradient is first copied to fp32, and the new weight is rounded.
+    moved_bytes = 8 * recipe.moment_bytes + recipe.gradient_bytes
+    if recipe.master_bytes:
+        moved_bytes += recipe.gradient_bytes + recipe.master_bytes + recipe.weight_bytes
     if setup.optimizer in SEPARATE:
-        moved_bytes += 14 * setup.state_bytes
-    return moved_bytes
+        moved_bytes += 14 * recipe.moment_bytes
+    return moved_bytes - 2 * (adam - others)  # twice, because a state is read and written

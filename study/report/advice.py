@@ -1,7 +1,7 @@
 """An advice in words and as a table."""
 
 from study.core.gpus import GPUS
-from study.core.settings import HALF_WEIGHTS
+from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, short, size
 from study.predict.front import (
     MISS,
@@ -50,7 +50,7 @@ def in_words(advice: Advice) -> list[str]:
     # --- why, and what comes before the first step
     lines.append(_reason(advice, choice))
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
-    needed_bytes = loading_bytes(question.model, question.local, 2 if choice.precision in HALF_WEIGHTS else 4)
+    needed_bytes = loading_bytes(question.model, question.local, RECIPES[choice.precision].weight_bytes)
     if needed_bytes > question.host_memory_bytes:
         needs = f"To load it, a node may need {amount(needed_bytes)} of host memory"
         lines.append(f"{needs} and has {amount(question.host_memory_bytes)}: {LOAD}.")

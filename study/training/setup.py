@@ -26,7 +26,8 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.models.build import freeze
-from study.core.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
+from study.core.recipes import RECIPES
+from study.core.settings import Settings, as_dict
 from study.measure import hardware, readback
 from study.measure.hardware import CUDA
 from study.records import collectives, store
@@ -126,18 +127,20 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
     os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
     # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
+    recipe = RECIPES[settings.precision]
+    # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
+    mixed_precision = settings.precision if recipe.casts else "no"
     # Without DeepSpeed, Accelerate itself chooses the backend, or takes the group of a virtual rank.
     backend = None
-    casts = [*AUTOCAST, "fp8"]
     if arm.deepspeed is not None:
         backend = "fake" if settings.virtual_ranks else BACKEND
-        casts = ["fp8"]  # the others are in its own config
+        if recipe.autocast:  # which is in its own config
+            mixed_precision = "no"
     options: dict[str, Any] = {
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": compiler,
         "kwargs_handlers": [InitProcessGroupKwargs(backend=backend, timeout=WAIT), ddp],
-        # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
-        "mixed_precision": settings.precision if settings.precision in casts else "no",
+        "mixed_precision": mixed_precision,
     }
     if arm.deepspeed is None:
         return _open_without_deepspeed(settings, arm, sharing_ranks, options)
@@ -151,7 +154,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
 
 
 def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, options: dict) -> Accelerator:
-    if settings.precision == "fp16" and not CUDA:
+    if RECIPES[settings.precision].scales_loss and not CUDA:
         what = f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU"
         raise Stop(what, "give bf16")
     groups = None
@@ -172,12 +175,13 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
     config["train_micro_batch_size_per_gpu"] = settings.micro_batch
     config["gradient_accumulation_steps"] = settings.accumulation
     config["timers"] = {"throughput": {"enabled": False}}  # it waits for the device before and after every pass
-    if dtype := AUTOCAST.get(settings.precision):
-        config["torch_autocast"] = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
-    elif settings.precision in HALF_WEIGHTS:
-        pure = settings.precision == "bf16_pure"
-        config["bf16"] = dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), pure)
-        config["bf16"] |= {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
+    recipe = RECIPES[settings.precision]
+    if recipe.autocast:
+        config["torch_autocast"] = {"enabled": True, "dtype": recipe.autocast, "lower_precision_safe_modules": []}
+    elif recipe.weight_bytes == 2:
+        pure = not recipe.master_bytes
+        config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": pure, "bf16_optimizer_states": pure}
+        config["bf16"]["check_grad_overflow"] = False  # DDP does not skip a step on overflow either
     if settings.optimizer != "adamw":
         config["zero_allow_untested_optimizer"] = True
     zero = config["zero_optimization"]
@@ -263,7 +267,8 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
     settings = run.settings
     arm = run.arm
-    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None  # DeepSpeed has its own
+    recipe = RECIPES[settings.precision]
+    with_master = bool(recipe.master_bytes) and arm.deepspeed is None  # DeepSpeed has its own
     if arm.fsdp:
         patches.name_layers(run.accelerator, model)
     if "optimizer" in (arm.deepspeed or {}):
@@ -277,5 +282,5 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
         run.optimizer.optimizer = build_optimizer(settings, run.model, with_master)
     if run.is_virtual:
         patches.stand_alone(run.model)
-    if settings.precision == "fp16" and arm.deepspeed:
+    if recipe.scales_loss and arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)

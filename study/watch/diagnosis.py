@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from study.core.settings import AUTOCAST
+from study.core.recipes import AUTOCAST
 from study.records import metrics
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Record

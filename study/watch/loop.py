@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from study.core.settings import AUTOCAST
+from study.core.recipes import AUTOCAST
 from study.core.text import is_number
 from study.measure import roles, traffic
 from study.measure.memory import ComponentLook

@@ -11,7 +11,7 @@ from typing import Any
 from study.core import files, machine
 from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop
-from study.core.settings import AUTOCAST
+from study.core.recipes import AUTOCAST
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Promised

@@ -11,7 +11,7 @@ from study.predict.estimate import estimate, operations
 from study.predict.memory.engine import Engine
 from study.predict.pace import pace, peak_flops_per_s
 from study.predict.setup import QUANTIZED_BYTES, Setup
-from study.predict.step_time import Links, Machine, Product, step_time, work
+from study.predict.step_time import Links, Machine, Product, step_time, update_bytes, work
 
 A100 = Machine(gpu="A100-80GB")
 H100 = Machine(gpu="H100-80GB")
@@ -167,3 +167,9 @@ def test_weights_that_stay_on_the_gpu_are_not_fetched_from_the_host_again():
     """Stage 3 with offload_param uploads what it gathers: all for the forward pass, the rest for the backward."""
     stay, fetched = (limited(live, ranks=1, offload_param={"device": "cpu"}) for live in (10**11, 0))
     assert link_s(stay, H100) < 0.7 * link_s(fetched, H100)
+
+
+def test_bytes_of_an_update():
+    """By hand: 9 elements of AdamW's; with a master copy, its gradient is copied to fp32, and its weight is rounded."""
+    by_hand = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
+    assert {name: update_bytes(setup("ddp", precision=name)) for name in by_hand} == by_hand

@@ -30,9 +30,9 @@ class Engine:
         self.accumulation = setup.accumulation
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of their gradients
         self.reduced_bytes = setup.reduced_bytes  # of an element of a gradient in a bucket, and on its way
-        self.state_bytes = setup.state_bytes
+        self.state_bytes = setup.recipe.moment_bytes
         # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
-        self.copied_bytes = 0 if setup.weight_bytes == setup.state_bytes else setup.state_bytes
+        self.copied_bytes = 0 if self.weight_bytes == self.state_bytes else self.state_bytes
         self.optimizer_home, self.weights_home = map(self._home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
         # Stage 3 makes whole weights of the parts, except a single rank that holds them on its device.

@@ -60,7 +60,7 @@ class Sharding:
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
         # Reduced gradients are converted to the type of the sharded weights (foreach_reduce, orig_dtype).
-        self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.stored_bytes  # as the optimizer has them
+        self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.recipe.gradient_bytes
         self.pieces = [replace(each, shape=self.shape(each)) for each in setup.trained]
         # FSDP1 keeps the gradients until the next forward pass begins.
         self.after_step = {} if self.by_accelerate else {"gradients": self.gradients_bytes}
@@ -238,9 +238,9 @@ class Pass:
         # the next reduction waits and drops it (post_backward, reduce_scatter_max_input_buffers).
         self.reducing = unit.gradient
         del self.gradients[unit]
-        part = unit.part * setup.stored_bytes
+        part = unit.part * setup.recipe.gradient_bytes
         arrived = part
-        if setup.reduced_bytes != setup.stored_bytes:  # as the collective delivers it, and as it is kept
+        if setup.reduced_bytes != setup.recipe.gradient_bytes:  # as the collective delivers it, and as it is kept
             arrived += unit.part * setup.reduced_bytes
         if sharding.by_accelerate and unit.trained:  # the last, kept by a loop's variable (foreach_reduce)
             arrived += unit.trained[-1].elements * setup.weight_bytes

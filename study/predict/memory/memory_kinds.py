@@ -210,8 +210,9 @@ def sizes_of(setup: Setup) -> Sizes:
     if setup.library.keeps_cache and setup.library.keeps_logits:
         in_pass += outputs(setup)
     # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
-    widths = {"bf16_cast": [4]}.get(setup.precision, []) + {"foreach": [setup.state_bytes]}.get(setup.optimizer, [])
-    update = [width * piece.elements for width in widths for piece in pieces]
+    update = [setup.recipe.master_bytes * piece.elements for piece in pieces if setup.recipe.master_bytes]
+    if setup.optimizer == "foreach":
+        update += [setup.recipe.moment_bytes * piece.elements for piece in pieces]
     moments = [setup.moments_bytes([piece]) // 2 for piece in pieces for _ in range(2)]
     return Sizes([*states.values()], moments, in_pass, update, in_other_streams)
 
@@ -258,7 +259,7 @@ def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
     in_other_streams += 3 * sorted(released)[-1:]
     # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
     if not setup.fsdp_offload:
-        in_other_streams += [unit.part * setup.stored_bytes for unit in sharding.units]
+        in_other_streams += [unit.part * setup.recipe.gradient_bytes for unit in sharding.units]
     return in_pass, in_other_streams
 
 

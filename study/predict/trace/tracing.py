@@ -22,7 +22,6 @@ from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, WithoutValues, build, freeze, quantize
 from study.core.models.step import inputs, logits_and_losses
-from study.core.settings import AUTOCAST
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
 from study.predict.trace.repeating import Followed, Stack, Unlike, repeat, surroundings
 from study.predict.trace.tape import Tape, in_order
@@ -158,7 +157,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers:
         _compute_again(built, options.checkpointing, place)
     stacks = [] if with_all_layers else shorten(built)
     linear = zero3_linear if options.zero3_linear else nullcontext
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered"))
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in ("bf16", "bf16_gathered"))
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
         # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
         built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
+from study.core.recipes import RECIPES
 from study.core.text import size
 from study.predict.front import papers
 from study.records import metrics
@@ -58,7 +59,7 @@ def _of_paper(run: Run) -> dict[str, float]:
     # The formula is for Adam over all parameters.
     is_partial = requested.lora_rank or requested.train_only or requested.optimizer not in (None, FIRST_OPTIMIZER)
     seen = run.record.observed
-    if requested.precision in (None, "fp8") or not seen.parameters or is_partial or seen.fsdp:
+    if requested.precision not in {*RECIPES} - {"fp8"} or not seen.parameters or is_partial or seen.fsdp:
         return {}
     return papers.states_bytes(seen.parameters, seen.stage or 0, seen.ranks or 1, requested.precision)
 

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.settings import HALF_WEIGHTS
+from study.core.recipes import RECIPES
 from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups
@@ -44,7 +44,7 @@ def _all_reduce_bytes(run: Run) -> float:
     seen = run.record.observed
     ranks = seen.ranks or 1
     gradients = seen.trained_parameters or seen.parameters or 0
-    bytes_each = 2 if run.record.requested.precision in HALF_WEIGHTS else 4  # DDP's gradients are as its weights
+    bytes_each = RECIPES.get(run.record.requested.precision or "", RECIPES["fp32"]).gradient_bytes
     return 2 * gradients * bytes_each * (ranks - 1) / ranks
 
 
