@@ -57,7 +57,7 @@ test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the 
 	pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
 style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
-	ruff check && ruff format --check && lint-imports && mypy && python .ci/size.py
+	ruff check && ruff format --check && lint-imports && mypy && python .ci/size.py && python .ci/disguises.py
 
 size:  ## tokens of code by room, against the numbers in pyproject.toml
 	@$(PYTHON) .ci/size.py

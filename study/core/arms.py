@@ -181,7 +181,10 @@ class Arm:
             "ZenFlow": zero.get("zenflow"),
             "DeepCompile": config.get("compile", {}).get("deepcompile"),
         }
-        return next((name for name, value in features.items() if value), None)
+        for name, is_on in features.items():
+            if is_on:
+                return name
+        return None
 
     @property
     def uses_nvme(self) -> bool:
@@ -193,8 +196,10 @@ def read(path: Path) -> Arm:
     config = _content(path, f"choose one of {', '.join(all_paths())}")
     said = _checked(Config, config, path)
     arm = Arm(path.stem, path, said.distributed_type, said.num_processes)
-    if promises := {"FSDP": _of_fsdp, "DEEPSPEED": _of_deepspeed}.get(arm.distributed_type):
-        return replace(arm, **promises(config, path))
+    if arm.distributed_type == "FSDP":
+        return replace(arm, **_of_fsdp(config, path))
+    if arm.distributed_type == "DEEPSPEED":
+        return replace(arm, **_of_deepspeed(config, path))
     if config.get("parallelism_config"):  # only these two divide ranks into groups
         raise Stop(f"{path}: parallelism_config needs FSDP or DeepSpeed", f"fix {path.name}")
     return arm

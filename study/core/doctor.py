@@ -46,8 +46,10 @@ def why_not(arm: Arm, gpus: int, ranks: int = 1) -> Stop | None:
     if gpus and isinstance(arm.num_processes, int) and arm.num_processes > gpus:
         what = f"{arm.name} asks for {arm.num_processes} processes, one for each GPU, and there are {gpus} GPUs"
         return Stop(what, f"launch it with --num_processes {gpus}, or use a machine with more GPUs", "unavailable")
-    stops = (why_not_operator(name, gpus) for name in needed_by(arm, gpus))
-    return next(filter(None, stops), None)
+    for name in needed_by(arm, gpus):
+        if stop := why_not_operator(name, gpus):
+            return stop
+    return None
 
 
 def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
@@ -158,21 +160,18 @@ def operator_folder(name: str) -> Path:
 def why_not_operator(name: str, gpus: int) -> Stop | None:
     """Return why this machine cannot load an operator. None if nothing is known against it."""
     purpose = OPERATORS[name].purpose
-    needs_toolkit = gpus and name in ("async_io", "quantizer")  # those here that are built against CUDA
+    if name == "quantizer" and not gpus:
+        what = f"{purpose}, need a GPU: 'This op had not been implemented on CPU backend.' says DeepSpeed"
+        return Stop(what, "use a machine with a GPU", "unavailable")
+    if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
+        what = f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH"
+        return Stop(what, GET_NINJA, "unavailable")
+    if gpus and name in ("async_io", "quantizer") and not nvcc():  # those here that are built against CUDA
+        return Stop(f"{purpose} on a GPU needs the CUDA toolkit, which is missing", GET_CUDA, "unavailable")
     # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
-    needs_compiler = name == "async_io" or not compiled(name)
-    not_on_cpu = f"{purpose}, need a GPU: 'This op had not been implemented on CPU backend.' says DeepSpeed"
-    no_ninja = f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH"
-    no_toolkit = f"{purpose} on a GPU needs the CUDA toolkit, which is missing"
-    no_compiler = f"DeepSpeed needs a C++ compiler for {purpose}, and there is none"
-    obstacles = [
-        (name == "quantizer" and not gpus, not_on_cpu, "use a machine with a GPU"),
-        # DeepSpeed asks for ninja before it loads even what is compiled.
-        (not shutil.which("ninja"), no_ninja, GET_NINJA),
-        (needs_toolkit and not nvcc(), no_toolkit, GET_CUDA),
-        (needs_compiler and not compiler(), no_compiler, GET_COMPILER),
-    ]
-    return next((Stop(what, remedy, "unavailable") for stands, what, remedy in obstacles if stands), None)
+    if (name == "async_io" or not compiled(name)) and not compiler():
+        return Stop(f"DeepSpeed needs a C++ compiler for {purpose}, and there is none", GET_COMPILER, "unavailable")
+    return None
 
 
 def compiler() -> str | None:

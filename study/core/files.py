@@ -190,6 +190,7 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
 # --- Reads a file into a type. Every fault of a file is one sentence: which file, what is wrong, and what to do
 
 T = TypeVar("T")
+PARSERS = {".json": from_json, ".toml": from_toml}  # of other suffixes: from_yaml
 
 
 def load(
@@ -200,7 +201,7 @@ def load(
     `what` names the content: "a record". `missing` is what to do if there is no such file. Links are followed only if
     the user named the file, and never where it may be a stranger's.
     """
-    parse = {".json": from_json, ".toml": from_toml}.get(path.suffix, from_yaml)
+    parse = PARSERS.get(path.suffix, from_yaml)
     try:
         content = read(path, most_bytes, READ if links else READ | os.O_NOFOLLOW)
         if path.suffix == ".json" and model is not Any:  # in one pass, as records are many

@@ -168,7 +168,9 @@ def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             words = process.cmdline()
             at_script = [i for i, text in enumerate(words) if Path(text).name in (script.name, f"study.{script.stem}")]
-            options, _ = OPTIONS.parse_known_args(words[: [*at_script, 0][0]])
+            if not at_script:
+                continue
+            options, _ = OPTIONS.parse_known_args(words[: at_script[0]])
             if options.config_file:
                 return process, options
     return None

@@ -34,7 +34,10 @@ def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
 def shape_of(model: str) -> str:
     """Return the built-in shape that a hub name or the last part of a path means; the name itself if it means none."""
     last = Path(model).name
-    return next((name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name), model)
+    for name, shape in SHAPES.items():
+        if last == Path(shape.get("hub") or name).name:
+            return name
+    return model
 
 
 @functools.cache

@@ -26,9 +26,10 @@ def short(value) -> str:
         return ", ".join(map(short, value))
     if isinstance(value, float):
         return _significant(value, 4) if math.isfinite(value) else "never"
-    for constant, word in {None: UNKNOWN, True: "yes", False: "no"}.items():
-        if value is constant:  # 1 == True
-            return word
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return str(value)
 
 

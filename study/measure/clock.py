@@ -33,8 +33,10 @@ class Clock:
 
 
 def seconds_between(marks: list) -> list[float]:  # on a GPU they have been passed
-    between = {True: lambda a, b: a.elapsed_time(b) / 1000}.get(CUDA, lambda a, b: b - a)  # events count in ms
-    return list(itertools.starmap(between, itertools.pairwise(marks)))
+    pairs = itertools.pairwise(marks)
+    if CUDA:
+        return [begin.elapsed_time(end) / 1000 for begin, end in pairs]  # events count in ms
+    return [end - begin for begin, end in pairs]
 
 
 def now() -> float | torch.cuda.Event:

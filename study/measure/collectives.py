@@ -181,8 +181,11 @@ def _ring(with_entries: bool = False) -> dict:
     """
     # A PyTorch with CUDA has both names, one for a CPU the second alone.
     dumps = [getattr(_distributed_c10d, name) for name in DUMPS if hasattr(_distributed_c10d, name)]
-    rings = [json.loads(dump(with_entries, False)) for dump in dumps]
-    return next((ring for ring in rings if ring.get("pg_status")), {})
+    for dump in dumps:
+        ring = json.loads(dump(with_entries, False))
+        if ring.get("pg_status"):
+            return ring
+    return {}
 
 
 def _copy() -> list[Collective]:
@@ -205,4 +208,4 @@ def _is_of_script(code: CodeType) -> bool:
 
 def _call(code: CodeType) -> str:
     call = f"{Path(code.co_filename).stem}.{code.co_name}"
-    return {True: f"script:{call}"}.get(_is_of_script(code), call)
+    return f"script:{call}" if _is_of_script(code) else call

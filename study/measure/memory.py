@@ -287,7 +287,9 @@ class ComponentLook(contextlib.ExitStack):
         looks = self._looks[1:] or self._looks
         # The look that found the components; of two, the one with the higher peak.
         found = max(looks, key=lambda each: (each.at_peak is not None, each.tracked_peak_bytes), default=None)
-        return found and found.model_copy(update={"after_step": looks[-1].after_step})
+        if found is None:
+            return None
+        return found.model_copy(update={"after_step": looks[-1].after_step})
 
 
 def memory_by_component(step, model, optimizer, device_type: str) -> RankComponents | None:

@@ -92,7 +92,7 @@ def _engine(engine, zero) -> dict:
     """Return what a DeepSpeed engine does, by the names of `Observed`."""
     values = {
         "stage": engine.zero_optimization_stage(),
-        "offload_optimizer": next((home for name, home in HOMES.items() if getattr(zero, name, False)), "none"),
+        "offload_optimizer": "none",
         "offload_param": "none",
         "clipping": float(engine.gradient_clipping()),
         "accumulation": engine.gradient_accumulation_steps(),
@@ -103,6 +103,10 @@ def _engine(engine, zero) -> dict:
         "autocast": None,  # DeepSpeed's own: Accelerate's is off in its arms
         "deepspeed": _plain(engine._config._param_dict),
     }
+    for flag, home in HOMES.items():
+        if getattr(zero, flag, False):
+            values["offload_optimizer"] = home
+            break
     if getattr(zero, "offload_param", False):
         device = engine.zero_offload_param().device
         values["offload_param"] = getattr(device, "value", device)

@@ -103,7 +103,7 @@ def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice
     batch = given.pop("batch", None)
     first = None
     while least <= MOST_GPUS:
-        rows = batch and ceil(batch / least) * least
+        rows = None if batch is None else ceil(batch / least) * least
         advice = advise(Question.of(model, least, gpu, batch=rows, **given))
         if advice.choice:
             first = first or advice
@@ -119,7 +119,7 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
     # The trainer has one name for all implementations of AdamW.
-    optimizer = dict.fromkeys(ADAMW, "adamw").get(question.optimizer, question.optimizer)
+    optimizer = "adamw" if question.optimizer in ADAMW else question.optimizer
     if refusal(arm, optimizer, question.precision or usual_precision(arm)):
         return False
     if optimizer == "muon" and arm.stage:  # what DeepSpeed's Muon holds is not predicted

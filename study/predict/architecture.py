@@ -36,7 +36,10 @@ def _refuse_excess(config: dict, path: Path) -> None:
     for name, value in config.items():
         if isinstance(value, dict):  # such as text_config
             _refuse_excess(value, path)
-        most = next((number for ends, number in MOST.items() if re.search(f"({ends})$", name)), math.inf)
+        most = math.inf
+        for ends, limit in MOST.items():
+            if re.search(f"({ends})$", name):
+                most = limit
         for number in value if isinstance(value, list) else [value]:  # a list has a number for each stage
             if isinstance(number, (int, float)) and number > most:
                 raise Stop(f"{path} says {name} = {number!s:.20}, and at most {most} are traced", "correct it")

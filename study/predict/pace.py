@@ -47,9 +47,11 @@ def pace() -> Pace:
 @functools.cache
 def class_of(kind: str, gpu: str) -> str:
     """The class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
-    classes = constants()[kind]
     known = GPUS[gpu].like or gpu
-    return next((name for name, each in classes.items() if known in each["gpus"]), [*classes][-1])
+    for name, entry in constants()[kind].items():
+        if known in entry["gpus"]:
+            return name
+    return name
 
 
 def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:

@@ -171,10 +171,10 @@ def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
         return gpu.network if several_nodes else gpu.peer_link
     name = text.lower().replace("_", "-").replace(" ", "-")
     links = (gpu.peer_link, gpu.host_link, gpu.network, "ib-hdr", "pcie5", *LINKS)
-    meant = next((link for link in links if link.startswith(KINDS.get(name, name))), None)
-    if meant is None:
-        raise Stop(f"{text!r} is not a known link between GPUs", nearest(name, [*LINKS, *KINDS], most=3))
-    return meant
+    for link in links:
+        if link.startswith(KINDS.get(name, name)):
+            return link
+    raise Stop(f"{text!r} is not a known link between GPUs", nearest(name, [*LINKS, *KINDS], most=3))
 
 
 def bytes_of(text: str, flag: str) -> float:

@@ -105,8 +105,8 @@ class Setup:
         """Return the setup of a run, from its settings or from the requested values of its record."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
         values |= {name: getattr(settings, name) for name in names}
-        # Older records say none.
-        values["optimizer"] = {"adamw": "fused", None: "fused"}.get(settings.optimizer, settings.optimizer)
+        if settings.optimizer not in ("adamw", None):  # older records say none
+            values["optimizer"] = settings.optimizer
         return cls(model=model, **values)
 
     @property
@@ -269,8 +269,10 @@ class Setup:
             return self.recipe.moment_bytes * sum(each.elements for each in tensors)
         # Others work at one tensor at a time. They make the root of a second moment; or Adafactor's estimate of the
         # second moments, for a vector its squares as well.
-        matrix, vector = {"single_tensor": (1, 1), "adafactor": (1, 2)}.get(self.optimizer, (0, 0))
-        made = [each.elements * (matrix if each.is_matrix else vector) for each in tensors]
+        if self.optimizer not in ("single_tensor", "adafactor"):
+            return 0
+        of_vectors = 2 if self.optimizer == "adafactor" else 1
+        made = [tensor.elements * (1 if tensor.is_matrix else of_vectors) for tensor in tensors]
         return self.recipe.moment_bytes * max(made, default=0)
 
 

@@ -259,10 +259,11 @@ def _sending(setup: Setup, machine: Machine, engine: Engine, of: Pace) -> dict[s
 
 def _gathered(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
     """The weights, if ranks divide them."""
-    again = {"full_shard": 1.0, "shard_grad_op": 0.0}.get(str(setup.fsdp))
-    if engine.stage == 3:  # the backward pass gathers what was released
+    if setup.fsdp:
+        again = 1.0 if setup.fsdp == "full_shard" else 0.0
+    elif engine.stage == 3:  # the backward pass gathers what was released
         again = min(1.0, engine.refetched / max(1, (engine.part + engine.frozen_part) * engine.ranks))
-    if again is None:
+    else:
         return
     weights = setup.accumulation * engine.all_elements * setup.weight_bytes
     # With a second copy of what was released (hpZ), from few ranks.
@@ -281,7 +282,7 @@ def _reduced(setup: Setup, links: Links, engine: Engine) -> Iterator[Sent]:
     kind = "reduce_scatter" if setup.fsdp or engine.stage == 3 else engine.reduce_kind
     gradients = reductions * setup.model.trained / setup.tensor_ranks * setup.reduced_bytes
     # FSDP's groups sum their parts with those of the other groups. A single group has no other.
-    group = (setup.fsdp and setup.group) or links.ranks
+    group = setup.group if setup.fsdp and setup.group else links.ranks
     yield "backward", kind, gradients, links.within(group)
     yield "backward", "all_reduce", gradients / group, links.between(group)
     trained_bytes = setup.model.trained * setup.weight_bytes

@@ -67,7 +67,7 @@ def load_data(settings: Settings) -> Data:
     key = [settings.task, source, settings.sequence, tasks.SPLIT_SEED, counts, tokenizer.backend_tokenizer.to_str()]
 
     def write(folder: Path) -> None:
-        rows_of = {"imdb": tasks.review_rows, "wikitext": tasks.text_blocks}[settings.task]
+        rows_of = tasks.review_rows if settings.task == "imdb" else tasks.text_blocks
         for part, split in tasks.dataset(settings).items():
             rows = rows_of(settings, tokenizer, split, counts[part])
             found = len(rows["input_ids"])

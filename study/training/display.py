@@ -72,8 +72,8 @@ def print_window(run: "Run", window: range, history: "History", losses: list[flo
     speed = "not timed"  # the warm-up: kernels are chosen, and stage 3 learns its order of fetches
     if run.has_values and window.stop > run.timed_from:
         speed = f"{statistics.median(history.clock.step_s[-len(window) :]):.3f} s/step"
-    loss = [f"loss {loss:.4f}" for loss in losses[-1:]] or ["virtual: no loss"]
-    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss[0]}  {speed}")
+    loss = f"loss {losses[-1]:.4f}" if losses else "virtual: no loss"
+    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 
 
 def report(run: "Run", result: Evaluation) -> None:

@@ -101,7 +101,7 @@ def _from_outside(error: BaseException, launch: Launch, folder: Path) -> Stop | 
     if lost or str(error) == signal.SIGTERM.name:
         dead = [f"rank {rank}" for rank in ranks_that_died(folder)]
     if lost or dead:
-        victim, *_ = [*dead, "another rank"]
+        victim = dead[0] if dead else "another rank"
         if oom_kills() != launch.oom_kills:
             return Stop(f"the kernel killed {victim} because the host ran out of memory", MORE_MEMORY, "oom", victim)
         what = f"{victim} ended without an error message"

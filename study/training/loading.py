@@ -50,7 +50,8 @@ def _compile(name: str, builder) -> None:
     except (RuntimeError, ImportError) as error:
         log = operator_folder(name) / "compiler.log"
         log.write_text(str(error))
-        reason = next((line.strip() for line in str(error).splitlines() if "error:" in line), error)
+        errors = [line.strip() for line in str(error).splitlines() if "error:" in line]
+        reason = errors[0] if errors else error
         what = f"DeepSpeed's {name} operator cannot be compiled ({reason})"
         raise Stop(what, f"read {log}; if that does not help, remove its folder and run study doctor --fix") from error
 

@@ -129,7 +129,7 @@ def test_fair_buckets_are_as_large_as_ddps(name):
 @pytest.mark.parametrize("name", PATHS)
 def test_an_arm_is_what_its_files_promise(name):
     arm, said = arms.read(PATHS[name]), merged(name)
-    home = {True: "cpu", False: "none"}[said.get("fsdp_config.fsdp_offload_params", False)]
+    home = "cpu" if said.get("fsdp_config.fsdp_offload_params") else "none"
     assert arm.name == name
     assert arm.stage == (int(name[4]) if name in ON_DEEPSPEED else None)
     assert (arm.offload_optimizer, arm.offload_param) == (said.get(OPTIMIZER, home), said.get(PARAM, home))

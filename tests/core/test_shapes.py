@@ -21,7 +21,7 @@ def built(model: str, vocabulary: int = 2048, **settings):
     kind = kind_of(load(model))
     task = next((task for task, fits in models.KINDS.items() if fits == kind), "synthetic")
     resolved = resolve(Flags(**{"model": model, "task": task, "sequence": 64} | settings), gpu=False)
-    words = {"synthetic": None}.get(resolved.task, vocabulary)
+    words = None if resolved.task == "synthetic" else vocabulary
     return models.on_meta(resolved, models.model_config(resolved, words))
 
 

@@ -47,8 +47,9 @@ CASES = [
 
 def dimensions(family: str) -> dict:
     """Return a small config whose matrices bitsandbytes divides into blocks of 64."""
-    dropout = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
-    return config_of(family, **{"gpt2": {"n_inner": 192} | dropout}.get(family, {"intermediate_size": 192}))
+    if family == "gpt2":
+        return config_of(family, n_inner=192, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    return config_of(family, intermediate_size=192)
 
 
 def real_model(config, targets, training, dropout=False, dora=False, checkpointing=False, keeps_logits=False):

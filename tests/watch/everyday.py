@@ -29,7 +29,7 @@ def train(folder: Path, mistake: str) -> None:
     rate = 1e-2 if mistake == "unequal_rates" and accelerator.process_index else 1e-3
     optimizer = torch.optim.AdamW(trained.parameters(), lr=rate)
     data = TensorDataset(torch.randn(STEPS * PASSES * 8, 32, generator=torch.Generator().manual_seed(1)))
-    rows = {"unequal_rows": 4 - 2 * accelerator.process_index}.get(mistake, 4)
+    rows = 4 - 2 * accelerator.process_index if mistake == "unequal_rows" else 4
     loader = DataLoader(data, rows)
     prepared, optimizer = accelerator.prepare(model, optimizer)
     loader = loader if mistake in ("same_rows", "unequal_rows") else accelerator.prepare(loader)

@@ -97,7 +97,7 @@ def kind_of(config: PretrainedConfig) -> Kind | None:
     kinds = [kind for kind, (types, _) in TABLES.items() if config.model_type in types]
     if "seq2seq" in kinds and not getattr(config, "is_encoder_decoder", False):
         kinds = [kind for kind in kinds if kind == "decoder"]
-    return next(iter(kinds), None)
+    return kinds[0] if kinds else None
 
 
 def class_for(config: PretrainedConfig) -> type[PreTrainedModel]:
@@ -125,5 +125,8 @@ def sequence_limit(config: PretrainedConfig) -> int | None:
     """Return the most tokens of a row. None if the config says nothing."""
     if kind_of(config) in ("seq2seq", "vision"):
         return None  # T5's positions are relative, and its n_positions says nothing
-    limits = (getattr(config, name, None) for name in POSITIONS)
-    return next((most for most in limits if isinstance(most, int) and most > 0), None)
+    for name in POSITIONS:
+        most = getattr(config, name, None)
+        if isinstance(most, int) and most > 0:
+            return most
+    return None

@@ -220,7 +220,7 @@ class Engine:
             # The paper counts a reduce-scatter and an all-gather, as many bytes as DDP's all-reduce (P1 7.2). DeepSpeed
             # reduces by an all-reduce and gathers besides: measured on two ranks, 3 times the weights on the wire
             # instead of 2.
-            reductions = {1: 1, 2: passes}[self.stage]
+            reductions = passes if self.stage == 2 else 1
             reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
             if self.setup.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
                 return reduced

@@ -167,8 +167,9 @@ class Coordinator:
         for name in names:
             # __params_to_release walks the modules that follow, and adds up their elements before it looks at the next
             # one.
-            later = (self.before[use] for use in self.uses[name] if use > step)
-            if next(later, inf) - self.before[step + 1] >= min(self.limits.reuse, self.limits.live):
+            later = [self.before[use] for use in self.uses[name] if use > step]
+            distance = later[0] - self.before[step + 1] if later else inf
+            if distance >= min(self.limits.reuse, self.limits.live):
                 self.whole.discard(name)
                 self.released_once.add(name)
                 self.alive -= self.size[name]

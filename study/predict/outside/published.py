@@ -97,7 +97,7 @@ class Row(Facts, frozen=True):
 
     @property
     def memory_bytes(self) -> float | None:
-        return self.memory_GB and self.memory_GB * 1e9
+        return None if self.memory_GB is None else self.memory_GB * 1e9
 
     @property
     def step_s(self) -> float | None:
@@ -124,7 +124,9 @@ def rows() -> tuple[Row, ...]:
 def set_number(name: str) -> int:
     """The number of a set: 0 of the known rows, 1 of `lora`, 2 of `lora_2`."""
     number = name.rpartition("_")[2]
-    return int(number) if number.isdigit() else 0 if name == KNOWN else 1
+    if name == KNOWN:
+        return 0
+    return int(number) if number.isdigit() else 1
 
 
 def read(path: Path, form: type[Form]) -> list[Form]:

@@ -88,7 +88,9 @@ def sharing(dimensions: dict[str, int]) -> bool | str:
 def key(options: Any, rows: int) -> str:
     """Return the name of a pass in a member: all options but the tokens of a row, on which its terms depend."""
     # The file says which operations are as on CUDA. Passes with softmax came later, and only for eager attention.
-    replaced = ["attention", "dropout", "autocast", *(["softmax"] if options.attention == "eager" else [])]
+    replaced = ["attention", "dropout", "autocast"]
+    if options.attention == "eager":
+        replaced.append("softmax")
     said = options._replace(cuda=replaced if options.cuda else [])
     return json.dumps([*said[1:9], *filter(None, said[9:]), rows])  # no member has other options
 

@@ -109,7 +109,7 @@ class Sections:
                 models |= {place: place for place in places}
                 continue
             # The backward pass begins with the last layer.
-            direction = {"forward": 1, "backward": -1}[phase]
+            direction = 1 if phase == "forward" else -1
             if tuple(place.layer for place in places) != self.stacks[stack].kept[::direction]:
                 raise Unlike(f"the layers of {stack} do not run one after the other")
             layers = list(enumerate(self.stacks[stack].alike()))[::direction]

@@ -96,9 +96,9 @@ def _freeze_as_others(model: PreTrainedModel, options: TraceOptions) -> None:
         module.like_peft = True
     if adapted and not options.checkpointing:  # only recomputation needs a gradient of the embeddings' output
         model.disable_input_require_grads()
-    stays = {"as_weights": "", "bf16_except_norms": "norm"}.get(options.frozen)
     for name, tensor in model.named_parameters():
-        if not (tensor.requires_grad or (stays is not None and stays in name)):
+        is_half = options.frozen == "bf16" or (options.frozen == "bf16_except_norms" and "norm" not in name)
+        if is_half and not tensor.requires_grad:
             tensor.data = tensor.data.bfloat16()
     if options.quantized_bits:
         quantize(model, options.quantized_bits)
@@ -127,10 +127,13 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
     if not model.supports_gradient_checkpointing:
         what = f"transformers has no activation checkpointing for {model.config.model_type}"
         raise Stop(what, "leave --checkpointing out")
+
     # backward() puts function modes aside, so layers that run again enter theirs themselves
-    contexts = _selective if every == SELECTIVE else lambda place: (nullcontext(), place())
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        return _selective(place) if every == SELECTIVE else (nullcontext(), place())
+
     with _quiet():  # non-reentrant, as in the trainer
-        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: contexts(place)})
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
     for name, layer in model.named_modules():
         number = name.rpartition(".")[2]
         if number.isdigit() and int(number) % every:
