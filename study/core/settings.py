@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAda
 
 from study.core.errors import Stop, nearest
 from study.core.files import sentence
-from study.core.recipes import RECIPES
+from study.core.recipes import RECIPES, Recipe
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 
 MOST = 10**9  # more is a typing error
@@ -146,6 +146,10 @@ class Flags:
     """The folder that keeps data, weights and traces of models between runs. The variable ZERO_STUDY_CACHE sets it for
     every command."""
 
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.precision]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Flags):
@@ -196,7 +200,7 @@ def check(settings: Flags) -> None:
             raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
         if settings.task == "synthetic":
             raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
-    if settings.init == "none" and RECIPES[settings.precision].scales_loss:
+    if settings.init == "none" and settings.recipe.scales_loss:
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
     if settings.steps is not None:
         check_steps(settings, settings.steps)
@@ -263,7 +267,7 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     # As get_linear_schedule_with_warmup of transformers, but the first rate is not zero: no step is lost.
     if step < settings.lr_warmup_steps:
         return settings.lr * (step + 1) / settings.lr_warmup_steps
-    return settings.lr * (steps - step) / max(1, steps - settings.lr_warmup_steps)
+    return settings.lr * (steps - step) / (steps - settings.lr_warmup_steps)
 
 
 def as_dict(settings: Flags) -> dict[str, Any]:

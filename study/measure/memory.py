@@ -51,9 +51,8 @@ def io_bytes() -> dict[str, int | None]:
     wrote for it, by direct I/O, but not the page cache.
     """
     counts = fields("/proc/self/io")
-    return dict.fromkeys(("wchar", "read_bytes", "write_bytes")) | dict(
-        zip(counts, map(int, counts.values()), strict=True)
-    )
+    unknown = dict.fromkeys(("wchar", "read_bytes", "write_bytes"))
+    return unknown | {name: int(count) for name, count in counts.items()}
 
 
 def difference(after: int | None, before: int | None) -> int | None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from study.core import optimizers
 from study.core.arms import Arm
-from study.core.recipes import AUTOCAST, RECIPES
+from study.core.recipes import AUTOCAST
 from study.core.settings import Settings
 from study.measure import roles
 from study.measure.hardware import CUDA
@@ -92,8 +92,6 @@ def _engine(engine, zero) -> dict:
     """Return what a DeepSpeed engine does, by the names of `Observed`."""
     values = {
         "stage": engine.zero_optimization_stage(),
-        "offload_optimizer": "none",
-        "offload_param": "none",
         "clipping": float(engine.gradient_clipping()),
         "accumulation": engine.gradient_accumulation_steps(),
         "bucket_elements": int(engine.zero_reduce_bucket_size()),
@@ -149,7 +147,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     # Accelerate may train without a wrapper and print nothing: see reproductions/fsdp_on_a_cpu_is_none.py.
     observed = dict(seen) | {"DDP": seen.bucket_bytes is not None, "FSDP2": seen.fsdp is not None} | (seen.fsdp or {})
     ranks = seen.ranks or ranks_launched
-    recipe = RECIPES[settings.precision]
+    recipe = settings.recipe
     promised: dict[str, object] = {
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
@@ -190,7 +188,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
     """Return weights or moments in another dtype than the recipe's, as when fp32 parameters on disk become bf16."""
-    allowed = {"weights": ["bfloat16" if RECIPES[settings.precision].weight_bytes == 2 else "float32"]}
+    allowed = {"weights": ["bfloat16" if settings.recipe.weight_bytes == 2 else "float32"]}
     if seen["moments"] is not None:  # None: they are on the disk
         allowed["moments"] = sorted(optimizers.moments_dtypes(settings.optimizer, settings.precision))
     return _differences(allowed, seen)

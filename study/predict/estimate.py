@@ -48,7 +48,7 @@ def estimate(setup: Setup) -> Estimate:
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
         host_bytes=host_bytes,
-        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), Engine(setup).swapped_bytes),
+        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), engine.swapped_bytes),
         traffic=dict(Counter(engine.traffic) + exchanged_rows(setup) + exchanged_layers(setup)),
         flops_per_rank_and_step=operations(setup),
     )
@@ -93,7 +93,7 @@ def profile(setup: Setup) -> Profile:
         seen = profile(one)
         gradients = (each._replace(tensor=part(each.tensor, setup.tensor_ranks)) for each in seen.gradients)
         return replace(seen, gradients=tuple(gradients))
-    seen = setup.model.traced(setup.trace_options, setup.micro_batch).profile
+    seen = setup.traced.profile
     if setup.library.fused_layers:
         seen = _with_fused_layers(setup, seen)
     if setup.library.keeps_cache:
@@ -103,15 +103,14 @@ def profile(setup: Setup) -> Profile:
 
 def inputs_bytes(setup: Setup) -> int:
     """The bytes of a microbatch's inputs: token ids, masks, images, sound."""
-    return setup.model.traced(setup.trace_options, setup.micro_batch).inputs_bytes
+    return setup.traced.inputs_bytes
 
 
 def operations(setup: Setup) -> int:
     """The operations of a rank's matrix products in a step, including those that checkpointing repeats."""
     # Ranks that share rows or layers share the operations, too.
     whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
-    of_all = whole.model.traced(whole.trace_options, whole.micro_batch).flops * whole.accumulation
-    return of_all // (setup.sequence_ranks * setup.tensor_ranks)
+    return whole.traced.flops * setup.accumulation // (setup.sequence_ranks * setup.tensor_ranks)
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Literal
 from study.core import arms
 from study.core.errors import Stop
 from study.core.recipes import RECIPES, Recipe
-from study.predict.trace.tape import Tensor
+from study.predict.trace.tape import Pass, Tensor
 from study.predict.trace.transformer import TraceOptions, Transformer, of_a_rank, part
 
 
@@ -158,11 +158,6 @@ class Setup:
         """Whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
         return self.recipe.autocast is not None and not self.fsdp
 
-    @property
-    def has_half_products(self) -> bool:
-        """Whether most matrix products are in 16 bits. Those of quantized weights always are."""
-        return self.recipe.product_bytes == 2 or self.quantized is not None
-
     def computes_again(self, block: str) -> bool:
         """Whether the backward pass runs a block again."""
         kind, _, place = block.partition(".")
@@ -196,6 +191,14 @@ class Setup:
             quantized_bits=int(8 * PACKED[self.quantized][0]),
             keeps_logits=self.library.keeps_logits and not self.library.keeps_cache,
         )
+
+    @property
+    def traced(self) -> Pass:
+        """A pass over a microbatch, through the part of each layer that a rank has."""
+        model = self.model
+        if self.tensor_ranks > 1:
+            model = of_a_rank(model, self.tensor_ranks)
+        return model.traced(self.trace_options, self.micro_batch)
 
     @property
     def recipe(self) -> Recipe:

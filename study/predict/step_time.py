@@ -12,7 +12,6 @@ from study.predict.estimate import engine_of, exchanged_layers, exchanged_rows, 
 from study.predict.memory.engine import Engine
 from study.predict.pace import Pace, class_of, pace, peak_flops_per_s
 from study.predict.setup import QUANTIZED_BYTES, Setup
-from study.predict.trace.transformer import of_a_rank
 
 PHASES = ("forward", "backward")
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
@@ -98,11 +97,8 @@ class Work:
 @functools.cache
 def work(setup: Setup) -> dict[str, Work]:
     """The work of both passes, as a trace of the model shows it (`trace/tracing.py`)."""
-    model = setup.model
-    if setup.tensor_ranks > 1:
-        model = of_a_rank(model, setup.tensor_ranks)
     passes = {"forward": Work(), "backward": Work()}
-    for phase, kernels in model.traced(setup.trace_options, setup.micro_batch).work.items():
+    for phase, kernels in setup.traced.work.items():
         each = passes[phase]
         for kind, count, numbers in kernels:
             each.kernels += count
@@ -190,7 +186,8 @@ def _peak_s(setup: Setup, machine: Machine) -> float:
     hidden = 0.5 * setup.accumulation if setup.model.look.kind == "decoder" else 0.0
     needed = operations(setup) - hidden * sum(each.attention_flops for each in work(setup).values())
     faster = 2 if machine.products_8_bits else 1
-    return needed / faster / peak_flops_per_s(machine.gpu, not setup.has_half_products, machine.tf32)
+    is_whole = setup.recipe.product_bytes == 4 and not setup.quantized  # products of quantized weights are in 16 bits
+    return needed / faster / peak_flops_per_s(machine.gpu, is_whole, machine.tf32)
 
 
 def _of_gpu(setup: Setup, machine: Machine, each: Work, of: Pace) -> dict[str, float]:

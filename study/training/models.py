@@ -15,7 +15,6 @@ from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.models import config as configs
 from study.core.models.build import build
-from study.core.recipes import RECIPES
 from study.core.settings import Settings
 from study.core.shapes import SHAPES, VOCABULARY
 from study.measure.hardware import device_is_full, host_is_full
@@ -53,7 +52,7 @@ def on_meta(settings: Settings, config) -> PreTrainedModel:
 
 
 def weights_dtype(settings: Settings) -> torch.dtype:
-    return torch.bfloat16 if RECIPES[settings.precision].weight_bytes == 2 else torch.float32
+    return torch.bfloat16 if settings.recipe.weight_bytes == 2 else torch.float32
 
 
 def drawn_weights(settings: Settings, config) -> Path:

@@ -26,7 +26,6 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.core.models.build import freeze
-from study.core.recipes import RECIPES
 from study.core.settings import Settings, as_dict
 from study.measure import hardware, readback
 from study.measure.hardware import CUDA
@@ -127,7 +126,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
     os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
     # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
-    recipe = RECIPES[settings.precision]
+    recipe = settings.recipe
     # "no" is said as well: otherwise `accelerate launch --mixed_precision` would count.
     mixed_precision = settings.precision if recipe.casts else "no"
     # Without DeepSpeed, Accelerate itself chooses the backend, or takes the group of a virtual rank.
@@ -154,7 +153,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
 
 
 def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, options: dict) -> Accelerator:
-    if RECIPES[settings.precision].scales_loss and not CUDA:
+    if settings.recipe.scales_loss and not CUDA:
         what = f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU"
         raise Stop(what, "give bf16")
     groups = None
@@ -175,7 +174,7 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
     config["train_micro_batch_size_per_gpu"] = settings.micro_batch
     config["gradient_accumulation_steps"] = settings.accumulation
     config["timers"] = {"throughput": {"enabled": False}}  # it waits for the device before and after every pass
-    recipe = RECIPES[settings.precision]
+    recipe = settings.recipe
     if recipe.autocast:
         config["torch_autocast"] = {"enabled": True, "dtype": recipe.autocast, "lower_precision_safe_modules": []}
     elif recipe.weight_bytes == 2:
@@ -267,7 +266,7 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
     settings = run.settings
     arm = run.arm
-    recipe = RECIPES[settings.precision]
+    recipe = settings.recipe
     with_master = bool(recipe.master_bytes) and arm.deepspeed is None  # DeepSpeed has its own
     if arm.fsdp:
         patches.name_layers(run.accelerator, model)

@@ -45,6 +45,8 @@ class Unit:
 class Sharding:
     """The units of a model in the order of the forward pass, the root first, and what a rank holds of them."""
 
+    swapped_bytes = 0  # FSDP writes to no disk
+
     def __init__(self, setup: Setup):
         self.setup = setup
         self.by_accelerate = setup.fsdp_by == "accelerate"

@@ -24,10 +24,10 @@ class TraceOptions(NamedTuple):
     sequence: int
     precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
     attention: str
-    checkpointing: int  # as a setup's
-    loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
-    zero3_linear: bool  # linear layers are stage 3's own: see kernels.py
-    cuda: bool  # kernels keep what CUDA's do: see kernels.py
+    checkpointing: int = False  # as a setup's
+    loss: str = "whole"  # from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
+    zero3_linear: bool = False  # linear layers are stage 3's own: see kernels.py
+    cuda: bool = False  # kernels keep what CUDA's do: see kernels.py
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
@@ -116,7 +116,7 @@ class Transformer:
         """Return the operations of matrix products in a pass over a row, without recomputation."""
         attention = "sdpa" if self.has_fused_attention else "eager"
         # The precision changes no operation, and the traces of bf16_cast come with the package.
-        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, True)
+        options = TraceOptions(sequence, "bf16_cast", attention, cuda=True)
         traced = self.traced(options, 1)
         again = sum(sizes[0] for kind, _, sizes in traced.work["backward"] if kind == "attention")
         return traced.flops - again // 5  # one of the five products of fused attention's backward pass makes the scores
