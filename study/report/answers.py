@@ -22,11 +22,11 @@ from study.predict.front import advise as advised
 from study.predict.front import published as others
 from study.records import metrics
 from study.records.groups import groups
-from study.records.runs import Run, Runs, kept
+from study.records.runs import Run, Runs, kept, load
 from study.report import advice as in_words
 from study.report import style, tables
 from study.report.of_record import setup_of
-from study.report.topics import losses, memory, stages, traffic
+from study.report.topics import losses, memory, on_gpu, stages, traffic
 
 BASELINE = "ddp"
 RANKS, GPU = 8, "H100-80GB"
@@ -160,7 +160,7 @@ def published(model: str = MODEL) -> list[others.Row]:
 
 @functools.cache
 def of_time() -> Answer:
-    """Return predicted and published times. No GPU was measured here, and times of a CPU say nothing about GPUs."""
+    """Return predicted and published times. No group of GPUs was measured, and a CPU's times say nothing of one."""
     rows: list[dict] = []
     for setting in BATCHES:
         usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
@@ -205,7 +205,7 @@ def figure_of_steps(rows: pd.DataFrame) -> Figure:
         ax.set_xlim(left=0)
         ax.set_title(f"Llama-3-8B on eight H100, {setting} in a step")
     axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
-    note = "Nothing was measured on a GPU here. DDP would not fit into 80 GB. Others do not say on which GPUs they"
+    note = "No group of GPUs was measured here. DDP would not fit into 80 GB. Others do not say on which GPUs they"
     note += " measured, nor whether activations were recomputed; the data file names them."
     predicted = {"color": style.FAINT, "marker": "o", "markerfacecolor": style.CARD}
     return style.finished(
@@ -242,6 +242,23 @@ def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     rows = rows.assign(panel=_panel(members[0]), line=rows["arm"])
     command = _unless_own([*itertools.chain(*at_scale)], AT_SCALE)
     return Answer("traffic", command, table.reset_index(), rows, traffic.figure(rows))
+
+
+# --- on a GPU: whatever runs the report is of, its kept records are there -------------------------------------------
+
+
+def of_gpu() -> list[Answer]:
+    """Return what the kept runs on a GPU say of memory, time and losses."""
+    runs = load(on_gpu.FOLDER / "runs")
+    rows = on_gpu.table(runs)
+    over = on_gpu.seconds(rows)
+    pair = losses.table(runs.select(protocol_part="loss"), "single")
+    return [
+        Answer("memory", "", rows[["model", "arm", *on_gpu.OVER.values()]], rows, on_gpu.memory_figure(rows)),
+        Answer("time", "", over[["panel", "arm", "step_s", "over"]], over, on_gpu.seconds_figure(over)),
+        Answer("losses", "", losses.parity(pair).drop(columns="group"), pair, losses.figure(pair)),
+        Answer("runs", "", rows.drop(columns=[*on_gpu.OVER.values()])),
+    ]
 
 
 # --- the advice --------------------------------------------------------------------------

@@ -30,7 +30,9 @@ from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
 from study.report import answers, calculator, style
+from study.report.answers import Answer
 from study.report.tables import as_html, write_csv
+from study.report.topics import on_gpu
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PAGES = jinja2.Environment(
@@ -59,11 +61,9 @@ def build(folders: list[Path], out: Path) -> list[str]:
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), count=counted)
         write(site, "calculator", **calculator.values())
-        answered = {}
-        for name, command, table, rows, figure in answers.answers(runs):
-            image = style.svg(figure, f"index-{name}", name) if figure else ""
-            answered[name] = {"image": image, "table": as_html(table), "command": command}
-            write_csv(site / "data" / f"index-{name}.csv", rows)
+        answered = _answered(site, "index", answers.answers(runs))
+        if on_gpu.FOLDER.is_dir():
+            write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
         for name, problem in ended.items():
             write_notebook(site, Path(executed) / f"{name}.ipynb", problem)
@@ -94,6 +94,16 @@ def build(folders: list[Path], out: Path) -> list[str]:
     return failed
 
 
+def _answered(site: Path, page: str, found: list[Answer]) -> dict[str, dict]:
+    """Return the tables and figures of a page as HTML, and write their rows beside it."""
+    answered = {}
+    for name, command, table, rows, figure in found:
+        image = style.svg(figure, f"{page}-{name}", name) if figure else ""
+        answered[name] = {"image": image, "table": as_html(table), "command": command}
+        write_csv(site / "data" / f"{page}-{name}.csv", rows)
+    return answered
+
+
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
     """Execute a notebook. Return what went wrong, which is nothing if it went well."""
     source, path = ROOT / "notebooks" / f"{name}.ipynb", into / f"{name}.ipynb"
@@ -108,7 +118,7 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
-    page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name})
+    page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name, "on_gpu": on_gpu.FOLDER.is_dir()})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)

@@ -57,7 +57,8 @@ def in_words(rows: list[dict]) -> list[str]:
     if len(compared):
         furthest = nats(compared["furthest nats"].max())
         baseline = compared["from"].iloc[0]
-        lines.append(f"Losses: at every step, {len(compared)} arms are within {furthest} of {baseline}.")
+        number = f"{number_of(len(compared), 'arms')} {'is' if len(compared) == 1 else 'are'}"
+        lines.append(f"Losses: at every step, {number} within {furthest} of {baseline}.")
     # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
     stages = done.reindex(["ddp", "zero1", "zero2", "zero3"]).astype(dict.fromkeys(TOLD, float))
@@ -65,7 +66,7 @@ def in_words(rows: list[dict]) -> list[str]:
         over = (stages[name] / stages[name].iloc[0]).iloc[1:].dropna()
         if len(over):
             lines.append(sentence.format(", ".join(f"stage {arm[-1]} {times(share)}" for arm, share in over.items())))
-            if name == "peak bytes" and over.min() > 1:
+            if name == "peak bytes" and over.min() > 1 and stages["ranks"].max() > 1:
                 lines[-1] += " On a model this small, buckets outweigh the states that are divided."
     if "ddp" in done.index:
         others = done[done["ranks"] != done.loc["ddp", "ranks"]]

@@ -1,0 +1,69 @@
+"""On a GPU: what each kept run of a machine with one measured, and what was predicted of it before."""
+
+from itertools import islice
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from study.core.arms import ROOT
+from study.records import metrics
+from study.records.runs import Runs
+from study.report import style
+from study.report.tables import parts
+
+FOLDER = ROOT / "reports" / "h200"  # a wheel has none
+ABOUT = ["model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "arm"]
+# By the columns of predicted.csv. The first peak is that of the tensors. Of a rank that runs alone the last two are no
+# measurement: it sends nothing, and the driver counted two runs at a time.
+MEASURED = {
+    "allocated_bytes": "tracked_peak_bytes",
+    "reserved_bytes": "memory.per_rank.0.peak_reserved_bytes",
+    "driver_bytes": "memory.per_rank.0.device_used_bytes",
+    "step_s": "step_s",
+}
+OVER = {name: f"predicted over {name.partition('_')[0]}" for name in MEASURED}
+TICKS_GB = (5, 10, 20, 50, 100)
+SECONDS = style.Stack("over", {}, "{:.3g}".format, "times the median step of one process alone")
+
+
+def table(runs: Runs) -> pd.DataFrame:
+    """Return each run with what it measured, and what was predicted over that."""
+    before = pd.read_csv(FOLDER / "predicted.csv", index_col="run")
+    rows = []
+    for run in runs.done:
+        row = {name: run.facts[name] for name in ABOUT}
+        for name, quantity in islice(MEASURED.items(), 2 if run.record.is_virtual else None):
+            row[name] = metrics.value(run.record, quantity)
+            row[OVER[name]] = metrics.over(before[name][run.record.run_id], row[name])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@style.figure
+def memory_figure(rows: pd.DataFrame) -> Figure:
+    """Memory that was predicted, over what was measured: a dot for each run."""
+    drawing, axes = style.panels([1.6] * 3)
+    for ax, name in zip(axes, MEASURED, strict=False):
+        ax.axhline(1, color=style.FAINT)
+        for arm, mine in parts(rows, "arm").items():
+            ax.plot(mine[name] / 1e9, mine[OVER[name]], **style.look(arm), linestyle="none", alpha=0.7)
+        ax.set(title=OVER[name], xscale="log", ylim=(0.6, 1.3))
+        ax.set_xticks(TICKS_GB, map(str, TICKS_GB))
+        ax.minorticks_off()
+    axes[-1].set_xlabel("measured, GB")
+    note = "Predicted before the runs, by the commit that made them. One run of each. Below 1: it took more."
+    return style.finished(drawing, style.keys({arm: style.look(arm) for arm in style.ordered(rows["arm"])}), note)
+
+
+def seconds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of what one process alone trained as well, with their seconds over its own."""
+    same = rows.groupby(ABOUT[:-1])["step_s"]  # one process alone is the first arm
+    panel = rows["model"] + ", " + rows["precision"] + ", " + rows["micro_batch"].astype(str) + " rows in a pass"
+    rows = rows.assign(panel=panel, line=rows["arm"], kind="real", source="measured", part="step")
+    return rows.assign(over=rows["step_s"] / same.transform("first"))[same.transform("count") > 1]
+
+
+@style.figure
+def seconds_figure(rows: pd.DataFrame) -> Figure:
+    """Seconds of a step on one GPU, over those of one process alone."""
+    return style.stacks(rows, SECONDS, "Medians of one run of each, without their spread.")
