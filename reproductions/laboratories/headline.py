@@ -1,9 +1,10 @@
 # /// script
 # dependencies = ["zero-study[report]"]
 # ///
-"""The picture of README: python reproductions/laboratories/headline.py reports/cpu-2core/headline.svg
+"""The pictures of README and GUIDE, from the kept runs of a machine.
 
-Losses, memory and bytes sent of the kept runs, side by side: the figures of the report's first page.
+python reproductions/laboratories/headline.py reports/h200/headline.svg
+python reproductions/laboratories/headline.py reports/cpu-2core/headline.svg
 """
 
 import sys
@@ -16,10 +17,11 @@ from study.core.arms import ROOT
 from study.core.text import nats
 from study.records.runs import Runs, load
 from study.report import answers, style
-from study.report.topics import losses, memory, traffic
+from study.report.topics import documents, losses, memory, on_gpu, traffic
 
-RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 CAPTION = "Compared with DDP: the same losses, less GPU memory, more traffic"
+GPU_CAPTION = "On one H200: the same losses, memory as predicted, and what the engines cost one GPU"
+BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
 
 
 @style.figure
@@ -30,15 +32,38 @@ def picture(runs: Runs) -> Figure:
     left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.35, 1.1))
     losses.draw_curves(left, rows[rows["difference"].notna() | (rows["arm"] == answers.BASELINE)])
     left.set_title(f"Same losses\nof every arm, at most {nats(rows['difference'].max())} apart")
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
     style.draw_stacks(middle, held, memory.BARS)
-    middle.legend(handles=style.stack_keys(held, memory.BARS), **below)
+    middle.legend(handles=style.stack_keys(held, memory.BARS), **BELOW)
     middle.set_title(f"Less GPU memory\n{held['model'].iloc[0]} on {answers.RANKS} virtual ranks")
     style.draw_stacks(right, sent, traffic.BARS._replace(words="{:.2g}".format))
-    right.legend(handles=style.stack_keys(sent, traffic.BARS), **below)
+    right.legend(handles=style.stack_keys(sent, traffic.BARS), **BELOW)
     right.set_title("More traffic\nthe same runs, one pass in a step")
     return drawing
 
 
+@style.figure
+def picture_of_gpu(runs: Runs) -> Figure:
+    """Losses of one process alone and of stage 2, rank 0 of eight beside a published table, and seconds of a step."""
+    curves = losses.table(runs.select(protocol_part="loss"), "single")
+    held = documents.memory_000(runs).query("line.str.endswith('recomputed') and arm != 'ddp'")
+    over = on_gpu.seconds(on_gpu.table(runs)).query("model == 'gpt2-medium' and micro_batch == 4")
+    drawing = Figure(figsize=(2 * style.WIDTH, 4.3), layout="constrained")
+    left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.1, 1.1))
+    losses.draw_curves(left, curves)
+    left.legend(handles=style.keys({arm: style.look(arm) for arm in curves["arm"].unique()}), fontsize=8)
+    left.set_title(f"Same losses, to the last bit\nBERT-large on IMDB, {nats(curves['difference'].max())} apart")
+    style.draw_stacks(middle, held.assign(line=held["arm"]), memory.BARS)
+    middle.legend(handles=style.stack_keys(held, memory.BARS), **BELOW)
+    middle.set_title("Memory as predicted, and as published\nGemma2-9B as rank 0 of eight, recomputed")
+    style.draw_stacks(right, over, on_gpu.SECONDS)
+    right.set_title("What the engines cost one GPU\nGPT-2 medium, bf16, 4 rows of 512 tokens")
+    right.set_xlabel(on_gpu.SECONDS.label)
+    return drawing
+
+
+PICTURES = {"cpu-2core": (picture, CAPTION), "h200": (picture_of_gpu, GPU_CAPTION)}
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(style.svg(picture(load(RUNS)), CAPTION))
+    target = Path(sys.argv[1])
+    draw, caption = PICTURES[target.parent.name]
+    target.write_text(style.svg(draw(load(ROOT / "reports" / target.parent.name / "runs")), caption))
