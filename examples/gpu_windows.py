@@ -3,7 +3,9 @@
     python examples/gpu_windows.py pack --data imdb wikitext-2 --model bert-large-uncased gpt2    # here: gpu-pack/
     python3 examples/gpu_windows.py run smoke predictions --minutes 9 --runs runs/gpu    # there; again in each window
 
-There it needs Python's own library alone, until the wheels of the pack are installed.
+There it needs Python's own library alone, until the wheels of the pack are installed. Two sweeps share the protocols:
+one trains while the other starts Python, which is two thirds of a short cell, and waits for the device. What is
+compiled is put into the pack, as compiled.tar.gz: bring it back, and the next window does not compile.
 """
 
 import argparse
@@ -13,16 +15,23 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / ".gpu" / "site"  # the installed pack
+COMPILED = ROOT / ".gpu" / "compiled"  # there, by PyTorch, Triton and DeepSpeed
+KEPT = "compiled.tar.gz"  # of the pack: the same, for a machine that begins empty
+LOCK = ROOT / ".gpu" / "device"  # whose training has the device
+GPU_TESTS = ("tests/training/test_gpu.py", "-m", "gpu", "-q", "-p", "no:cacheprovider")
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 # The packages of an image for machine learning; --have names those of another. They include what PyTorch brings.
 HAVE = (
     "torch triton numpy scipy pandas pyarrow tokenizers transformers accelerate huggingface-hub safetensors setuptools"
 )
+TESTING = ("pytest", "pytest-timeout", "pytest-xdist")  # what the GPU tests need besides
 LAST_S = 45  # what is reserved for ending what runs
 
 
@@ -40,6 +49,8 @@ def main() -> None:
     running.add_argument("protocols", nargs="+", help="the most important first")
     running.add_argument("--minutes", type=float, default=9, help="how long all of it may take (%(default)s)")
     running.add_argument("--scale", default="one_gpu", help="of the protocols (%(default)s)")
+    running.add_argument("--lanes", type=int, default=2, help="sweeps that share the protocols (%(default)s)")
+    running.add_argument("--tests", type=int, default=0, help="run the GPU tests first, so many at once (none)")
     running.add_argument("--runs", type=Path, default=Path("runs/gpu"), help="the folder for the runs (%(default)s)")
     options = parser.parse_args()
     if options.command == "pack":
@@ -52,8 +63,10 @@ def main() -> None:
 
 
 def pack(options: argparse.Namespace) -> None:
-    """Write the pack anew."""
-    shutil.rmtree(options.pack, ignore_errors=True)
+    """Write the pack anew, but for what was compiled."""
+    for path in options.pack.glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path)
     wheels = options.pack / "wheels"
     wheels.mkdir(parents=True)
     for folder in options.data:  # without the test split, which the study never reads
@@ -69,7 +82,11 @@ def pack(options: argparse.Namespace) -> None:
     os.environ["DS_BUILD_OPS"] = "0"  # DeepSpeed has no wheel; its operators are compiled there, on first use
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), f"deepspeed=={version('deepspeed')}")
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
-    manifest = {"python": options.python, "commit": commit}  # what was predicted before the machine was used
+    manifest = {
+        "python": options.python,
+        "deepspeed": version("deepspeed"),
+        "commit": commit,
+    }  # what was predicted before the machine was used
     (options.pack / "pack.json").write_text(json.dumps(manifest, indent=1) + "\n")
     size = sum(path.stat().st_size for path in options.pack.rglob("*") if path.is_file())
     say(f"{options.pack}: {len(list(wheels.iterdir()))} wheels, {size / 2**20:.1f} MiB in all")
@@ -84,7 +101,7 @@ def needed(have: set[str]) -> list[str]:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    waiting = [*project["dependencies"], *project["optional-dependencies"]["train"], *TESTING]
     seen: set[str] = {canonicalize_name(name) for name in have}
     pins = []
     while waiting:
@@ -113,21 +130,41 @@ def pip(*words: str) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the protocols in this window. Return 0, or 3 if something is left for the next one."""
+    """Run the tests and the protocols in this window. Return 0, or 3 if something is left for the next one."""
     ends = time.monotonic() + 60 * options.minutes - LAST_S
-    install(options.pack)
-    complete = call(["doctor", "--fix"], ends) is not None  # if one fails, only the arms that need it are unavailable
-    for name in options.protocols:
-        words = ["sweep", name, "--scale", options.scale, "--runs", str(options.runs.resolve() / name)]
-        words += ["--pack", str(options.pack.resolve()), "--nvme-dir", str(ROOT / ".gpu" / "nvme")]
-        left_s = max(0.0, ends - time.monotonic())
-        complete = call([*words, "--minutes", f"{left_s / 60:.2f}"], ends + LAST_S / 2) not in (3, None) and complete
+    operators = COMPILED / f"deepspeed-{install(options.pack)}-torch-{version('torch')}"
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(operators))
+    if (options.pack / KEPT).exists() and not COMPILED.exists():
+        with tarfile.open(options.pack / KEPT) as archive:
+            archive.extractall(COMPILED, filter="data")
+    complete = call(["study.cli", "doctor", "--fix"], ends) is not None  # arms that need what fails are unavailable
+    if options.tests:
+        complete = call(["pytest", *GPU_TESTS, "-n", str(options.tests)], ends) == 0 and complete
+    with ThreadPoolExecutor(options.lanes) as pool:
+        lanes = pool.map(lambda number: lane(options, number, ends), range(1, options.lanes + 1))
+        complete = all([*lanes, complete])
+    if COMPILED.exists():
+        with tarfile.open(options.pack / KEPT, "w:gz") as archive:
+            archive.add(COMPILED, ".")
     say("everything is done" if complete else "not everything is done; run the same command in the next window")
     return 0 if complete else 3
 
 
-def install(folder: Path) -> None:
-    """Install the wheels into a folder of the study, once for each pack."""
+def lane(options: argparse.Namespace, number: int, ends: float) -> bool:
+    """Sweep this lane's cells of all protocols. Return whether none is left."""
+    complete = True
+    for name in options.protocols:
+        words = ["sweep", name, "--scale", options.scale, "--runs", str(options.runs.resolve() / Path(name).stem)]
+        words += ["--pack", str(options.pack.resolve()), "--nvme-dir", str(ROOT / ".gpu" / f"nvme-{number}")]
+        left_s = max(0.0, ends - time.monotonic())
+        words += ["--lane", str(number), str(options.lanes), "--minutes", f"{left_s / 60:.2f}"]
+        code = call(["study.cli", *words], ends + LAST_S / 2, STUDY_DEVICE_LOCK=str(LOCK))
+        complete = code not in (3, None) and complete
+    return complete
+
+
+def install(folder: Path) -> str:
+    """Install the wheels into a folder of the study, once for each pack. Return DeepSpeed's version."""
     if not (folder / "pack.json").exists():
         sys.exit(
             f"{folder} is not a complete pack. What to do: run make gpu where there is a network, and copy it here."
@@ -137,19 +174,21 @@ def install(folder: Path) -> None:
     here = ".".join(platform.python_version_tuple()[:2])
     if manifest["python"] != here:
         sys.exit(f"the pack is for Python {manifest['python']}, and this is {here}. What to do: make it with --python.")
-    if (SITE / "pack.json").exists() and (SITE / "pack.json").read_text() == text:
-        return
-    shutil.rmtree(SITE, ignore_errors=True)
-    pip("install", "--no-index", "--no-deps", "--target", str(SITE), *map(str, (folder / "wheels").glob("*.whl")))
-    (SITE / "pack.json").write_text(text)
+    if not (SITE / "pack.json").exists() or (SITE / "pack.json").read_text() != text:
+        shutil.rmtree(SITE, ignore_errors=True)
+        SITE.mkdir(parents=True)
+        if wheels := [str(path) for path in (folder / "wheels").glob("*.whl")]:
+            pip("install", "--no-index", "--no-deps", "--target", str(SITE), *wheels)
+        (SITE / "pack.json").write_text(text)
+    return manifest["deepspeed"]
 
 
-def call(words: list[str], ends: float) -> int | None:
-    """Run a command of the study with the pack before the machine's packages. None if its time was up."""
+def call(words: list[str], ends: float, **more: str) -> int | None:
+    """Run a module of Python with the pack before the machine's packages. None if its time was up."""
     path = os.pathsep.join([str(ROOT), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {"HF_HUB_OFFLINE": "1"} | os.environ | {"PYTHONPATH": path}
-    say(f"--- study {' '.join(words)}")
-    child = subprocess.Popen([sys.executable, "-m", "study.cli", *words], cwd=ROOT, env=env)
+    env = {"HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": str(COMPILED / "triton")} | os.environ
+    say(f"--- {' '.join(words)}")
+    child = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=env | more | {"PYTHONPATH": path})
     try:
         return child.wait(max(1.0, ends - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -1,9 +1,10 @@
-"""What a commit predicts of each run that a machine's folder keeps, in the order of their folders.
+"""What a commit predicts of each run that a machine's folder keeps, or of each cell of protocols on one GPU.
 
 python reproductions/laboratories/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
+python reproductions/laboratories/predicted.py windows predictions > reports/h200/next.csv
 
-It checks out that commit and asks its code: nothing that came later can change an answer. Without a commit it asks the
-code that is installed. From a record it takes what was asked for and what the arm's config was, and nothing measured.
+The first checks out that commit and asks its code: nothing that came later can change an answer. From a record it takes
+what was asked for and what the arm's config was, and nothing measured. The second asks the code that is installed.
 """
 
 import csv
@@ -13,29 +14,39 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
+GPU = "H200"  # of cells that have not run yet
 
 
-def main(folder: Path, commit: str | None) -> None:
-    if commit is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *rows(folder / "runs")])
+def main(first: str, *others: str) -> None:
+    folder = Path(first)
+    if folder.is_dir() and others:
+        at_commit(folder.resolve(), others[0])
         return
+    setups = of_records(folder / "runs") if folder.is_dir() else of_protocols(first, *others)
+    csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *(row(*each) for each in setups)])
+
+
+def at_commit(folder: Path, commit: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         there = Path(temporary, "then")
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, commit], cwd=ROOT, check=True)
         try:
             # Its package comes before the one that is installed.
             environment = os.environ | {"PYTHONPATH": str(there)}
-            subprocess.run([sys.executable, __file__, folder.resolve()], cwd=there, env=environment, check=True)
+            subprocess.run([sys.executable, __file__, folder], cwd=there, env=environment, check=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
 
 
-def rows(folder: Path) -> Iterator[tuple[str | float | None, ...]]:
+Named = tuple[str, Any, str, bool]  # name, Setup, GPU, whether a rank runs alone
+
+
+def of_records(folder: Path) -> Iterator[Named]:
     from study.core.gpus import gpu_named
-    from study.predict.front import Machine, memory_kinds, step_time
     from study.records.runs import load
     from study.report.of_record import setup_of
 
@@ -44,14 +55,35 @@ def rows(folder: Path) -> Iterator[tuple[str | float | None, ...]]:
         setup = setup_of(record)
         if setup is None:
             raise SystemExit(f"{run.folder} trains a model that is not known")
-        gpu = gpu_named(record.hardware.devices[0].name)
-        kinds = memory_kinds(setup, gpu)
-        times: tuple[float | None, ...] = (None, None, None)
-        if not record.is_virtual:  # a rank that runs alone sends nothing, so its step is no prediction's
-            step = step_time(setup, Machine(gpu=gpu, gpus_per_node=setup.ranks))
-            times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))
-        yield (record.run_id, kinds.allocated, kinds.reserved, kinds.driver, *times)
+        yield record.run_id, setup, gpu_named(record.hardware.devices[0].name), record.is_virtual
+
+
+def of_protocols(*names: str) -> Iterator[Named]:
+    from study.core.arms import load_arm
+    from study.core.settings import Flags, resolve
+    from study.core.shapes import config_of, shape_of
+    from study.predict.front import Setup, Transformer, distribution
+    from study.sweeps import protocol
+
+    for cell in (cell for name in names for cell in protocol.cells(protocol.read(name), "one_gpu")):
+        settings = resolve(Flags(**cell.settings), gpu=True)
+        name = shape_of(settings.model)
+        model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
+        ranks = settings.virtual_ranks or cell.ranks or 1
+        how: dict[str, Any] = {"ranks": ranks, "device": "cuda"} | distribution(load_arm(cell.arm), ranks)
+        yield cell.name, Setup.of_settings(model, settings, **how), GPU, settings.virtual_ranks is not None
+
+
+def row(name: str, setup: Any, gpu: str, alone: bool) -> tuple[str | float | None, ...]:
+    from study.predict.front import Machine, memory_kinds, step_time
+
+    kinds = memory_kinds(setup, gpu)
+    times: tuple[float | None, ...] = (None, None, None)
+    if not alone:  # a rank that runs alone sends nothing, so its step is no prediction's
+        step = step_time(setup, Machine(gpu=gpu, gpus_per_node=setup.ranks))
+        times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))
+    return (name, kinds.allocated, kinds.reserved, kinds.driver, *times)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    main(*sys.argv[1:])

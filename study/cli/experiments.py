@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from math import inf
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import tyro
 from rich.live import Live
@@ -40,6 +40,7 @@ def sweep(
     minutes: float | None = None,
     nvme_dir: Path | None = None,
     pack: Path | None = None,
+    lane: tuple[int, int] = (1, 1),
     dry_run: bool = False,
 ) -> list[dict] | None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
@@ -58,6 +59,8 @@ def sweep(
         minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
         nvme_dir: The folder for arms that offload to disk.
         pack: A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub.
+        lane: Run every n-th cell only, as one of n sweeps over the same --runs: 1 2 and 2 2. Where the variable
+            STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
     """
     for flag, number, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, inf), ("minutes", minutes, inf):
@@ -70,22 +73,22 @@ def sweep(
             raise Stop(f"--pack {pack} holds no pack.json", "give the folder that gpu_windows.py wrote")
         # Relative to the folder in which launches run, so that a cell has the same name on another machine.
         cells = [cell.from_pack(Path(os.path.relpath(pack, ROOT))) for cell in cells]
-    turns = sweeping.plan(cells, repeat)
+    turns = sweeping.plan(cells, repeat, lane)
     # --- run them, or say what would be run: a dry run needs neither a GPU nor the packages of the trainer
     if dry_run:
         return _show_plan(cells)
     if stop := launches.lacking():
         raise stop
-    _run(turns, runs, timeout_s, nvme_dir, minutes)
+    _run(turns, runs, timeout_s, nvme_dir, minutes, lane)
     return None
 
 
-def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, minutes: float | None) -> None:
+def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, *limits: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
     with Progress(len(turns)) as progress:
         try:
-            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes)
+            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, *limits)
         except KeyboardInterrupt:  # the cell that ran has its record already: status killed
             progress.say("stopped; run the same command again to continue")
             sys.exit(130)

@@ -104,6 +104,17 @@ def oom_kills() -> int | None:
     return None
 
 
+# --- Several trainings on one device, one after the other
+
+DEVICE_LOCK = "STUDY_DEVICE_LOCK"  # names a file: trainings that name the same one have the device in turn
+
+
+def take_device(lock: str) -> None:
+    """Wait until no other training has the device. Then this process has it until it ends."""
+    # The file is never closed: the kernel releases the lock when the process, and what it held of the device, is gone.
+    fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+
+
 # --- Versions of the software that can change a number, and the folder for operators compiled for them
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "tokenizers", "numpy")

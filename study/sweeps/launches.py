@@ -13,7 +13,7 @@ import psutil
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.machine import die_with_parent, is_stopped, oom_kills, version
+from study.core.machine import DEVICE_LOCK, die_with_parent, is_stopped, oom_kills, version
 from study.core.settings import flag
 from study.records import store
 from study.records.schema import Record
@@ -105,6 +105,9 @@ def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: f
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(POLL_S)
                 return None
+            # With a device lock, a launch without a record may still wait for its turn: that is not its time.
+            if DEVICE_LOCK in os.environ and not (folder / store.RECORD).exists():
+                started = time.monotonic()
             seconds = time.monotonic() - started
             # Steps, log and output. Other files are replaced while they are looked at.
             written = max((path.stat().st_mtime for path in folder.glob("[slo]*")), default=0)

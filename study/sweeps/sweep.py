@@ -47,13 +47,13 @@ class Outcome(NamedTuple):
         return cls(record.status, reason, ran)
 
 
-def plan(cells: list[Cell], repeats: int) -> list[Cell]:
-    """Return all cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
+def plan(cells: list[Cell], repeats: int, lane: tuple[int, int] = (1, 1)) -> list[Cell]:
+    """Return a lane's cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
     planned: list[Cell] = []
     for repeat in range(1, repeats + 1):
         planned += [replace(cell, repeat=repeat) for cell in cells]
         cells = cells[::-1]
-    return planned
+    return planned[lane[0] - 1 :: lane[1]]
 
 
 def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
@@ -86,7 +86,13 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
 
 
 def sweep(
-    cells: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, progress: Any, minutes: float | None = None
+    cells: list[Cell],
+    runs: Path,
+    timeout_s: float,
+    nvme_dir: Path | None,
+    progress: Any,
+    minutes: float | None = None,
+    lane: tuple[int, int] = (1, 1),
 ) -> list[Outcome]:
     """Run the cells that are not done, one after the other. `progress` is that of study.cli.experiments."""
     over = math.inf  # when the sweep's time ends
@@ -105,7 +111,7 @@ def sweep(
         progress.end(cell, outcome)
         return outcome.status
 
-    with lock_runs_folder(runs):
+    with lock_runs_folder(runs, lane):
         if minutes is not None:
             over = time.monotonic() + 60 * minutes
             # Those that were never tried come first: a failing cell does not use up each sweep's time.
@@ -143,11 +149,14 @@ def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Rec
 
 
 @contextlib.contextmanager
-def lock_runs_folder(runs: Path) -> Iterator[None]:
-    """Lock a folder for one sweep. The kernel releases the lock when its holder dies."""
+def lock_runs_folder(runs: Path, lane: tuple[int, int] = (1, 1)) -> Iterator[None]:
+    """Lock a folder for one sweep, or for that of a lane. The kernel releases the lock when its holder dies."""
+    number, lanes = lane
+    if not 1 <= number <= lanes:
+        raise Stop(f"--lane {number} {lanes} is none of {lanes} lanes", "give a number from 1 to that of the lanes")
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        file = (runs / ".sweep").open("a")
+        file = (runs / (".sweep" if lanes == 1 else f".sweep-{number}-of-{lanes}")).open("a")
     except OSError as error:
         raise Stop(f"--runs {runs} cannot be used ({error.strerror})", "give a folder that you may write to") from None
     with file:
@@ -211,8 +220,9 @@ def done_before(runs: Path, cell: Cell) -> Record | None:
 def expected_s(cell: Cell, runs: Path) -> float:
     """Return the seconds that a cell may take: by its longest try so far, or else its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
-    # A run that failed may have ended at once, and would have taken longer.
-    tries = [*filter(None, (record.wall_s for record in records if record.status not in ("running", "failed")))]
+    # A run that failed may have ended at once, and would have taken longer. One that got no turn knows no machine.
+    known = (record for record in records if record.status not in ("running", "failed") and record.hardware.cores)
+    tries = [*filter(None, (record.wall_s for record in known))]
     if tries:
         return GROWTH * max(tries) + BEFORE_THE_RECORD_S
     return cell.reserve_s

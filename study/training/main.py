@@ -58,6 +58,10 @@ def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
                 os._exit(0)  # they exist only as numbers
             shrink_group(arm, launch)
             settings = resolve(flags, CUDA)
+            if rank == 0 and (lock := os.environ.get(machine.DEVICE_LOCK)):  # others wait for it in a collective
+                if arm.deepspeed is not None:
+                    import deepspeed  # noqa: F401  seconds, in which another training may have the device
+                machine.take_device(lock)
             folder, record = setup.open_folder(settings, arm, launch, rank)  # from here on it says why a run ends
             heartbeat = Heartbeat(folder, rank, partial(ending.end_if_unresponsive, folder, rank, launch))
             stack.callback(heartbeat.close)
