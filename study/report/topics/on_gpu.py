@@ -21,7 +21,7 @@ MEASURED = {
     "driver_bytes": "memory.per_rank.0.device_used_bytes",
     "step_s": "step_s",
 }
-OVER = {name: f"predicted over {name.partition('_')[0]}" for name in MEASURED}
+OVER = {name: f"{name.partition('_')[0]} p/m" for name in MEASURED}  # predicted over measured
 TICKS_GB = (5, 10, 20, 50, 100)
 SECONDS = style.Stack("over", {}, "{:.3g}".format, "times the median step of one process alone")
 
@@ -47,7 +47,7 @@ def memory_figure(rows: pd.DataFrame) -> Figure:
         ax.axhline(1, color=style.FAINT)
         for arm, mine in parts(rows, "arm").items():
             ax.plot(mine[name] / 1e9, mine[OVER[name]], **style.look(arm), linestyle="none", alpha=0.7)
-        ax.set(title=OVER[name], xscale="log", ylim=(0.6, 1.3))
+        ax.set(title=OVER[name].replace("p/m", "memory, predicted over measured"), xscale="log", ylim=(0.6, 1.3))
         ax.set_xticks(TICKS_GB, map(str, TICKS_GB))
         ax.minorticks_off()
     axes[-1].set_xlabel("measured, GB")
@@ -58,7 +58,7 @@ def memory_figure(rows: pd.DataFrame) -> Figure:
 def seconds(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of what one process alone trained as well, with their seconds over its own."""
     same = rows.groupby(ABOUT[:-1])["step_s"]  # one process alone is the first arm
-    panel = rows["model"] + ", " + rows["precision"] + ", " + rows["micro_batch"].astype(str) + " rows in a pass"
+    panel = rows["model"] + ", " + rows["precision"] + ", " + rows["micro_batch"].astype(str) + " rows"
     rows = rows.assign(panel=panel, line=rows["arm"], kind="real", source="measured", part="step")
     return rows.assign(over=rows["step_s"] / same.transform("first"))[same.transform("count") > 1]
 
