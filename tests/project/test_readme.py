@@ -1,6 +1,5 @@
 """The tables and numbers of the READMEs, which people write, are those of the ledger and of the records."""
 
-import csv
 import json
 import math
 import re
@@ -65,30 +64,6 @@ def test_the_times_and_the_traffic():
     sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
     assert f"stage 2 sends {sent[2]:g} times" in text
     assert f"Stages 1 and 2 send {sent[1]:g} times" in text
-
-
-def test_the_releases():
-    """A row of the table has the releases whose kept answers fail, and the last one names those that say nothing."""
-    answered = [*csv.DictReader((ROOT / "reports/conform/answers.csv").read_text().splitlines())]
-    fails = {
-        name: [row["deepspeed"] for row in answered if is_answer(row, name) and row["answer"] == "fails"]
-        for name in ("autocast-norms", "accumulation-4")
-    }
-    tried = [row["deepspeed"] for row in answered if is_answer(row, "accumulation-4")]
-    unbuilt = set.intersection(*map(set, fails.values()))
-    table = {re.split(r", | to ", first)[0]: (first, *cells) for first, cells in rows_of(TEXT).items()}
-    for name, words in {"autocast-norms": "norm", "accumulation-4": "last pass"}.items():
-        mine = [version for version in fails[name] if version not in unbuilt]
-        first, says, *_ = table[mine[0]]
-        assert words in says
-        assert re.split(r", | to ", first)[-1] == mine[-1]
-    first, *cells = table["0.18.3"]
-    assert first.split(" to ")[-1] == max(tried, key=lambda version: [*map(int, version.split("."))])
-    assert all(version in " ".join(cells) for version in unbuilt)
-
-
-def is_answer(row: dict, name: str) -> bool:
-    return (row["adapter"], row["property"]) == ("zero2", name) and bool(row["deepspeed"])
 
 
 def test_the_guide_counts_what_is_kept():
