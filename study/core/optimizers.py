@@ -1,17 +1,10 @@
-"""The classes of prepared optimizers, and the arms and settings with which a library refuses an optimizer."""
+"""The arms and settings with which a library refuses an optimizer."""
 
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.recipes import RECIPES
 from study.core.settings import Flags
 
-CLASSES = {
-    "adamw": "AdamW",
-    "adamw_8bit": "AdamW8bit",
-    "sgd": "SGD",
-    "adafactor": "Adafactor",
-    "muon": "MuonWithAuxAdam",
-}
 # Quotes of the libraries, or what they do silently (torch 2.13, bitsandbytes 0.50, DeepSpeed 0.19.8, Accelerate 1.15).
 WITH_FSDP2 = {
     "adamw_8bit": "bitsandbytes.optimizer_update_8bit_blockwise got mixed torch.Tensor and DTensor (PyTorch)",
@@ -24,28 +17,6 @@ PURE_WITH_OFFLOAD = (
     "(DeepSpeed), and Accelerate constructs it without"
 )
 WITHOUT_VALUES = "0.0 cannot be raised to a negative power (PyTorch's Adafactor reads its step, which has no value)"
-
-
-def classes(optimizer: str | None, arm: Arm) -> set[str]:
-    """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
-    if arm.deepspeed and arm.offload_optimizer != "none":
-        return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
-    name = CLASSES[optimizer or "adamw"]  # records before there was a choice have none
-    return {name, f"Master{name}"}
-
-
-def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
-    """Return the dtypes that the moments may have."""
-    # 8-bit moments have fp32 scales; those of small tensors stay in fp32. DeepSpeed's Muon keeps its momentum in the
-    # dtype of the gradients, and the moments of its AdamW in fp32.
-    if optimizer == "adamw_8bit":
-        return {"float32 uint8"}
-    recipe = RECIPES[precision]
-    if recipe.moment_bytes == 2:
-        return {"bfloat16"}
-    if optimizer == "muon" and recipe.master_bytes:
-        return {"float32", "bfloat16 float32"}
-    return {"float32"}
 
 
 def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True, saves: object = None) -> Stop | None:

@@ -69,10 +69,9 @@ def times(ratio: float) -> str:
     return "1.0 times" if text == "1" else f"{text} times"
 
 
-def percent(share: float, sign: str = "") -> str:
-    """Return a share: 3.4%, or 12%. With the sign "+" also above zero it is signed: +3.4%."""
-    digits = 1 if abs(share) < 0.1 else 0
-    return f"{share:{sign}.{digits}%}"
+def percent(share: float) -> str:
+    """Return a share: 3.4%, or 12%."""
+    return f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
 
 
 def _significant(value: float, digits: int) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from study.core import optimizers
 from study.core.arms import Arm
 from study.core.recipes import AUTOCAST
 from study.core.settings import Settings
@@ -23,6 +22,13 @@ if TYPE_CHECKING:  # a bare loop needs no Accelerate, and should not wait for it
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momentum")
 # DeepSpeed's flags, the strongest first. Stages 1 and 2 silently treat `nvme` as `cpu`: so they do, whatever is asked.
 HOMES = {"swap_optimizer": "nvme", "cpu_offload": "cpu", "offload_optimizer": "cpu"}
+CLASSES = {
+    "adamw": "AdamW",
+    "adamw_8bit": "AdamW8bit",
+    "sgd": "SGD",
+    "adafactor": "Adafactor",
+    "muon": "MuonWithAuxAdam",
+}
 
 
 def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
@@ -180,18 +186,39 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         promised["frozen weights"] = True
     # --- what differs, where one of several values may be right
     allowed: dict[str, list] = {name: [value] for name, value in promised.items()}
-    allowed["optimizer"] = sorted(optimizers.classes(settings.optimizer, arm))
+    allowed["optimizer"] = sorted(_classes(settings.optimizer, arm))
     # Without a GPU, Accelerate calls MULTI_GPU so.
     allowed["distributed_type"] = sorted({arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")})
     return _differences(allowed, observed)
+
+
+def _classes(optimizer: str, arm: Arm) -> set[str]:
+    """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
+    if arm.deepspeed and arm.offload_optimizer != "none":
+        return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
+    name = CLASSES[optimizer]
+    return {name, f"Master{name}"}
 
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
     """Return weights or moments in another dtype than the recipe's, as when fp32 parameters on disk become bf16."""
     allowed = {"weights": ["bfloat16" if settings.recipe.weight_bytes == 2 else "float32"]}
     if seen["moments"] is not None:  # None: they are on the disk
-        allowed["moments"] = sorted(optimizers.moments_dtypes(settings.optimizer, settings.precision))
+        allowed["moments"] = _moments_dtypes(settings)
     return _differences(allowed, seen)
+
+
+def _moments_dtypes(settings: Settings) -> list[str]:
+    """Return the dtypes that the moments may have."""
+    # 8-bit moments have fp32 scales; those of small tensors stay in fp32. DeepSpeed's Muon keeps its momentum in the
+    # dtype of the gradients, and the moments of its AdamW in fp32.
+    if settings.optimizer == "adamw_8bit":
+        return ["float32 uint8"]
+    if settings.recipe.moment_bytes == 2:
+        return ["bfloat16"]
+    if settings.optimizer == "muon" and settings.recipe.master_bytes:
+        return ["bfloat16 float32", "float32"]
+    return ["float32"]
 
 
 def _differences(allowed: dict[str, list], observed: dict) -> list[str]:

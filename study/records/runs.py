@@ -141,7 +141,8 @@ class Runs:
             record = run.record
             row = {"run": run.folder.name}
             row |= {name: run.facts[name] for name in ("status", "arm", "task", "precision", "ranks", "stage")}
-            row["ranks"] = {"virtual": f"{row['ranks']} virtual"}.get(run.kind, row["ranks"])
+            if run.kind == "virtual":
+                row["ranks"] = f"{row['ranks']} virtual"
             row |= {name: metrics.value(record, quantity) for name, quantity in COLUMNS.items()}
             sizes_bytes = {
                 "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
