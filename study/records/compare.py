@@ -20,7 +20,6 @@ from study.records.runs import Run, Runs
 # Step times have a long tail on one side, so medians are compared by a percentile bootstrap, without assuming a normal
 # distribution. The generator is an argument: the same numbers in the same order, and the same seed, give the same ends.
 
-PEAKS = {"allocated": "peak_allocated_bytes", "tracked": "tracked_peak_bytes"}
 FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
 RESAMPLES = 2000
 
@@ -50,20 +49,23 @@ class Comparison:
 def compare(runs: Runs) -> Comparison:
     """Return the finished runs as rows, with columns only for settings in which cells differ."""
     cells = grouped(runs.done, lambda run: (run.key(["seed"]), run.record.observed.data_checksum))
-    settings = {cell: json.loads(cell[0]) | {"data_checksum": cell[1]} for cell in cells}
     columns = ["arm", *differing([json.loads(key) for key, _ in cells])]
     if len({key for key, _ in cells}) < len(cells):  # the data of a task differ less often than tasks do
         columns.append("data_checksum")
     # --- a row for each cell and environment, beside the same in environment A
     rows = []
-    for cell, members in cells.items():
+    for (key, checksum), members in cells.items():
+        settings = json.loads(key) | {"data_checksum": checksum}
+        about = {name: settings.get(name) for name in columns}
         in_environment = grouped(members, lambda run: run.environment)
-        for letter in sorted(in_environment, key=[*runs.environments].index):
-            row = {name: settings[cell].get(name) for name in columns} | {"environment": letter}
-            rows.append(row | _numbers(in_environment[letter], in_environment.get("A", [])))
+        for letter in runs.environments:
+            if letter in in_environment:
+                numbers = _numbers(in_environment[letter], in_environment.get("A", []))
+                rows.append(about | {"environment": letter} | numbers)
     left_out = Counter[str](run.record.status for run in runs if run.record.status != "done")
-    left_out["copy"] = runs.copies
-    return Comparison(rows, runs.environments, dict(+left_out), list(runs.set_aside))  # without a count of 0
+    if runs.copies:
+        left_out["copy"] = runs.copies
+    return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
 
 
 def answer(compared: Comparison) -> str:
@@ -96,8 +98,11 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
         # A fixed order and seed: the same runs give the same interval, in every report.
         _, low, high = median_with_interval(times_s, np.random.default_rng(0))
     # The tracked peak without a GPU, or where one of the runs does not know what its allocator held.
-    peaks_bytes = {kind: _median(runs, quantity) for kind, quantity in PEAKS.items()}
-    kind = next((kind for kind, peak_bytes in peaks_bytes.items() if peak_bytes), None)
+    peak_bytes = _median(runs, "peak_allocated_bytes")
+    kind = "allocated"
+    if peak_bytes is None:
+        peak_bytes = _median(runs, "tracked_peak_bytes")
+        kind = "tracked"
     return {
         "runs": len(runs),
         "seeds": len({run.record.requested.seed for run in runs}),
@@ -105,8 +110,8 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
         "from": low,
         "to": high,
         "vs A": metrics.over(metrics.median(times_s), _median(at_a, "step_s")),
-        "peak MB": kind and peaks_bytes[kind] / 1e6,
-        "peak of": kind,
+        "peak MB": metrics.over(peak_bytes, 1e6),
+        "peak of": kind if peak_bytes else None,
         "loss": _median(runs, "train_loss"),
         "eval loss": _median(runs, "eval_loss"),
     }
@@ -127,8 +132,11 @@ def loss_distances(run: Run, members: Iterable[Run], first: str = "ddp") -> tupl
     """
     trained = [other for other in members if other.record.status == "done" and other.record.loss.train]
     by_arm = grouped(trained, lambda other: other.record.arm)
-    baseline = next(filter(by_arm.get, (first, *NAMES)), None)
-    others = [other for other in by_arm.get(baseline, []) if _training(other) == _training(run)]
+    known = [arm for arm in (first, *NAMES) if arm in by_arm]
+    if not known:
+        return None, []
+    baseline = known[0]
+    others = [other for other in by_arm[baseline] if _training(other) == _training(run)]
     # The baseline's own other seeds and ranks are no deviation. Weights that are drawn in place depend on how a model
     # is divided, so such losses are of other models.
     if not others or run.record.arm == baseline or run.record.requested.init == "in_place":
@@ -153,11 +161,12 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
     free = {"seed", *named}
     if "batch" in named:  # of all ranks: it follows from these two
         free |= {"micro_batch", "accumulation"}
-    ours, theirs = (
-        grouped(side, lambda run: (run.key(free), json.dumps(run.machine, sort_keys=True)))
-        for side in (our_runs, their_runs)
-    )
-    return [(runs, theirs[cell]) for cell, runs in ours.items() if cell in theirs]
+
+    def cell(run: Run) -> tuple[str, str]:
+        return run.key(free), json.dumps(run.machine, sort_keys=True)
+
+    theirs = grouped(their_runs, cell)
+    return [(runs, theirs[key]) for key, runs in grouped(our_runs, cell).items() if key in theirs]
 
 
 # --- the peaks of two runs ------------------------------------------------------------------------------------------

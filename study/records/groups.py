@@ -48,16 +48,18 @@ def groups(runs: Iterable[Run], only: Iterable[str] | None = None) -> dict[str, 
     `only` names the few settings that must be equal, for quantities such as bytes that depend on nothing else. Then the
     device and the measure version must be equal too.
     """
-    members: dict[str, list[Run]] = {}
-    for run in runs:
+
+    def conditions(run: Run) -> str:
         left_out = {*VARIES}
         if run.record.requested.steps:
             left_out.add("epochs")  # --steps overrides it
-        conditions: dict[str, Any] = {"environment": run.environment}
-        if only is not None:
-            left_out |= run.cell.keys() - set(only)
-            conditions = {"device": run.record.observed.device, "measure_version": run.record.measure_version}
-        members.setdefault(json.dumps(json.loads(run.key(left_out)) | conditions), []).append(run)
+        if only is None:
+            return json.dumps(json.loads(run.key(left_out)) | {"environment": run.environment})
+        left_out |= run.cell.keys() - set(only)
+        measured = {"device": run.record.observed.device, "measure_version": run.record.measure_version}
+        return json.dumps(json.loads(run.key(left_out)) | measured)
+
+    members = grouped(runs, conditions)
     return dict(zip(labels([json.loads(cell) for cell in members]), members.values(), strict=True))
 
 
@@ -79,8 +81,10 @@ def labels(cells: list[dict]) -> list[str]:
 
 def _setting(name: str, value: object) -> str:
     """Return a setting as part of a label; empty if it is off or was not given."""
+    if value is None or value is False:
+        return ""
     words = LABELS.get(name, name.replace("_", " "))
-    return {"None": "", "False": "", "True": f", {words}"}.get(str(value), f", {words} {value}")
+    return f", {words}" if value is True else f", {words} {value}"
 
 
 def lines(runs: list[Run]) -> dict[str, list[Run]]:

@@ -1,6 +1,5 @@
 """Computes and reads the quantities of a record. Values of ranks become their maximum. Unknown is None."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -39,8 +38,8 @@ def over(above: float | None, below: float | None) -> float | None:
     return above / below if above and below else None
 
 
-def product(*factors: float | None) -> float | None:
-    return math.prod(all_known(factors)) if all(factors) else None  # a factor of 0 is as good as unknown here, too
+def product(first: float | None, second: float | None) -> float | None:
+    return first * second if first and second else None  # a factor of 0 is as good as unknown here, too
 
 
 # --- times and rates -----------------------------------------------------------------------------------------------
@@ -142,13 +141,11 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
 # --- by name -------------------------------------------------------------------------------------------------------
 
 Quantity = Callable[[Record], float | None] | str  # computed, or the path of a measured one
-TIMES: dict[str, Quantity] = {
+QUANTITIES: dict[str, Quantity] = {
     "step_s": lambda record: median(record.time.step_s),
     "tokens_per_s": tokens_per_s,
     # The share of the datasheet's peak that the model's own operations reach.
     "mfu": lambda record: over(flops_per_s(record), peak_flops_per_s(record)),
-}
-QUANTITIES: dict[str, Quantity] = TIMES | {
     "train_loss": final_train_loss,
     "eval_loss": "loss.eval.-1.eval_loss",
     "accuracy": "loss.eval.-1.accuracy",
@@ -166,7 +163,8 @@ QUANTITIES: dict[str, Quantity] = TIMES | {
         record.observed.parameters, ELEMENT_BYTES.get(str(record.observed.dtypes.get("weights")))
     ),
 }
-OF_THE_WHOLE = (*TIMES, "peak_bytes", "peak_allocated_bytes", "host_peak_bytes")  # timed steps
+# Of the timed steps.
+OF_THE_WHOLE = ("step_s", "tokens_per_s", "mfu", "peak_bytes", "peak_allocated_bytes", "host_peak_bytes")
 OF_A_TRAINING = {  # quantities of a training of the published script, as paths below `observed.runs`
     "training_s": "training_s",
     "train_loss": "losses.-1",

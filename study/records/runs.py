@@ -39,9 +39,11 @@ class Run:
     def kind(self) -> str:
         """Return what a reader must know about its numbers."""
         requested = self.record.requested
-        # A smaller device is emulated, or the network between hosts is.
-        kinds = {"virtual": self.record.is_virtual, "capped": requested.memory_cap_gib, "emulated": requested.hosts}
-        return next((kind for kind, is_one in kinds.items() if is_one), "real")
+        if self.record.is_virtual:
+            return "virtual"
+        if requested.memory_cap_gib:
+            return "capped"  # a smaller device is emulated
+        return "emulated" if requested.hosts else "real"  # a network between hosts
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -86,16 +88,20 @@ class Run:
         """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
         record = self.record
         hardware = record.hardware
+        host_bytes = hardware.host_memory_bytes
+        commit = record.commit
+        if commit:
+            # Two changed trees of one commit cannot be distinguished: they count as one, marked as changed.
+            commit = commit[:12] + (" changed" if record.dirty else "")
         fields = {
             "machines": len(record.machines) or None,
             "devices": hardware.gpus_line,
             **hardware.model_dump(include={"cpu", "cores", "driver"}),
             # In GiB: the exact bytes differ from boot to boot.
-            "host GiB": hardware.host_memory_bytes and round(hardware.host_memory_bytes / 2**30),
+            "host GiB": round(host_bytes / 2**30) if host_bytes else None,
             **dict(sorted(record.software.items())),
             "measure_version": record.measure_version,
-            # Two changed trees of one commit cannot be distinguished: they count as one, marked as changed.
-            "commit": record.commit and record.commit[:12] + (" changed" if record.dirty else ""),
+            "commit": commit,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -148,7 +154,7 @@ class Runs:
                 "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
                 "collectives MB": metrics.moved(record, None, "tensors"),
             }
-            rows.append(row | {name: size and size / 1e6 for name, size in sizes_bytes.items()})
+            rows.append(row | {name: size / 1e6 if size else size for name, size in sizes_bytes.items()})
         return rows
 
 
@@ -174,8 +180,10 @@ def load(
             continue
         if record.status == "running":
             set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
-        copies += record.identity in by_identity
-        by_identity.setdefault(record.identity, Run(folder, _with_settings(shared(record) if to_share else record)))
+        if record.identity in by_identity:
+            copies += 1
+        else:
+            by_identity[record.identity] = Run(folder, _with_settings(shared(record) if to_share else record))
     runs, environments = _by_environment([*by_identity.values()])
     # --- in the order in which tables and figures show arms; one that is no longer an arm comes last
     runs.sort(key=lambda run: ((*NAMES, run.record.arm).index(run.record.arm), run.record.arm, run.record.run_id))
@@ -236,11 +244,14 @@ def _with_settings(record: Record) -> Record:
     observed = record.observed
     weights = observed.dtypes.get("weights")
     # ZeRO makes its fp32 copy of fp32 weights as well (zero/stage_1_and_2.py:560): that is no other precision.
-    recipes: dict[tuple, str] = {("float32", None): "fp32", ("float32", "float32"): "fp32"}
-    recipes["bfloat16", "float32"] = "bf16_cast"
+    # bf16_cast is DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
+    recipes = {
+        ("float32", None): "fp32",
+        ("float32", "float32"): "fp32",
+        ("bfloat16", "float32"): "bf16_cast",
+    }
     settings = {
         "model": record.watched.model,
-        # bf16_cast is DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
         "precision": observed.autocast or recipes.get((weights, observed.dtypes.get("master"))) or weights,
         "micro_batch": record.watched.rows_per_pass,
         "accumulation": observed.accumulation,

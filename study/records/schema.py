@@ -106,7 +106,9 @@ class Record(BaseModel):
         needed = [*NEEDED.get(self.status, ["error"])]
         # Of a user's own script settings, times and losses may stay unknown.
         if self.status == "done" and not self.is_watched:
-            needed += ["requested", "time"] if self.is_virtual else ["requested", "time", "loss"]
+            needed += ["requested", "time"]
+            if not self.is_virtual:
+                needed.append("loss")
         for name in needed:
             if getattr(self, name) == Record.model_fields[name].default:
                 raise ValueError(f"status is {self.status}, but {name!r} is empty")

@@ -75,8 +75,6 @@ class Promised(Section):
     clipping: Float = None  # 0: off
     accumulation: Int = None
     precision: Text = None  # "no", "bf16", "fp16" or "fp8"
-    weights: Text = None  # the dtype of the model before it was prepared: "bfloat16"
-    optimizer: Text = None  # its class before it was prepared
     checkpointing: Flag = None
 
 

@@ -23,7 +23,6 @@ from pydantic import ValidationError
 
 from study.core import files
 from study.core.errors import Stop
-from study.core.files import load as load_file
 from study.records.schema import OLD_ENDINGS, Record
 from study.records.sections import Cell, Error, Loss
 
@@ -82,8 +81,11 @@ def reserve(folder: Path) -> None:
 
 def release_reserved_space(folder: Path) -> bool:
     """Free the space that this process reserved in a folder. Return whether there was any."""
-    with _reserved.pop(folder.resolve(), contextlib.nullcontext()) as file:
-        return file is not None
+    file = _reserved.pop(folder.resolve(), None)
+    if file is None:
+        return False
+    file.close()
+    return True
 
 
 def load(folder: Path) -> Record:
@@ -124,7 +126,7 @@ def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
     again = "run that cell again"
     missing = "name the folder of a run"
-    return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
+    return files.load(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
 
 
 def keep(folder: Path, record: Record) -> None:
