@@ -44,12 +44,13 @@ class Piece(BaseModel):
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.005  # a share: the rounding of the sentence
     note: str = ""
 
-    def raw(self, runs: Sequence[Run]) -> Value:
-        """The value that the evidence gives now; None if there are no such runs. In its unit: `computed`."""
+    def raw(self) -> Value:
+        """The value that the evidence gives now. In its unit: `computed`."""
         raise NotImplementedError
 
     def computed(self, runs: Sequence[Run]) -> Value:
-        value = self.raw(runs)
+        """The value in its unit; None if there are no runs that give it."""
+        value = self.raw()
         return value / UNITS[self.unit] if self.unit and is_number(value) else value
 
     def agrees(self, value: Value) -> bool:
@@ -115,7 +116,9 @@ class OfRuns(Piece):
         if values and is_number(values[0]):
             return median(values)
         # Texts and truth values have no median.
-        return "several" if len(set(values)) > 1 else next(iter(values), None)
+        if len(set(values)) > 1:
+            return "several"
+        return values[0] if values else None
 
     def agrees(self, value: Value) -> bool:
         if is_number(value) and is_number(self.value) and self.most is not None:
@@ -149,7 +152,7 @@ class Reproduction(Piece):
     kind: Literal["reproduction"]
     script: str
 
-    def raw(self, runs: Sequence[Run]) -> Value:
+    def raw(self) -> Value:
         return kept_answers()[self.script]
 
 
@@ -172,7 +175,7 @@ class Conform(Piece):
     property: str
     release: str  # such as deepspeed-0.17.6
 
-    def raw(self, runs: Sequence[Run]) -> Value:
+    def raw(self) -> Value:
         package, _, version = self.release.partition("-")
         wanted = {"adapter": self.adapter, "property": self.property, package: version}
         with (REPORTS / "conform" / "answers.csv").open(encoding="utf-8", newline="") as file:
@@ -192,15 +195,21 @@ class Source(Piece):
         return self.value
 
 
-OPERATORS: dict[type, Callable] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: operator.pow}
-OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.USub: operator.neg}
+OPERATORS: dict[type, Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
 
 
 class Arithmetic(Piece):
     kind: Literal["arithmetic", "formula"]
     expression: str
 
-    def raw(self, runs: Sequence[Run]) -> Value:
+    def raw(self) -> Value:
         return calculated(self.expression)
 
 
@@ -248,7 +257,7 @@ class Prediction(Piece):
     quantity: str
     over: dict | None = None  # what differs in the other training
 
-    def raw(self, runs: Sequence[Run]) -> Value:
+    def raw(self) -> Value:
         value = self._predicted()
         if self.over is not None:
             value /= self.model_copy(update=self.over)._predicted()
