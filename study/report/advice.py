@@ -15,7 +15,6 @@ from study.predict.front import (
 )
 
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
-UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
@@ -114,7 +113,11 @@ def seconds(row: Row) -> str:
         return UNKNOWN
     low_s, high_s = row.step_interval_s
     # The largest number of the three decides the unit, so that all have the same.
-    factor, unit = next((pair for pair in UNITS if high_s < 120 * pair[0]), UNITS[-1])
+    factor, unit = 3600, "h"
+    if high_s < 120:
+        factor, unit = 1, "s"
+    elif high_s < 7200:
+        factor, unit = 60, "min"
     step, low, high = (short(float(f"{value / factor:.2g}")) for value in (row.step_s, low_s, high_s))
     return f"{step} {unit} ({low} to {high})"
 

@@ -168,10 +168,18 @@ def of_time() -> Answer:
         ddp = times[BASELINE]
         about = {"setting": f"{setting['accumulation']} x {setting['sequence']} tokens"}
         for arm, step in times.items():
-            row = about | {"arm": arm, "source": PREDICTED, "seconds": step.seconds, "low": step.low_s}
-            # The ends are those of two predictions that err in opposite directions.
-            over = {"at least": step.low_s / ddp.high_s, "at most": step.high_s / ddp.low_s}
-            rows.append(row | over | {"high": step.high_s, "over DDP": step.seconds / ddp.seconds})
+            row = {
+                "arm": arm,
+                "source": PREDICTED,
+                "seconds": step.seconds,
+                "low": step.low_s,
+                # The ends are those of two predictions that err in opposite directions.
+                "at least": step.low_s / ddp.high_s,
+                "at most": step.high_s / ddp.low_s,
+                "high": step.high_s,
+                "over DDP": step.seconds / ddp.seconds,
+            }
+            rows.append(about | row)
         rows += [
             about | {"arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
             for other in published()
@@ -218,7 +226,7 @@ def figure_of_steps(rows: pd.DataFrame) -> Figure:
 
 def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
-    members, *_ = [*at_scale, here]
+    members = at_scale[0] if at_scale else here
     rows = traffic.table(Runs(tuple(members)))
     if rows.empty:
         return Answer("traffic", AT_SCALE)

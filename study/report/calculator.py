@@ -8,8 +8,8 @@ import gzip
 import json
 from pathlib import Path
 
-from study.core import arms
-from study.core.gpus import GPUS, Gpu
+from study.core.arms import load_arm
+from study.core.gpus import GPUS
 from study.core.text import size
 from study.predict.front import (
     BUCKET_ELEMENTS,
@@ -54,21 +54,27 @@ def values() -> dict:
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
         "tables": base64.b64encode(tables).decode(),
         "machines": {
-            "gpu_kinds": {name: _gpu(name, gpu) for name, gpu in GPUS.items()},
-            "arms": {name: _arm(arms.load_arm(name)) for name in ARMS},
+            "gpu_kinds": {
+                name: {
+                    "memory_bytes": gpu.memory_bytes,
+                    "has_bf16": gpu.has_bf16,
+                    "reserve_bytes": reserve_bytes(gpu),
+                    "half_flops_per_s": peak_flops_per_s(name, False),
+                    "single_flops_per_s": peak_flops_per_s(name, True),
+                }
+                for name, gpu in GPUS.items()
+            },
+            "arms": {
+                arm.name: {
+                    "alone": arm.distributed_type == "NO",
+                    "buckets": arm.deepspeed is not None,
+                    "colour": style.look(arm.name)["color"],
+                }
+                for arm in map(load_arm, ARMS)
+            },
             "bucket_elements": BUCKET_ELEMENTS,
             "host_process_bytes": HOST_PROCESS_BYTES,
             "miss": MISS,
             "colours": {part: style.PARTS[part] for part in memory.PARTS},  # the tables have a number for each
         },
     }
-
-
-def _gpu(name: str, gpu: Gpu) -> dict:
-    speeds = {"half_flops_per_s": peak_flops_per_s(name, False), "single_flops_per_s": peak_flops_per_s(name, True)}
-    return {"memory_bytes": gpu.memory_bytes, "has_bf16": gpu.has_bf16, "reserve_bytes": reserve_bytes(gpu)} | speeds
-
-
-def _arm(arm: arms.Arm) -> dict:
-    colour = style.look(arm.name)["color"]
-    return {"alone": arm.distributed_type == "NO", "buckets": arm.deepspeed is not None, "colour": colour}

@@ -31,18 +31,19 @@ def setup_of(record: Record) -> Setup | None:
     model = architecture(record)
     rows = _rows(requested)
     # Scripts are not ours, and what a compiler keeps and fuses is unknown.
-    unknown = [record.is_script, record.is_watched, requested.compile, requested.precision == "fp8"]
-    unknown.append(requested.optimizer == "muon" and bool(observed.stage))
+    if model is None or record.is_script or record.is_watched or requested.compile or requested.precision == "fp8":
+        return None
+    if requested.optimizer == "muon" and observed.stage:
+        return None
     # With a GPU the rows of the data set stay on the host, and do not matter.
-    unknown.append(rows is None and observed.device == "cpu")
-    if model is None or any(unknown):
+    if rows is None and observed.device == "cpu":
         return None
     setup = Setup.of_settings(model, requested, **_distribution(observed))
     # The rows are in the same memory as everything else, and so are those of the window that was read last: of the
     # steps whose rows the instruments found in memory, if no epoch ended between them.
     steps = 1
     if requested.task != "synthetic" and observed.steps and requested.warmup_steps and requested.log_every:
-        steps = max(1, (observed.steps - requested.warmup_steps - 1) % requested.log_every + 1)
+        steps = (observed.steps - requested.warmup_steps - 1) % requested.log_every + 1
     read = setup.micro_batch * (setup.accumulation * steps - 1)
     # A row is all that a pass reads. A rank keeps whole rows, also where it reads a part of each.
     row_bytes = inputs_bytes(replace(setup, sequence_ranks=1)) // setup.micro_batch
@@ -60,13 +61,22 @@ def _rows(requested: Requested) -> int | None:
 
 
 def _distribution(observed: Observed) -> dict[str, Any]:
-    values: dict[str, Any] = {"ranks": observed.ranks, "device": observed.device, "deepspeed": observed.deepspeed}
-    values |= {"sequence_ranks": observed.sequence_ranks or 1, "tensor_ranks": observed.tensor_ranks or 1}
-    values["in_ddp"] = observed.distributed_type == "MULTI_GPU"
+    values: dict[str, Any] = {
+        "ranks": observed.ranks,
+        "device": observed.device,
+        "deepspeed": observed.deepspeed,
+        "sequence_ranks": observed.sequence_ranks or 1,
+        "tensor_ranks": observed.tensor_ranks or 1,
+        "in_ddp": observed.distributed_type == "MULTI_GPU",
+    }
     if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
-        values["fsdp"] = "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op"
-        values |= {"fsdp_by": "accelerate", "fsdp_offload": fsdp["offloads"]}
-        values["group"] = dict(enumerate(fsdp["mesh"][0])).get(1)  # of a mesh with two dimensions, the second shards
+        mesh = fsdp["mesh"][0]
+        values |= {
+            "fsdp": "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op",
+            "fsdp_by": "accelerate",
+            "fsdp_offload": fsdp["offloads"],
+            "group": mesh[1] if len(mesh) > 1 else None,  # of a mesh with two dimensions, the second shards
+        }
     return values
 
 

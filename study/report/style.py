@@ -50,7 +50,8 @@ def panels(heights: list[float]) -> tuple[Figure, list[Axes]]:
 
 def look(arm: str) -> dict[str, Any]:
     """Return the colour and the marker of an arm, as matplotlib takes them."""
-    return dict(zip(("color", "marker"), ARMS.get(arm, (FAINT, ".")), strict=True))
+    colour, marker = ARMS.get(arm, (FAINT, "."))
+    return {"color": colour, "marker": marker}
 
 
 def ordered(arms: Iterable[str]) -> list[str]:

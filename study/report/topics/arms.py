@@ -38,13 +38,13 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
         "arm": run.record.arm,
         "status": run.record.status,
         "ranks": run.record.observed.ranks,
-        "last loss": next(reversed(run.record.loss.train), None),
+        "last loss": metrics.dig(run.record, "loss.train.-1"),
         "from": against,
         "furthest nats": max(distances, default=None),
         "peak bytes": metrics.value(run.record, "peak_bytes"),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
-        "why not": run.record.error and run.record.error.message,
+        "why not": metrics.dig(run.record, "error.message"),
     }
 
 

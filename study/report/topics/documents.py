@@ -57,8 +57,14 @@ def script(runs: Runs) -> pd.DataFrame:
         # The Trainer logs the mean of every so many steps, so a loss stands at the last of them.
         for number, training in enumerate(record.observed.runs, 1):
             name = f"training {number}"
-            about: dict[str, Any] = {"group": REPAIRS[record.requested.repair or "none"], "line": name, "arm": name}
-            about |= {"against": None, "difference": math.nan, "seed": record.requested.seed}
+            about: dict[str, Any] = {
+                "group": REPAIRS[record.requested.repair or "none"],
+                "line": name,
+                "arm": name,
+                "against": None,
+                "difference": math.nan,
+                "seed": record.requested.seed,
+            }
             about |= training.model_dump(include={"name", "batch", "weights_from", "deepspeed_initialize_calls"})
             rows += [about | {"step": window * every, "loss": loss} for window, loss in enumerate(training.losses, 1)]
     rows.sort(key=lambda row: [*REPAIRS.values()].index(row["group"]))

@@ -31,9 +31,15 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
         for run in repeats:
             losses = run.record.loss.train
             against, distances = loss_distances(run, members, baseline)
-            about = place | {"run": run.record.run_id, "seed": run.facts["seed"], "against": against}
-            about |= {"step": np.arange(1, len(losses) + 1), "loss": losses, "difference": distances or np.nan}
-            curves.append(pd.DataFrame(about))
+            columns = {
+                "run": run.record.run_id,
+                "seed": run.facts["seed"],
+                "against": against,
+                "step": np.arange(1, len(losses) + 1),
+                "loss": losses,
+                "difference": distances or np.nan,
+            }
+            curves.append(pd.DataFrame(place | columns))
     return pd.concat(curves, ignore_index=True)
 
 

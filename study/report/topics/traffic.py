@@ -50,12 +50,12 @@ def _all_reduce_bytes(run: Run) -> float:
 
 def sent_bytes(run: Run) -> dict[str, float]:
     """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
-    first, *_ = [*run.record.traffic.per_rank, {}]
     sent: dict[str, float] = {}
-    for kind, count in first.items():
-        # In a hybrid arm, some collectives have fewer ranks, and a ring of fewer sends a smaller share.
-        by_ranks = count.by_ranks(run.record.observed.ranks or 1)
-        sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
+    for first_rank in run.record.traffic.per_rank[:1]:
+        for kind, count in first_rank.items():
+            # In a hybrid arm, some collectives have fewer ranks, and a ring of fewer sends a smaller share.
+            by_ranks = count.by_ranks(run.record.observed.ranks or 1)
+            sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
     return sent
 
 
