@@ -63,11 +63,10 @@ def pairs(folder: Path) -> NDArray[np.float64]:
             pair: dict[bool, Seconds] = {}
             for is_watched in order.sample((True, False), 2):
                 if not is_watched:
-                    watched.loop.detach()
+                    watched.session.loop.detach()
                 pair[is_watched] = block()
                 if not is_watched:
-                    watched.loop.attach()
-                    watched.steps.begin()
+                    watched.session.loop.attach()
             measured.append((pair[True], pair[False]))
     return np.array(measured)
 

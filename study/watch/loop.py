@@ -13,7 +13,8 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 from unittest import mock
 
 import torch
@@ -28,15 +29,18 @@ from study.core.text import is_number
 from study.measure import roles, traffic
 from study.measure.memory import ComponentLook
 from study.measure.readback import device_of
+from study.records.schema import Record
 from study.records.sections import Collective, RankComponents
-from study.watch.steps import Step
-
-if TYPE_CHECKING:
-    from study.watch.training import Watch
+from study.watch.steps import Step, StepLog
 
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
 READ_ELEMENTS = 4096  # of each input
 NAMES = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
+
+
+def is_engine(model) -> bool:
+    """Return whether a model is a DeepSpeed engine, which has an optimizer of its own."""
+    return hasattr(model, "zero_optimization_stage")
 
 
 def guarded(hook: Callable) -> Callable:
@@ -44,32 +48,39 @@ def guarded(hook: Callable) -> Callable:
 
     @functools.wraps(hook)
     def call(loop: "Loop", *args, **kwargs) -> None:
-        if loop.watch.active:
+        if loop.active:
             try:
                 hook(loop, *args, **kwargs)
             except Exception as error:
-                loop.watch.give_up(error)
+                loop.on_error(error)
 
     return call
 
 
+@dataclass
 class Loop:
-    """The hooks on a watched loop. After each update the watch gets the step."""
+    """The hooks on a watched loop. After each update the log gets the step, and the instruments may look at the next.
 
-    def __init__(self, watch: "Watch"):
-        self.watch = watch
-        self.log = watch.steps
-        self.observed = watch.record.observed
-        self.watched = watch.record.watched
-        self.accelerator = watch.accelerator
-        self.model = watch.model
-        self.step = Step()
-        self.inputs: list[str] = []  # shapes and digests, of the first passes
-        self.rate = 0.0  # the largest
-        self._inner = roles.inner_optimizer(watch.optimizer)
-        self._is_engine = watch.is_engine
+    `on_error` gets a mistake of a hook.
+    """
+
+    model: Any
+    optimizer: Any
+    accelerator: Any
+    record: Record
+    log: StepLog
+    instruments: "Instruments"
+    on_error: Callable[[Exception], None]
+    active: bool = False
+    step: Step = field(default_factory=Step)
+    inputs: list[str] = field(default_factory=list)  # shapes and digests, of the first passes
+    rate: float = 0.0  # the largest
+
+    def __post_init__(self) -> None:
+        self._inner = roles.inner_optimizer(self.optimizer)
+        self._is_engine = is_engine(self.model)
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
-        self._trained = [each for each in self.model.parameters() if each.requires_grad and is_plain]
+        self._trained = [tensor for tensor in self.model.parameters() if tensor.requires_grad and is_plain]
         self._with_gradient: torch.nn.Parameter | None = None
         self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
         self._device = device_of(self.model).type
@@ -91,10 +102,10 @@ class Loop:
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         # --- what the loop does besides
         if self.accelerator is not None:
-            clip = functools.partial(self._clip, self.watched, "clip_grad_norm")  # whether that clips or not
+            clip = functools.partial(self._clip, self.record.watched, "clip_grad_norm")  # whether that clips or not
             self._replace(self.accelerator, "clip_grad_norm_", clip)
         # Torch's clip_grad_norm_ ends in it (clip_grad.py:231), and Accelerate's ends in torch's (accelerator.py:2960).
-        clip = functools.partial(self._clip, self.observed, "clipping")  # DeepSpeed does not call this function
+        clip = functools.partial(self._clip, self.record.observed, "clipping")  # DeepSpeed does not call this function
         self._replace(clip_grad, "_clip_grads_with_norm_", clip)
         # Accelerate fetches one batch ahead, to know which is the last (data_loader.py:588): the wait within a step is
         # for the next step's rows.
@@ -104,6 +115,7 @@ class Loop:
         if isinstance(self.model, DistributedDataParallel):
             first = self._trained[0]
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
+        self.active = True
 
     def detach(self) -> None:
         """Leave the loop as it was. It can be followed again."""
@@ -148,7 +160,8 @@ class Loop:
 
     def _clip(self, section, name: str, original, parameters, max_norm, *args, **kwargs):
         """Note the value; 0 means off. The Trainer gives infinity to get only the norm. A tensor may be on a GPU."""
-        setattr(section, name, (0.0 if max_norm == math.inf else max_norm) if is_number(max_norm) else None)
+        value = max_norm if is_number(max_norm) else None
+        setattr(section, name, 0.0 if value == math.inf else value)
         return original(parameters, max_norm, *args, **kwargs)
 
     @guarded
@@ -162,20 +175,19 @@ class Loop:
             return
         self.log.mark("outside")
         # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
-        inputs = [each for each in tree_leaves([args, kwargs]) if torch.is_tensor(each) and each.ndim]
-        tokens = [each for each in inputs if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
+        inputs = [leaf for leaf in tree_leaves([args, kwargs]) if torch.is_tensor(leaf) and leaf.ndim]
+        tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        self.step.tokens += sum(each.numel() for each in tokens[:1])
-        for each in [*tokens, *inputs][:1]:
-            self.step.rows += each.shape[0]
-            self.watched.rows_per_pass = self.watched.rows_per_pass or each.shape[0]
+        if tokens:
+            self.step.tokens += tokens[0].numel()
+        if inputs:
+            rows = (tokens or inputs)[0].shape[0]
+            self.step.rows += rows
+            self.record.watched.rows_per_pass = self.record.watched.rows_per_pass or rows
         if len(self.inputs) < READ_PASSES:
-            self._read(inputs)
-
-    def _read(self, inputs: list[torch.Tensor]) -> None:
-        self.inputs.append(_digest(inputs))
-        if torch.is_autocast_enabled(self._device):
-            self.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
+            self.inputs.append(_digest(inputs))
+            if torch.is_autocast_enabled(self._device):
+                self.record.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
 
     @guarded
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
@@ -193,12 +205,14 @@ class Loop:
             # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by
             # itself.
             parts = self.accelerator.gradient_accumulation_steps
-        elif self.observed.autocast == "fp16":
+        elif self.record.observed.autocast == "fp16":
             return  # a GradScaler scales the loss, with an unknown scale
         if torch.is_tensor(loss) and loss.numel() == 1:
-            if self.watched.loss_parts is None:  # in the first pass: the mode of a look cannot read a Python number
-                self.watched.loss_parts = parts
-                self.watched.loss_divisor = _divisor(loss)
+            if (
+                self.record.watched.loss_parts is None
+            ):  # in the first pass: the mode of a look cannot read a Python number
+                self.record.watched.loss_parts = parts
+                self.record.watched.loss_divisor = _divisor(loss)
             self.step.losses.append(loss.detach() / parts)
 
     @guarded
@@ -207,7 +221,11 @@ class Loop:
         self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
         # Only gradients that become None are noticed, as zero_grad makes them by default
         # (torch/optim/optimizer.py:1024): zeros could only be seen by reading values, which waits for a GPU.
-        self._with_gradient = next((each for each in self._trained if each.grad is not None), None)
+        self._with_gradient = None
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                self._with_gradient = parameter
+                break
 
     @guarded
     def _end_step(self) -> None:
@@ -215,10 +233,14 @@ class Loop:
         self._with_gradient = None
         # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
         self._cleared.append(self.step.cleared)
-        self.watched.passes_cleared = statistics.mode(self._cleared)
+        self.record.watched.passes_cleared = statistics.mode(self._cleared)
         rates = [group["lr"] for group in self._inner.param_groups]
         self.rate = max([self.rate, *filter(is_number, rates)])
-        self.watch.add(self.step)
+        number = self.log.count + 1
+        self.instruments.step_ended(number, self.step.evaluated)
+        looked_at = self.instruments.looked_at  # the step after a look is slower, too
+        self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
+        self.log.add(self.step)
         self.step = Step()
 
     def _look_for_cleared(self) -> None:

@@ -56,11 +56,7 @@ class StepLog:
         self._process = psutil.Process()
         self._read_s = -math.inf
         self._pending: deque[Step] = deque()
-        self.begin()
-
-    def begin(self) -> None:
-        """Let the first step begin now."""
-        self.marks: list[Mark] = [("", now())]
+        self.marks: list[Mark] = [("", now())]  # the first step begins now
 
     def mark(self, phase: str) -> None:
         """End a phase here."""

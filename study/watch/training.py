@@ -9,6 +9,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from study.records import store
 from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch import results, trends
-from study.watch.loop import Instruments, Loop
+from study.watch.loop import Instruments, Loop, is_engine
 from study.watch.results import RankMeasurements
 from study.watch.sources import intended_settings
-from study.watch.steps import Step, StepLog
+from study.watch.steps import StepLog
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
 WITHIN_S = 60  # how long a rank waits for what another one sends
@@ -62,7 +63,7 @@ class Watch:
         if not isinstance(model, torch.nn.Module):
             what = f"watch needs the prepared model, not {type(model).__name__}"
             raise Stop(what, "call watch(accelerator, model, optimizer), or watch(model=model, optimizer=optimizer)")
-        self.is_engine = hasattr(model, "zero_optimization_stage")
+        self.is_engine = is_engine(model)
         if optimizer is None and not self.is_engine:
             raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
         self.accelerator = accelerator
@@ -74,7 +75,8 @@ class Watch:
         # DDP rebuilds its buckets once, after the first backward pass (c10d/reducer.hpp:147), and that step sends more.
         # Stage 3 records the order of its fetches before it fetches ahead (zero/partitioned_param_coordinator.py:180).
         self.after = after
-        self.active = False
+        self.folder: Path | None = None  # of the record, once the ranks have agreed on it
+        self.session: Session | None = None
         self._open = contextlib.ExitStack()  # what works until the record is completed
 
     def __enter__(self) -> "Watch":
@@ -89,123 +91,58 @@ class Watch:
 
     def leave_out(self) -> None:
         """Do not time the step in progress, because it contains more than training."""
-        if self.active:
-            self.loop.step.evaluated = True
+        if self.session:
+            self.session.loop.step.evaluated = True
 
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        try:
-            if self.active:
-                self._complete(error)
-        except Exception as mistake:  # a device that has failed may not answer
-            self.give_up(mistake)
-        self.active = False
-        if hasattr(self, "loop"):
-            self.loop.detach()
+        if self.session:
+            try:
+                if self.session.loop.active:
+                    self.session.complete(error, self._open)
+            except Exception as mistake:  # a device that has failed may not answer
+                self.give_up(mistake)
+            self.session.loop.detach()
         # The model may be large, and a watch outlives its loop.
-        for name in ("accelerator", "model", "optimizer", "loop", "instruments"):
-            self.__dict__.pop(name, None)
+        self.accelerator = self.model = self.optimizer = self.session = None
 
     def give_up(self, error: Exception) -> None:
         """Let the training go on without the watch, and record why. The hooks stay for now, as one may be running."""
         what = f"{type(error).__name__}: {error}"
         sys.stderr.write(f"study.watch has stopped, which does not affect your training: {what}\n")
-        self.active = False
-        stop = Stop(f"study.watch raised {what}; your training was not affected", "report it")
+        if self.session:
+            self.session.loop.active = False
         with contextlib.suppress(Exception):
             self._open.close()
-        with contextlib.suppress(Exception):
+        if self.folder:
+            stop = Stop(f"study.watch raised {what}; your training was not affected", "report it")
             store.end_badly(self.folder, stop, type(error).__name__)
 
     def _begin(self) -> None:
         # --- where the record is, and what it says before the loop
-        self.ranks = Ranks()
-        folder = self.ranks.agree_on_folder(self.run_dir)
+        ranks = Ranks()
+        self.folder = folder = ranks.agree_on_folder(self.run_dir)
         if folder is None:
             return  # this rank is in no group with the first
-        self.folder = folder
-        self.record = self._new_record()
-        if self.ranks.rank == 0:
-            store.write(folder, self.record)
+        record = self._new_record(folder)
+        if ranks.rank == 0:
+            store.write(folder, record)
         # --- what works during the loop, in the order in which it may fail
-        self.steps = StepLog(folder, self.ranks.rank)
-        self._open.callback(self.steps.flush, wait=True)
-        if self.ranks.count > 1:
-            self._open.enter_context(CollectiveLog(folder, self.ranks.rank))
-        self.instruments = Instruments(self.model, self.optimizer, self.record.observed.device or "cpu", self.after)
-        self._open.callback(self.instruments.stop)
-        self.loop = Loop(self)
-        self.loop.attach()
-        self.active = True
-        self.steps.begin()
+        log = StepLog(folder, ranks.rank)
+        self._open.callback(log.flush, wait=True)
+        if ranks.count > 1:
+            self._open.enter_context(CollectiveLog(folder, ranks.rank))
+        instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu", self.after)
+        self._open.callback(instruments.stop)
+        loop = Loop(self.model, self.optimizer, self.accelerator, record, log, instruments, self.give_up)
+        self.session = Session(ranks, folder, loop, self.after)
+        loop.attach()
 
-    def add(self, step: Step) -> None:
-        """Add a step that has ended. The loop calls this."""
-        number = self.steps.count + 1
-        self.instruments.step_ended(number, step.evaluated)
-        looked_at = self.instruments.looked_at  # the step after a look is slower, too
-        step.clean = not (step.evaluated or number in looked_at or number - 1 in looked_at)
-        self.steps.add(step)
-
-    def _complete(self, error: BaseException | None) -> None:
-        """Complete the record. `error` ended the loop."""
-        rank = self.ranks.rank
-        if error is None:
-            self._open.close()
-        else:  # the reason first, in case the rest fails as well
-            where = f"rank {rank}, step {self.steps.count + 1}"
-            store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
-            self._open.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
-        mine = self._measurements()
-        if rank != 0:
-            self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
-            return
-        others = self._received() if error is None else ()  # these may have died of an error, and are not waited for
-        diverged_in = self._fill([mine, *others])
-        if error is None:
-            self.record.status = "done"
-            self.record.finished_utc = store.now_utc()
-            if diverged_in is not None:
-                remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
-                stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
-                self.record = store.ended(self.record, stop, "Stop")
-        store.keep(self.folder, self.record)
-        say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
-
-    def _received(self) -> Iterator[RankMeasurements]:
-        """Return what the other ranks measured, up to the first that does not send it in time."""
-        for rank in range(1, self.ranks.count):
-            text = self.ranks.receive(f"measurements/{rank}")
-            if text is None:
-                return  # a position in the record is a rank, so those after it are left out, too
-            yield RankMeasurements.model_validate_json(text)
-
-    def _measurements(self) -> RankMeasurements:
-        divided = getattr(self.accelerator, "parallelism_config", None)
-        has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
-        return RankMeasurements(
-            memory=peaks(),
-            held_parameters=self.record.observed.held_parameters,
-            components=self.instruments.components,
-            traffic=self.instruments.counts,
-            inputs=self.loop.inputs if has_own_rows else None,
-            rate=self.loop.rate,
-            knows_losses=self.steps.knows_losses,
-        )
-
-    def _fill(self, ranks: list[RankMeasurements]) -> int | None:
-        """Fill in what was measured. Return the first step without a finite loss."""
-        self.record.watched.looked_at = self.instruments.looked_at
-        with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
-            self.record.observed.dtypes = roles.dtypes(self.model, self.optimizer)
-        tables = [table for rank, table in trends.load(self.folder).items() if rank < len(ranks)]
-        return results.fill(self.record, ranks, tables, self.after)
-
-    def _new_record(self) -> Record:
+    def _new_record(self, folder: Path) -> Record:
         """Return a record of the machine, of what was asked for, and of what was prepared."""
-        record = store.new(self.folder.name, sys.argv)
+        record = store.new(folder.name, sys.argv)
         config = None
         kind = "accelerate"
         if self.accelerator is None:
@@ -232,6 +169,72 @@ class Watch:
 
 
 watch = Watch
+
+
+@dataclass
+class Session:
+    """A watch at work, from before the first step until the record is complete."""
+
+    ranks: "Ranks"
+    folder: Path
+    loop: Loop
+    after: int
+
+    def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
+        """Complete the record. `error` ended the loop. `opened` holds what works until then."""
+        rank = self.ranks.rank
+        if error is None:
+            opened.close()
+        else:  # the reason first, in case the rest fails as well
+            where = f"rank {rank}, step {self.loop.log.count + 1}"
+            store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
+            opened.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
+        mine = self._measurements()
+        if rank != 0:
+            self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
+            return
+        measured = [mine]
+        if error is None:  # the others may have died of one, and are not waited for
+            measured += self._received()
+        # --- what was measured
+        record = self.loop.record
+        record.watched.looked_at = self.loop.instruments.looked_at
+        with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
+            record.observed.dtypes = roles.dtypes(self.loop.model, self.loop.optimizer)
+        tables = [table for rank, table in trends.load(self.folder).items() if rank < len(measured)]
+        diverged_in = results.fill(record, measured, tables, self.after)
+        # --- how it ended
+        if error is None:
+            record.status = "done"
+            record.finished_utc = store.now_utc()
+            if diverged_in is not None:
+                remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
+                stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
+                record = store.ended(record, stop, "Stop")
+        store.keep(self.folder, record)
+        say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
+
+    def _measurements(self) -> RankMeasurements:
+        loop = self.loop
+        divided = getattr(loop.accelerator, "parallelism_config", None)
+        has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
+        return RankMeasurements(
+            memory=peaks(),
+            held_parameters=loop.record.observed.held_parameters,
+            components=loop.instruments.components,
+            traffic=loop.instruments.counts,
+            inputs=loop.inputs if has_own_rows else None,
+            rate=loop.rate,
+            knows_losses=loop.log.knows_losses,
+        )
+
+    def _received(self) -> Iterator[RankMeasurements]:
+        """Return what the other ranks measured, up to the first that does not send it in time."""
+        for rank in range(1, self.ranks.count):
+            text = self.ranks.receive(f"measurements/{rank}")
+            if text is None:
+                return  # a position in the record is a rank, so those after it are left out, too
+            yield RankMeasurements.model_validate_json(text)
 
 
 _count = itertools.count()  # numbers the watches of this process, in the same way on every rank
