@@ -105,11 +105,8 @@ def _answer(name: str, options: list[str]) -> object:
     from study.core.text import progress_shown
 
     as_json = "--json" in options
-    words: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if as_json:
-        # Some libraries print while they are imported, too: DeepSpeed its accelerator.
-        words = contextlib.redirect_stdout(io.StringIO())
-    with words, progress_shown():
+    # Some libraries print while they are imported, too: DeepSpeed its accelerator.
+    with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout), progress_shown():
         command = getattr(importlib.import_module(COMMANDS[name][0]), name)
         if as_json and name == "sweep" and "--dry-run" not in options:
             raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")

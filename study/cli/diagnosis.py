@@ -92,20 +92,23 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
         a: The first: a config file, or a folder with a record.json.
         b: The second.
     """
-    # --- what each side sets, whatever its kind of file, and what is wrong in one of them alone
+    # --- what each side sets, whatever its kind of file
     first = sources.read(store.newest_try(a))
     second = sources.read(store.newest_try(b))
     compared = compare(first, second)
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
-    sides = [list(mistakes(side)) for side in (first, second)]
-    # --- what differs: names in one line, then each known cause with its values, then keys whose effect nobody knows
+    answer = {"known": list(map(_row, known)), "other": list(map(_row, others))}
+    # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
+    # effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
-    for letter, side, findings in zip("AB", (first, second), sides, strict=True):
-        say_wrapped("", f"{letter}: {side.path} ({side.words})", indent="   ")
+    for letter, side in ("a", first), ("b", second):
+        say_wrapped("", f"{letter.upper()}: {side.path} ({side.words})", indent="   ")
+        findings = list(mistakes(side))
         for finding in findings:
             _show_finding("  - ", finding)
+        answer[f"found_in_{letter}"] = list(map(asdict, findings))
     for number, each in enumerate(known, 1):
         say("")
         say_wrapped(_values(each), indent="    ", first=f"{number:>2}. ")
@@ -113,8 +116,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
-    return rows | {"found_in_a": list(map(asdict, sides[0])), "found_in_b": list(map(asdict, sides[1]))}
+    return answer
 
 
 def _values(difference: Difference) -> str:

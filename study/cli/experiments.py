@@ -63,9 +63,9 @@ def sweep(
             STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
     """
-    for flag, number, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, inf), ("minutes", minutes, inf):
-        if number is not None and not 0 < number <= most:  # nor is nan
-            raise Stop(f"--{flag} must be above 0 and at most {most} (got {number})", "correct the value")
+    for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, inf), ("minutes", minutes, inf):
+        if value is not None and not 0 < value <= most:  # nor is nan
+            raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
     # --- which cells, and in which order
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
     if pack is not None:
@@ -74,21 +74,17 @@ def sweep(
         # Relative to the folder in which launches run, so that a cell has the same name on another machine.
         cells = [cell.from_pack(Path(os.path.relpath(pack, ROOT))) for cell in cells]
     turns = sweeping.plan(cells, repeat, lane)
-    # --- run them, or say what would be run: a dry run needs neither a GPU nor the packages of the trainer
+    # --- say what would be run: that needs neither a GPU nor the packages of the trainer
     if dry_run:
         return _show_plan(cells)
+    # --- run them
     if stop := launches.lacking():
         raise stop
-    _run(turns, runs, timeout_s, nvme_dir, minutes, lane)
-    return None
-
-
-def _run(turns: list[Cell], runs: Path, timeout_s: float, nvme_dir: Path | None, *limits: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
     with Progress(len(turns)) as progress:
         try:
-            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, *limits)
+            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes, lane)
         except KeyboardInterrupt:  # the cell that ran has its record already: status killed
             progress.say("stopped; run the same command again to continue")
             sys.exit(130)

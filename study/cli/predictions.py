@@ -15,7 +15,7 @@ import tyro
 from study.core import arms, optimizers
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.settings import Flags, Optimizer, Tokens, check, flag
+from study.core.settings import Flags, Optimizer, Tokens, check
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
 from study.predict.front import (
@@ -165,7 +165,10 @@ def advise(
     if choice:
         lines += answer.recompute_note(choice.checkpointing, shape)
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
-        detail = _command(vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row)
+        options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
+        # An option that has its default would only make the command longer.
+        chosen = {name: value for name, value in options.items() if value not in (None, False, Training.optimizer)}
+        detail = shlex.join(["study", "estimate", *launches.options(chosen)])
     elif larger := fewest(shape, gpu, 2 * advice.question.gpus, **given):  # numbers are tried by powers of two
         lines.append(answer.enough(larger, batch))
     else:
@@ -180,15 +183,6 @@ def advise(
     say_wrapped(*assumed, indent="  ", first="- ")
     say_wrapped("", answer.accuracy())
     return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
-
-
-def _command(options: dict) -> str:
-    # An option that has its default would only make the command longer.
-    words = ["study", "estimate"]
-    for name, value in options.items():
-        if value not in (None, False, Training.optimizer):
-            words += [flag(name), str(value)]
-    return shlex.join(word for word in words if word != "True")  # a switch has no value
 
 
 # --- study estimate --------------------------------------------------------------------------------------------------
@@ -211,9 +205,7 @@ def setup_of(
         given["gpus_per_node"] = gpus  # one node: without a machine nobody has said how large its nodes are
     question = Question.of(model, gpus, place.gpu or ANY_GPU, **given)
     arm = settled_arm(arm, gpus, question.local, buckets)
-    machine = None
-    if place.gpu:
-        machine = question.machine
+    machine = question.machine if place.gpu else None
     setup = replace(question.setup(arm, passes.micro_batch, passes.accumulation), device=device)
     if device == "cpu":  # the rows of a virtual rank's step, and those that were read of them, are in the same memory
         setup = replace(setup, data_bytes=(2 * setup.accumulation - 1) * inputs_bytes(setup))
@@ -252,15 +244,14 @@ def estimate(
     kinds = memory_kinds(setup, machine.gpu if machine else None) if setup.on_gpu else None
     memory = "GPU memory" if setup.on_gpu else "memory"
     text = f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
-    content: dict[str, Any] = {"arm": arm.name, "ranks": setup.ranks, "parameters": whole.parameters}
-    content |= {"estimate": asdict(whole), "kinds": kinds and asdict(kinds), "step": None, "fits": None}
+    step = None
+    fits = None
     fit = ""
     time: list[str] = []
     if machine and kinds:
         gpu = machine.gpu
         step = step_time(setup, machine)
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
-        content |= {"step": asdict(step), "fits": fits}
         # What nvidia-smi shows of a training that does not fit is the whole card.
         if kinds.driver and fits != "no":
             text += f"; nvidia-smi will show {answer.of_card(kinds.driver, gpu)}"
@@ -277,7 +268,15 @@ def estimate(
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved or 'none'}", *time)
     say_wrapped("", answer.accuracy())
-    return content
+    return {
+        "arm": arm.name,
+        "ranks": setup.ranks,
+        "parameters": whole.parameters,
+        "estimate": asdict(whole),
+        "kinds": asdict(kinds) if kinds else None,
+        "step": asdict(step) if step else None,
+        "fits": fits,
+    }
 
 
 # --- study virtual ---------------------------------------------------------------------------------------------------
@@ -323,17 +322,26 @@ def _settings(model: Wanted, training: Training, passes: Passes, usual: Precisio
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")
-    given = vars(training) | vars(passes)
-    del given["gpus"], given["arm"]
-    given |= {"model": model.model, "lora_rank": model.lora_rank}
+    settings: dict[str, Any] = {
+        "model": model.model,
+        # The trainer's own defaults are for its tiny models: the answers of `estimate` would be of other rows.
+        "sequence": training.sequence or default_sequence(shape),
+        "precision": training.precision or usual,
+        "optimizer": training.optimizer,
+        "micro_batch": passes.micro_batch,
+        "accumulation": passes.accumulation,
+        "checkpointing": passes.checkpointing,
+        # Two steps: the optimizer makes its states in the first, so that the second is like all that follow.
+        "steps": 2,
+        "warmup_steps": 1,
+        "virtual_ranks": training.ranks,
+        "init": "none",
+    }
+    if model.lora_rank is not None:
+        settings["lora_rank"] = model.lora_rank
     if is_local(model.model) and model.model not in SHAPES:
-        given["model"] = str(Path(model.model).resolve())  # it is launched from another folder
-    # The trainer's own defaults are for its tiny models: the answers of `estimate` would be of other rows.
-    given["sequence"] = training.sequence or default_sequence(shape)
-    given["precision"] = training.precision or usual
-    # Two steps: the optimizer makes its states in the first, so that the second is like all that follow.
-    given |= {"steps": 2, "warmup_steps": 1, "virtual_ranks": training.ranks, "init": "none"}
-    return {name: value for name, value in given.items() if value is not None}
+        settings["model"] = str(Path(model.model).resolve())  # it is launched from another folder
+    return settings
 
 
 def _show(record: Record, ranks: int) -> None:

@@ -104,10 +104,9 @@ def _compare_peaks(first: Run, second: Run) -> dict:
         say("")
     # The reasons are sentences, which stand below the table.
     table = [_with_sizes(row, "first", "second", "difference") for row in rows]
-    reasons = [(row["component"], row.pop("why")) for row in table]
-    show(table)
+    show([{name: row[name] for name in row if name != "why"} for row in table])
     say("")
-    say_wrapped(*[f"{component}: {why}" for component, why in reasons if why], indent="  ")
+    say_wrapped(*[f"{row['component']}: {row['why']}" for row in rows if row["why"]], indent="  ")
     return {"unlike": unlike, "components": rows}
 
 
@@ -157,8 +156,13 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
     show(
         [
-            {"claim": row.claim, "evidence": row.evidence.what, "committed": row.evidence.value}
-            | {"yours": row.value, "answer": row.answer}
+            {
+                "claim": row.claim,
+                "evidence": row.evidence.what,
+                "committed": row.evidence.value,
+                "yours": row.value,
+                "answer": row.answer,
+            }
             for row in shown
         ]
     )

@@ -187,4 +187,5 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
 
 def last_step(folder: Path) -> dict:
     """Return the newest training step of a run in progress. {} before the first."""
-    return next((line for line in reversed(store.read_steps(folder)) if "loss" in line), {})  # others are evaluations
+    trained = [line for line in store.read_steps(folder) if "loss" in line]  # others are evaluations
+    return trained[-1] if trained else {}

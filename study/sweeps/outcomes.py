@@ -30,8 +30,7 @@ DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A
 SAID = re.compile(r"^(?!\s|Traceback \(most recent call last\)).+", re.MULTILINE)  # of a traceback only the last line
 # By exit code: as Python reports a signal, and as a shell and our trainer do.
 ENDS = {code: each.name for each in signal.Signals for code in (-each, 128 + each)}
-# Signals with which a user ends a launch, or torchrun a rank, and the status of a run that ends so.
-ON_PURPOSE = dict.fromkeys(("SIGTERM", "SIGINT", "SIGHUP"), "killed")
+ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # a user ends a launch with them, or torchrun a rank
 ACCIDENTS = {*ENDS.values()} - {*ON_PURPOSE}
 # By how many processes the kernel killed: of a killed rank, once more of them were ruled out.
 WITHOUT_KILLS = {0: "not for lack of memory", None: "the kernel does not say whether for lack of memory"}
@@ -77,7 +76,7 @@ def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> S
     # --- the kernel's count comes first, because the ranks that survive a kill give reasons of their own
     killed = [end for end in ends if end.how == "SIGKILL"]
     if kills and (killed or not has_reason):
-        victim = [*killed, Ended("SIGKILL")][0]
+        victim = killed[0] if killed else Ended("SIGKILL")
         what = f"the kernel killed {victim.name} because the host ran out of memory"
         return Stop(what, MORE_MEMORY, "oom", victim.where)
     # --- then the record: a rank that met an error of its own knows more than any launcher
@@ -96,9 +95,11 @@ def why_it_ended(record: Record, output: str, code: int, kills: int | None) -> S
     # --- no rank wrote the reason: its imports failed, or a signal came while it imported, before it had a record
     first = ends[0]
     what = f"{first.name} ended with {first.how}"
+    status = "killed"
     if first.how not in ON_PURPOSE:
         what += f" and no record of why: {' | '.join(SAID.findall(output)[-LAST_LINES:])}"
-    return Stop(what, "see its output.txt", ON_PURPOSE.get(first.how, "failed"), first.where)
+        status = "failed"
+    return Stop(what, "see its output.txt", status, first.where)
 
 
 def _lost_peer(record: Record) -> bool:

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -162,7 +163,7 @@ def cells(protocol: dict, scale: str) -> list[Cell]:
     return cells
 
 
-def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
+def _cells_of_part(protocol: dict, part: dict, scale: str) -> Iterator[Cell]:
     where = f"{protocol['file']}, part {part['name']!r}"
     # A scale's values come last, so that its axes vary fastest.
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
@@ -176,7 +177,6 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     if not 0 < count <= MAX_CELLS:
         raise Stop(f"{where} has {count} cells", f"give each list a value, and all together at most {MAX_CELLS} cells")
     reserve_s = merged.get("reserve_s", 0)
-    cells = []
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
         arm = arms.load_arm(settings.pop("arm", "no arm"))
@@ -186,5 +186,4 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
             trainers = settings | rung
             trainers.pop("repair", None)
             build(trainers, where)
-        cells.append(Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, frontier, rungs, reserve_s))
-    return cells
+        yield Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, frontier, rungs, reserve_s)

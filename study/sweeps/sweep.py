@@ -188,8 +188,9 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
             bad = rung
         else:
             break  # it says nothing about memory
+    best = rungs[good] if good >= 0 else "none"
     upper = f"{rungs[bad]} does not" if bad < len(rungs) else f"the last run is {status}"
-    return f"{cell.part} {cell.arm}, {cell.frontier}: {('none', *rungs)[good + 1]} survives, {upper}"
+    return f"{cell.part} {cell.arm}, {cell.frontier}: {best} survives, {upper}"
 
 
 def attempts(runs: Path, cell: Cell) -> dict[int, Path]:
@@ -203,18 +204,19 @@ def tries_of_today(runs: Path, cell: Cell) -> dict[Path, Record]:
     tries = {}
     for _, path in sorted(attempts(runs, cell).items()):
         record = outcomes.read(path)
-        if (
-            record
-            and record.measure_version == schema.MEASURE_VERSION
-            and machine.versions().items() <= record.software.items()
-        ):
+        if record is None or record.measure_version != schema.MEASURE_VERSION:
+            continue
+        if machine.versions().items() <= record.software.items():
             tries[path] = record
     return tries
 
 
 def done_before(runs: Path, cell: Cell) -> Record | None:
     """Return the record of a settled run of this cell with the present software and measure version, or None."""
-    return next((record for record in tries_of_today(runs, cell).values() if record.status in SETTLED), None)
+    for record in tries_of_today(runs, cell).values():
+        if record.status in SETTLED:
+            return record
+    return None
 
 
 def expected_s(cell: Cell, runs: Path) -> float:

@@ -24,7 +24,10 @@ class WatchCallback(transformers.TrainerCallback):
         # (trainer.py:1570), and does not call on_train_end in between, which is the last call of that loop
         # (trainer.py:2030).
         self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
-        trainer = _calling_trainer()
+        # A callback gets neither the Accelerator nor the prepared model (transformers 5.23.0), only the plain model.
+        # The Trainer that calls it has both.
+        callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
+        trainer = next(caller for caller in callers if isinstance(caller, transformers.Trainer))
         self.watch = Watch(
             trainer.accelerator,
             trainer.model_wrapped,
@@ -57,12 +60,3 @@ class WatchCallback(transformers.TrainerCallback):
     def _end_at_exit(self) -> None:
         """Python exits before the training has ended. `sys` still has an exception that nobody caught."""
         self._end(getattr(sys, "last_value", None) or RuntimeError("the script ended before its training did"))
-
-
-def _calling_trainer() -> transformers.Trainer:
-    """Return the Trainer that calls this callback.
-
-    A callback gets neither the Accelerator nor the prepared model (transformers 5.23.0), only the plain model.
-    """
-    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
-    return next(caller for caller in callers if isinstance(caller, transformers.Trainer))

@@ -381,8 +381,7 @@ def diagnose(record: Record) -> list[Finding]:
 def judge(record: Record) -> tuple[list[Finding], list[str]]:
     """Return the findings of a record, and the names of the rules that need more than the record has."""
     facts = Facts(record)
-    about: dict[str, Any] = {"promised": facts.promised, "seen": facts.seen, "watched": facts.watched}
-    about["source"] = facts.promised.source or "the script"
+    about = vars(facts) | {"source": facts.promised.source or "the script"}
     findings = []
     unknown = []
     for rule in (*MISTAKES, *COSTS):

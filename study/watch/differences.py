@@ -65,15 +65,18 @@ class Difference:
 def compare(a: Source, b: Source) -> list[Difference]:
     """Return everything in which the two differ: known causes first, then all other keys, also as written."""
     # Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
-    sides = [effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b)]
-    compared = [
-        Difference(name, sides[0].get(name, UNSET), sides[1].get(name, UNSET), descriptions().get(name))
-        for name in dict.fromkeys((*descriptions(), *sides[0], *sides[1]))
-    ]
-    differ = [each for each in compared if not same(each.a.value, each.b.value)]
-    # Most keys of a library are in one file only.
-    others = [each for each in differ if not (each.is_known or each.a.is_default or each.b.is_default)]
-    return [*(each for each in differ if each.is_known), *(replace(each, description=None) for each in others)]
+    first, second = (effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b))
+    known = []
+    others = []
+    for name in dict.fromkeys((*descriptions(), *first, *second)):
+        found = Difference(name, first.get(name, UNSET), second.get(name, UNSET), descriptions().get(name))
+        if same(found.a.value, found.b.value):
+            continue
+        if found.is_known:
+            known.append(found)
+        elif not (found.a.is_default or found.b.is_default):  # most keys of a library are in one file only
+            others.append(replace(found, description=None))
+    return known + others
 
 
 def same(a: Any, b: Any) -> bool:
@@ -149,7 +152,12 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.kind in LIBRARIES:
         yield from _mistyped(LIBRARIES[source.kind], content)
     if source.kind == ACCELERATE:
-        yield from _unused_sections(content)
+        kind = str(content.get("distributed_type") or "NO")
+        for engine in ("deepspeed", "fsdp"):
+            # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names
+            # one (commands/launch.py:1224).
+            if content.get(f"{engine}_config") and kind != engine.upper():
+                yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
     if source.kind == DEEPSPEED:
         yield from _without_effect(zero_section(content))
     if source.unread:
@@ -181,12 +189,3 @@ def _without_effect(zero: dict) -> Iterator[Finding]:
     # (reproductions/offload_param_without_stage3.py).
     if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage") != 3:
         yield finding("offload_param_needs_stage_3")
-
-
-def _unused_sections(content: dict) -> Iterator[Finding]:
-    kind = str(content.get("distributed_type") or "NO")
-    for engine in ("deepspeed", "fsdp"):
-        # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names one
-        # (commands/launch.py:1224).
-        if content.get(f"{engine}_config") and kind != engine.upper():
-            yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())

@@ -6,7 +6,6 @@ surest first. They go by the functions in which the ranks are.
 
 import re
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,7 +42,11 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     # them: how many hangs of strangers they name is not known (reports/log.md).
     for id, cause in texts("hangs.toml").items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
-        how_many = {0: "none", len(stacks): "all"}.get(len(ranks), "some")
+        how_many = "some"
+        if not ranks:
+            how_many = "none"
+        elif len(ranks) == len(stacks):
+            how_many = "all"
         if how_many == cause["ranks"] and cause.get("ended", has_failed) == has_failed:
             others = [rank for rank in stacks if rank not in ranks]
             return [finding(id, ranks=", ".join(ranks), others=", ".join(others))]
@@ -65,7 +68,7 @@ def hangs(logs: list[RankLog]) -> list[Finding]:
 def _different_branches(calls: Calls) -> list[Finding]:
     """Find the first index at which ranks called different kinds, or reduced different sizes."""
     for index in sorted(set().union(*calls.values())):
-        sides: defaultdict[str, list[int]] = defaultdict(list)
+        sides: dict[str, list[int]] = {}
         for rank, entries in calls.items():
             if index not in entries:  # it has not begun this one, or its log begins later
                 continue
@@ -74,7 +77,7 @@ def _different_branches(calls: Calls) -> list[Finding]:
             # Of other kinds the inputs may differ: parts of an all_to_all are unequal, and a scatter has one input.
             if entry.kind == "all_reduce" and entry.elements:
                 call += f" of {entry.elements} elements"
-            sides[call].append(rank)
+            sides.setdefault(call, []).append(rank)
         if len(sides) > 1:
             words = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in sides.items())
             remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
@@ -91,7 +94,7 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
         # Ranks that waited for one that ended early may have ended with an error by now.
         begun = {rank: max(entries) for rank, entries in calls.items() if entries}
         return _late([log for log in logs if log.rank not in running], begun, calls)
-    members = _members(group, logs)
+    members = {rank for log in logs for rank in log.groups.get(group, range(log.ranks) if group == DEFAULT else ())}
     if gone := members - calls.keys():
         remedy = f"read the output of {_ranks(gone)}; if it ended without an error, ranks usually had unequal batches"
         return [Finding(f"{_ranks(gone).capitalize()} left no log (ended, or never started), and others wait", remedy)]
@@ -105,36 +108,33 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
     return _late(logs, begun, calls) or [Finding(sentence, remedy)]
 
 
-def _members(group: str, logs: list[RankLog]) -> set[int]:
-    return {rank for log in logs for rank in ({DEFAULT: range(log.ranks)} | log.groups).get(group, [])}
-
-
 def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls) -> list[Finding]:
-    """Return a finding for each of the first ranks that have not begun the last collective of their group."""
+    """Say where the first ranks are that have not begun a collective of their group in which others wait."""
     last = max(begun.values(), default=0)
-    return [_behind(log, begun, calls) for log in logs if begun.get(log.rank, last) < last][:MOST]
+    late = []
+    for log in [log for log in logs if begun.get(log.rank, last) < last][:MOST]:
+        missing = begun[log.rank] + 1
+        # --- where the others are: the logs of those that are further ahead may no longer have the collective
+        others = [rank for rank, index in begun.items() if index >= missing]
+        known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
+        call = known[0] if known else f"collective {missing}"
+        are = "is" if len(others) == 1 else "are"
+        # --- where this rank is
+        waits = [entry for entry in log.recent if not entry.ended]
+        place = f"it is at {log.place or 'work'}"
+        if _has_ended(log):
+            place = f"it {log.place}"
+        elif waits:
+            place = f"it waits in {_name(waits[0])}"
+        sentence = f"Rank {log.rank} has not begun {call}, where {_ranks(others)} {are}: {place}"
+        remedy = f"look at what rank {log.rank} does there: all ranks of a group must make the same calls"
+        late.append(Finding(sentence, remedy))
+    return late
 
 
 def _has_ended(log: RankLog) -> bool:
     # The last place that a rank writes is "ended", or "ended with" its error and the place of that.
     return (log.place or "").startswith("ended")
-
-
-def _behind(log: RankLog, begun: dict[int, int], calls: Calls) -> Finding:
-    """Return the finding for a rank that has not begun the collective in which others wait: where it is instead."""
-    missing = begun[log.rank] + 1
-    # --- where the others are: the logs of those that are further ahead may no longer have the collective
-    others = [rank for rank, index in begun.items() if index >= missing]
-    known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
-    # --- where this rank is
-    waits = [f"it waits in {_name(entry)}" for entry in log.recent if not entry.ended]
-    place = [*waits, f"it is at {log.place or 'work'}"][0]
-    if _has_ended(log):
-        place = f"it {log.place}"
-    are = "is" if len(others) == 1 else "are"
-    sentence = f"Rank {log.rank} has not begun {[*known, f'collective {missing}'][0]}, where {_ranks(others)} {are}"
-    remedy = f"look at what rank {log.rank} does there: all ranks of a group must make the same calls"
-    return Finding(f"{sentence}: {place}", remedy)
 
 
 def _name(entry: Collective) -> str:

@@ -66,7 +66,8 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
         return None
     finite = np.logical_and.accumulate(np.isfinite(steps["loss"]).all(axis=0))  # up to the first that is not
     record.loss = Loss(train=steps["loss"].mean(axis=0)[finite].tolist())
-    return next(iter(steps["step"][0, ~finite].astype(int).tolist()), None)
+    bad = steps["step"][0, ~finite]
+    return int(bad[0]) if len(bad) else None
 
 
 def _fill_steps(record: Record, steps: Table, after: int) -> None:
@@ -107,9 +108,15 @@ def arm_of(seen: Observed) -> str | None:
     if seen.second_partition_ranks or seen.sequence_ranks or seen.tensor_ranks or 2 in map(len, fsdp["mesh"]):
         return None
     # In this order, because an engine or an FSDP model may have one rank as well.
-    kinds = {"DEEPSPEED": seen.stage is not None, "FSDP": seen.fsdp, "MULTI_GPU": seen.bucket_bytes}
-    kinds["NO"] = seen.ranks == 1
-    kind = next((kind for kind, is_one in kinds.items() if is_one), None)
+    kind = None
+    if seen.stage is not None:
+        kind = "DEEPSPEED"
+    elif seen.fsdp:
+        kind = "FSDP"
+    elif seen.bucket_bytes:
+        kind = "MULTI_GPU"
+    elif seen.ranks == 1:
+        kind = "NO"
     resharded = fsdp["units_resharded_after_forward"] > 0
     observed = (kind, seen.stage, seen.offload_optimizer, seen.offload_param, resharded)
     for name in arms.NAMES:
@@ -121,28 +128,23 @@ def arm_of(seen: Observed) -> str | None:
 
 
 FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing; `study advise` predicts what fits"
-ENDINGS = (
-    (device_is_full, "the device ran out of memory ({text})", FEWER_ROWS, "oom"),
-    (host_is_full, "the host refused more memory ({text})", FEWER_ROWS, "host_oom"),
-    (
-        lambda error: MISMATCH.search(str(error)),
-        "the ranks called different collectives ({text})",
-        "look for an `if` on the rank around one",
-        "failed",
-    ),
-    (lost_connection, LOST_RANK, "look in the launcher's output for which one, and why", "failed"),
-)
 
 
 def reason(error: BaseException, where: str) -> Stop:
     """Return why a user's training ended, as one sentence with a remedy."""
     text = str(error).partition("\n")[0]  # of a CUDA error only the first line says something
-    for is_one, what, remedy, status in ENDINGS:
-        if is_one(error):
-            return Stop(what.format(text=text), remedy, status, where)
+    if device_is_full(error):
+        return Stop(f"the device ran out of memory ({text})", FEWER_ROWS, "oom", where)
+    if host_is_full(error):
+        return Stop(f"the host refused more memory ({text})", FEWER_ROWS, "host_oom", where)
+    if MISMATCH.search(str(error)):
+        what = f"the ranks called different collectives ({text})"
+        return Stop(what, "look for an `if` on the rank around one", where=where)
+    if lost_connection(error):
+        return Stop(LOST_RANK, "look in the launcher's output for which one, and why", where=where)
     if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "interrupted", where)
-    return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", "failed", where)
+    return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", where=where)
 
 
 def summary(record: Record, folder: Path, tables: dict[int, Table]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,24 +65,28 @@ def read(path: Path) -> Source:
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
     if section is None and content.get("distributed_type") == "DEEPSPEED":
         section = _config_of_yaml(section_at(content, "deepspeed_config"))
+    named = None
+    unread = None
     if isinstance(section, dict):
-        return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
-    if not isinstance(section, str):
-        return Source(path, kind, content)
-    for file in _allowed(section, path):
-        return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
-    unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
-    return Source(path, kind, content, unread=f"{unread}: what it sets is not compared")
+        named = Source(path, DEEPSPEED, section)
+    elif isinstance(section, str):
+        if file := _allowed(section, path):
+            named = Source(file, DEEPSPEED, _mapping(file))
+        else:
+            unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
+            unread += ": what it sets is not compared"
+    return Source(path, kind, content, named=named, unread=unread)
 
 
-def _allowed(name: str, config: Path) -> Iterator[Path]:
-    """Yield the file that a config names, if it is in the current folder, in the config's own, or in two above that."""
+def _allowed(name: str, config: Path) -> Path | None:
+    """Return the file that a config names, if it is in the current folder, its own, or one of the two above that."""
     # A stranger's config may name any file of this machine, and its content would be shown.
     for folder in (Path.cwd(), *config.resolve().parents[:3]):
         with contextlib.suppress(OSError, ValueError):  # not a valid file name
             file = (folder / name).resolve()
             if file.is_relative_to(folder.resolve()) and file.is_file():
-                yield file
+                return file
+    return None
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -204,7 +208,10 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
 
 def _half(config: dict, path: str = "{}") -> str | None:
     """Return the precision of 16 bits that a config switches on."""
-    return next((name for name in AUTOCAST if value_at(config, path.format(name)) is True), None)
+    for name in AUTOCAST:
+        if value_at(config, path.format(name)) is True:
+            return name
+    return None
 
 
 def _cast_of(config: dict) -> str | None:

@@ -40,11 +40,15 @@ Column = NDArray[np.float64]
 
 
 def load(folder: Path) -> dict[int, Table]:
-    """Return the steps of each rank that has a file."""
-    paths = {rank: folder / FILE.format(rank=rank) for rank in range(MAX_RANKS)}
-    # A stranger's folder may have links to other files of this machine.
-    tables = {rank: _read(path) for rank, path in paths.items() if path.is_file() and not path.is_symlink()}
-    return {rank: table for rank, table in tables.items() if len(table)}
+    """Return the steps of each rank that has written some."""
+    tables = {}
+    for rank in range(MAX_RANKS):
+        path = folder / FILE.format(rank=rank)
+        if path.is_file() and not path.is_symlink():  # a stranger's folder may have links to other files here
+            table = _read(path)
+            if len(table):
+                tables[rank] = table
+    return tables
 
 
 def _read(path: Path) -> Table:
@@ -112,8 +116,8 @@ def _slow(ranks: list[int], steps: Table) -> Iterator[Finding]:
     own_s = seconds(steps, OWN)
     for row, rank in enumerate(ranks):
         # By shares and medians of steps: a few slow ones, such as of a disk, say nothing of a rank.
-        often = float(np.mean(own_s[row] > (1 + SLOWER) * np.median(np.delete(own_s, row, axis=0), axis=0)))
         others = np.delete(steps, row, axis=0)
+        often = float(np.mean(own_s[row] > (1 + SLOWER) * np.median(seconds(others, OWN), axis=0)))
         spent_s = {phase: float(np.median(steps[phase][row]) - np.median(others[phase])) for phase in OWN}
         lost_s = sum(spent_s.values())
         if often >= OFTEN and lost_s >= LOST * np.median(seconds(steps)):

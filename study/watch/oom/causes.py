@@ -57,7 +57,12 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
     """Return the causes with the most points first. `matches` are tensors of the asked size."""
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
-    signs = [*_clues(error), *_numbers(error), *_sizes(matches, shards_weights)]
+    signs = [*_clues(error), *_numbers(error)]
+    for match in matches:
+        signs.append((match.cause, match.points, "the size fits"))
+        # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
+        if match.cause == "weights" and shards_weights:
+            signs.append(("gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"))
     if error.where != "GPU":  # nothing else counts
         signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
@@ -90,9 +95,9 @@ def _clues(error: OomError) -> Iterator[Sign]:
         if named := re.findall(description.get("clue", "(?!)"), error.context):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
     # --- the last number of a step, as loops and progress bars print it
-    steps = [0, *(int(match[1] or match[2]) for match in re.finditer(STEPS, error.context))][-1]
-    if steps >= MANY_STEPS:
-        reason = f"{steps:,} steps had passed: these rows are longer, or something is kept"
+    steps = [int(match[1] or match[2]) for match in re.finditer(STEPS, error.context)]
+    if steps and steps[-1] >= MANY_STEPS:
+        reason = f"{steps[-1]:,} steps had passed: these rows are longer, or something is kept"
         yield "leak" if error.asked.is_small else "activations", HINT, reason
 
 
@@ -114,11 +119,3 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
     if error.unallocated >= max(asked, UNUSED_SHARE * error.total):
         yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
-
-
-def _sizes(matches: list[Match], shards_weights: bool) -> Iterator[Sign]:
-    for match in matches:
-        yield match.cause, match.points, "the size fits"
-        # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
-        if match.cause == "weights" and shards_weights:
-            yield "gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"

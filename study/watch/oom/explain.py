@@ -58,9 +58,9 @@ class Described:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise Stop(f"{flag(name)} must be at least 1 (got {value})", "give 1 or more")
 
-    def filled(self, **known: Any) -> "Described":
+    def filled(self, known: dict[str, Any]) -> "Described":
         """Return the description with values for what it leaves open."""
-        return replace(self, **{name: value for name, value in known.items() if getattr(self, name) is None})
+        return replace(self, **{name: known.get(name) for name, value in vars(self).items() if value is None})
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     log = reading.settings(text, error)
     config = _of_config(given.config)
     numbers = {name: int(log[name]) for name in NUMBERS if name in log}
-    given = given.filled(**{name: config.get(name) for name in OF_CONFIG}).filled(arm=_sharded_arm(log), **numbers)
+    given = given.filled({name: config.get(name) for name in OF_CONFIG}).filled(numbers | {"arm": _sharded_arm(log)})
     if wanted == Wanted() and shape_of(log.get("model", "")) in SHAPES:
         wanted = Wanted(model=shape_of(log["model"]))
     model = None
@@ -149,9 +149,8 @@ FEWEST = 64
 def _matches(error: OomError, training: Training) -> list[Match]:
     """Return what has the asked size, one for each cause. A tensor has elements of 4 bytes or of 2."""
     asked = error.asked
-    if asked.is_small or error.where != "GPU":
-        return []
-    if not (training.model or training.given.vocabulary):
+    is_known = training.model or training.given.vocabulary
+    if asked.is_small or error.where != "GPU" or not is_known:
         return []
     matched = list(_of_tokens(asked, training))
     for (cause, elements, text), element_bytes in itertools.product(_tensors(training), (4, 2)):
