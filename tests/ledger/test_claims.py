@@ -105,6 +105,13 @@ def test_releases_of_faults_are_those_that_were_tried():
             assert int(number) == len(tried[library]), fault.id
 
 
+def test_the_number_of_runs_is_the_claims_wherever_it_is_repeated():
+    (claim,), (fault,) = texts.named(("S000-20",)), texts.named(("L-06",))
+    piece = claim.evidence[0]
+    assert f"{piece.n} real runs" in fault.because
+    assert f"n = {piece.n}, value = {piece.value}" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
 def test_what_a_release_does_to_several_passes_is_in_its_kept_answers():
     failing = [
         row["deepspeed"]
