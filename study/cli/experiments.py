@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import tyro
 from rich.live import Live
