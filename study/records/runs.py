@@ -245,7 +245,7 @@ def _with_settings(record: Record) -> Record:
     weights = observed.dtypes.get("weights")
     # ZeRO makes its fp32 copy of fp32 weights as well (zero/stage_1_and_2.py:560): that is no other precision.
     # bf16_cast is DeepSpeed's way: weights in bfloat16, and an fp32 copy of them in the optimizer.
-    recipes = {
+    recipes: dict[tuple, str] = {
         ("float32", None): "fp32",
         ("float32", "float32"): "fp32",
         ("bfloat16", "float32"): "bf16_cast",
