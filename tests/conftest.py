@@ -200,6 +200,12 @@ def ranks_of(code: str, folder: Path, *words: str, ranks: int = 2) -> Launched:
     return forked(folder, config=config, launcher=launcher, script=str(folder / "rank.py"), flags=words)
 
 
+def python(*words: str | Path, **options) -> subprocess.CompletedProcess:
+    """Run Python in a process of its own, by itself at the root of the repository, and keep what it prints."""
+    ours = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 600, "check": False}
+    return subprocess.run([sys.executable, *words], **ours | options)
+
+
 def traceback_of_ours(output: str) -> bool:
     """Whether a traceback goes through the study's code. After a failure the launcher always adds one of its own."""
     return f'File "{ROOT}/study/' in output

@@ -2,14 +2,12 @@
 
 import ast
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, ranks_of
+from conftest import ROOT, python, ranks_of
 
 from study.conform import cases, checks, command, faults, models, releases, script, suite
 from study.conform.cases import Case, Difference, Reference, bound
@@ -71,8 +69,7 @@ def test_a_failure_is_a_script_of_its_own(factor, code, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "name", "code"), [("1.001", "momentum", 1), ("1", "checkpoint", 0)])
 def test_the_script_starts_its_ranks(factor, name, code, tmp_path):
-    alone = [sys.executable, "-I", script_of_ddp(tmp_path, factor, name)]
-    done = subprocess.run(alone, capture_output=True, text=True, cwd=tmp_path)
+    done = python("-I", script_of_ddp(tmp_path, factor, name), cwd=tmp_path)
     assert done.returncode == code, done.stderr[-2000:]
 
 
@@ -83,8 +80,8 @@ def test_no_name_of_a_script_is_defined_twice_or_never(tmp_path):
         statements = ast.parse(path.read_text()).body
         names = [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.ClassDef)]
         assert len(names) == len({*names}) >= 50
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", tmp_path]
-    assert subprocess.run(ruff).returncode == 0
+    ruff = python("-m", "ruff", "check", "--isolated", "--select", "F821", tmp_path)
+    assert ruff.returncode == 0, ruff.stdout
 
 
 # --- what happened to a rank ---------------------------------------------------------------------------------------
@@ -215,16 +212,16 @@ def test_what_the_suite_sees_is_what_its_properties_can_see():
 
 
 def test_changes_fit_a_terminal_and_are_told_first(capsys):
-    command.conform(("zero2",), release="0.17.5..0.18.3")
+    changed = command.conform(("zero2",), release="0.17.5..0.18.3")["zero2"]
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.endswith("answers change from 0.17.5 to 0.18.3.")
     assert max(map(len, lines)) <= 100
-    assert "holds since 0.17.5, fails since 0.17.6, holds since 0.18.3:" in lines
+    history = "holds since 0.17.5, fails since 0.17.6, holds since 0.18.3"
+    assert f"{history}:" in lines
+    assert "accumulation-4" in changed[history], "what is returned for JSON"
 
 
 def test_answers_are_returned_for_json(ranks, tmp_path):
-    changed = command.conform(("zero2",), release="0.17.5..0.18.3")["zero2"]
-    assert "accumulation-4" in changed["holds since 0.17.5, fails since 0.17.6, holds since 0.18.3"]
     assert {*command.conform()} == {"adapters", "properties"}
     wrong = tmp_path / "mine.py"
     wrong.write_text(PYTORCH.replace("loss / trainer", "loss * 1.001 / trainer"))

@@ -1,11 +1,9 @@
 """The five files of examples/zero_by_hand/ agree with each other, with `study conform`, and with DeepSpeed's stages."""
 
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, ranks_of
+from conftest import ROOT, python, ranks_of
 
 from study.conform.suite import PROPERTIES, Adapter
 
@@ -72,7 +70,7 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> dict[str, tuple[str, ...]]:
     """What each file prints: its losses, and four numbers of bytes."""
-    alone = subprocess.run([sys.executable, FOLDER / "one_process.py"], capture_output=True, text=True, check=True)
+    alone = python(FOLDER / "one_process.py")
     output = alone.stdout + ranks_of(RUN_ALL, tmp_path_factory.mktemp("by-hand")).output
     losses = re.findall(r"ranks: (.*)", output)
     held = re.findall(r"weights ([\d,]+), gradients ([\d,]+), moments ([\d,]+) bytes\nsent in a step: ([\d,]+)", output)

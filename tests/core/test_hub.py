@@ -4,11 +4,11 @@ import http.server
 import json
 import os
 import subprocess
-import sys
 import threading
 
 import huggingface_hub.constants
 import pytest
+from conftest import python
 
 from study.core import shapes
 
@@ -17,8 +17,7 @@ GEMMA = shapes.config_of("gemma2-9b")
 
 
 def estimate(*words: str, env: dict) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "study.cli", "estimate", "--model", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | env, check=False)
+    return python("-m", "study.cli", "estimate", "--model", *words, env=os.environ | env)
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

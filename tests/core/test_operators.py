@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, ranks_of
+from conftest import ROOT, python, ranks_of
 
 from study.core import arms, doctor, machine
 from study.core.doctor import OPERATORS
@@ -46,12 +46,6 @@ def hold(what: str, seconds: float = 60) -> subprocess.Popen:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, what, str(seconds)], cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"ready\n"
     return holder
-
-
-def python(*words: str, **environment: str) -> subprocess.CompletedProcess:
-    words = (sys.executable, *words)
-    environment = os.environ | environment
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def leave_compiled(*names: str) -> None:
@@ -111,7 +105,7 @@ def test_what_is_compiled_is_not_compiled_again(tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in copy.glob("*.*o")}
     compiler(tmp_path, 'echo "it compiles"\nexit 1')
     env = {"TORCH_EXTENSIONS_DIR": str(copy.parent), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = python("-m", "study.training.loading", source.name, **env)
+    done = python("-m", "study.training.loading", source.name, env=os.environ | env)
     assert "compil" not in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
     assert before == {path.name: path.stat().st_mtime_ns for path in copy.glob("*.*o")}
@@ -120,7 +114,7 @@ def test_what_is_compiled_is_not_compiled_again(tmp_path):
 
 def test_a_compiler_that_fails_is_told_in_its_own_words(extensions, tmp_path):
     cxx = compiler(tmp_path, 'echo "shm.cpp:1: error: out of patience"\nexit 1')
-    done = python("-m", "study.training.loading", "deepspeed_shm_comm", CXX=cxx)
+    done = python("-m", "study.training.loading", "deepspeed_shm_comm", env=os.environ | {"CXX": cxx})
     assert done.returncode == 1, done.stdout
     assert "shm.cpp:1: error: out of patience" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -191,7 +185,8 @@ def test_they_are_kept_in_the_environment_they_are_compiled_for(monkeypatch):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     code = "import study, subprocess; subprocess.run(['printenv', 'TORCH_EXTENSIONS_DIR'])"
     assert Path(python("-c", code).stdout.strip()).is_relative_to(Path(sys.prefix) / "torch_extensions")
-    assert python("-c", code, TORCH_EXTENSIONS_DIR="/mine").stdout == "/mine\n", "a user's choice is kept"
+    env = os.environ | {"TORCH_EXTENSIONS_DIR": "/mine"}
+    assert python("-c", code, env=env).stdout == "/mine\n", "a user's choice is kept"
 
 
 def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypatch, tmp_path):

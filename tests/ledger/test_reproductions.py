@@ -4,12 +4,11 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 
 REPRODUCTIONS = ROOT / "reproductions"
 # One is a training: the published script of document 002, which a protocol launches.
@@ -35,9 +34,7 @@ def test_can_be_sent_to_the_maintainers(path):
 def test_prints_one_answer(path, tmp_path):
     """When a stranger starts it: in a folder of its own, without this study on its path."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, path], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = python(path, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     (answer,) = [line for line in done.stdout.splitlines() if line.startswith("{") and '"found"' in line]
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"

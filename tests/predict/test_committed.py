@@ -2,13 +2,11 @@
 
 import json
 import random
-import subprocess
-import sys
 import zipfile
 
 import committed_traces
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 
 from study.predict.trace import committed, tracing
 from study.predict.trace.repeating import repeat
@@ -79,8 +77,6 @@ print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"loss": "chunke
 
 def test_without_torch_committed_traces_are_enough_and_others_are_a_sentence(tmp_path):
     env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-c", CODE, env=env)
     assert int(done.stdout) > 10e9
     assert "this model with these options has to be traced, and torch is not installed" in done.stderr

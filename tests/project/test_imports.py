@@ -1,9 +1,6 @@
 """What import-linter cannot see: modules that load without torch for real, and imports that only some runs need."""
 
-import subprocess
-import sys
-
-from conftest import ROOT
+from conftest import ROOT, python
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets"}
 WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "watch/oom", "ledger", "report", "cli")
@@ -12,7 +9,7 @@ WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "wat
 def loaded_by(code: str, names: set[str]) -> set[str]:
     """Which of these modules a fresh process has loaded after running some code."""
     code += f"\nimport sys\nprint(*{names!r} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

@@ -3,18 +3,17 @@
 import json
 import math
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import VOCABULARY
@@ -77,14 +76,8 @@ print(Accuracy().compute(predictions=[1, 0], references=[1, 1]), Perplexity().co
 
 def test_metrics_need_no_network_no_folder_and_no_lock(tmp_path):
     """By default `evaluate` has a folder in the user's cache, and in it a file and a lock for each process."""
-    done = subprocess.run(
-        [sys.executable, "-c", METRICS_ALONE],
-        cwd=tmp_path,
-        env=os.environ | {"HF_HOME": str(tmp_path / "hub"), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = os.environ | {"HF_HOME": str(tmp_path / "hub"), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = python("-c", METRICS_ALONE, cwd=tmp_path, env=env)
     assert done.stdout == "{'accuracy': 0.5} {'perplexity': 1.0}\n", done.stderr
     assert not list(tmp_path.rglob("*")), "it wrote something"
 
@@ -180,25 +173,8 @@ WORDS = ["good", "bad", "film", "book", "the", "a", "was"]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> dict[str, str]:
-    """Data and tokenizers in the layout of the real ones, made here: `imdb`, `wikitext`, `bert`, `gpt2`."""
-    root = tmp_path_factory.mktemp("small")
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(WORDS, int(rng.integers(2, 12)))) for _ in range(50)]
-    articles = [f" = article {i} = \n" if i % 3 else "" for i in range(40)]
-    vocabulary = {letter: i for i, letter in enumerate([*bytes_to_unicode().values(), "<|endoftext|>"])}
-    files = {
-        "imdb/train.jsonl": "\n".join(json.dumps({"text": text, "label": i % 2}) for i, text in enumerate(texts)),
-        "wikitext/train.jsonl": "\n".join(json.dumps({"text": text}) for text in articles),
-        "wikitext/validation.jsonl": "\n".join(json.dumps({"text": text}) for text in articles[:10]),
-        "bert/vocab.txt": "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]),
-        "bert/config.json": '{"model_type": "bert"}',
-        "gpt2/vocab.json": json.dumps(vocabulary),
-        "gpt2/merges.txt": "#version: 0.2\n",
-        "gpt2/config.json": '{"model_type": "gpt2"}',
-    }
-    for name, text in files.items():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(text)
+    """Data and tokenizers in the layout of the real ones: `imdb`, `wikitext`, `bert`, `gpt2`."""
+    root = shutil.copytree(Path(__file__).with_name("small"), tmp_path_factory.mktemp("data") / "small")
     return {path.name: str(path) for path in root.iterdir()}
 
 
