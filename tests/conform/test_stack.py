@@ -1,35 +1,34 @@
 """The table of known faults is what was asked, and `study stack` says which of them apply."""
 
-import itertools
 import json
 import re
 import resource
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+import tyro
+from conftest import ROOT, python
 from packaging.version import Version
+from test_cli import in_this_process
 
 from study.cli import diagnosis
 from study.conform import releases, stack, suite
 from study.conform.faults import named, table
-from study.conform.stack import Flags, answered, described
 from study.core import arms
 from study.core.errors import Stop
+from study.core.options import parsed
 
-LORA = {"stage": 3, "peft": True, "checkpointing": True}
+LORA = "--stage 3 --peft --checkpointing"
 
 
-def answers(*words: str, **flags) -> dict[str, str]:
+def asked(words: str) -> dict:
+    """The answer to what somebody types after `study stack`."""
+    return parsed(diagnosis.stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words.split())
+
+
+def answers(words: str) -> dict[str, str]:
     """`applies` or `applies if`, by the ids of faults."""
-    return {row["id"]: row["answer"] for row in answered(described(words, Flags(**flags)))["faults"]}
-
-
-def study(words: str, folder) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "study.cli", *words.split()], capture_output=True, text=True, cwd=folder, check=False
-    )
+    return {row["id"]: row["answer"] for row in asked(words)["faults"]}
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -95,50 +94,52 @@ def test_diagnose_has_the_range_and_the_remedy_of_the_table():
 
 
 def test_releases_and_flags_are_a_whole_question():
-    assert answers("deepspeed==0.17.6", stage=2, passes=4)["last-pass-only"] == "applies"
-    for words, flags in [
-        ("deepspeed==0.17.5", {"stage": 2, "passes": 4}),
-        ("deepspeed==0.18.3", {"stage": 2, "passes": 4}),
-        ("deepspeed==0.17.6", {"stage": 1, "passes": 4}),
-        ("deepspeed==0.17.6", {"stage": 2, "passes": 1}),
-        ("deepspeed==0.17.6", {"stage": 2, "passes": 4, "offload": "cpu"}),
-        ("torch==2.13.0", {"fsdp2": True, "passes": 4}),
-    ]:
-        assert "last-pass-only" not in answers(words, **flags), (words, flags)
-    assert answers("deepspeed==0.17.6", stage=2)["last-pass-only"] == "applies if"
-    assert answers("deepspeed==0.19.3", stage=1, passes=2)["inner-forward"] == "applies if"  # only the script knows
+    assert answers("deepspeed==0.17.6 --stage 2 --passes 4")["last-pass-only"] == "applies"
+    for words in (
+        "deepspeed==0.17.5 --stage 2 --passes 4",
+        "deepspeed==0.18.3 --stage 2 --passes 4",
+        "deepspeed==0.17.6 --stage 1 --passes 4",
+        "deepspeed==0.17.6 --stage 2 --passes 1",
+        "deepspeed==0.17.6 --stage 2 --passes 4 --offload cpu",
+        "torch==2.13.0 --fsdp2 --passes 4",
+    ):
+        assert "last-pass-only" not in answers(words), words
+    assert answers("deepspeed==0.17.6 --stage 2")["last-pass-only"] == "applies if"
+    assert answers("deepspeed==0.19.3 --stage 1 --passes 2")["inner-forward"] == "applies if"  # only the script knows
+
+
+FROZEN = {  # what is typed: whether stage 3 keeps frozen weights
+    f"deepspeed==0.19.8 trl==1.16.0 {LORA}": "applies",
+    f"deepspeed==0.19.8 trl==1.16.0 {LORA} --no-reentrant": "applies",  # TRL overrules it
+    f"deepspeed==0.19.8 trl==1.16.0 {LORA} --no-reentrant --trainer own": None,
+    f"deepspeed==0.19.8 trl==1.17.0 {LORA}": "applies if",  # whose sources nobody has read
+    f"deepspeed==0.19.8 {LORA}": "applies if",
+    f"deepspeed==0.19.8 {LORA} --reentrant": "applies",
+    f"deepspeed==0.19.2 trl==1.16.0 {LORA}": None,
+    f"deepspeed==0.19.7 trl==1.16.0 {LORA}": "applies",
+    f"deepspeed==0.19.9 trl==1.16.0 {LORA}": "applies if",  # it is newer than all that were asked
+    f"deepspeed trl==1.16.0 {LORA}": "applies if",
+    f"trl==1.16.0 {LORA}": "applies if",
+    "trl==1.16.0 --fsdp2 --peft --checkpointing": None,
+}
+
+
+@pytest.mark.parametrize("words", FROZEN)
+def test_a_trainer_forces_a_setting_and_a_release_that_was_not_asked_is_no_answer(words):
+    assert answers(words).get("frozen-weights-stay") == FROZEN[words]
 
 
 @pytest.mark.parametrize(
-    ("words", "flags", "answer"),
-    [
-        ("deepspeed==0.19.8 trl==1.16.0", {}, "applies"),
-        ("deepspeed==0.19.8 trl==1.16.0", {"reentrant": False}, "applies"),  # TRL overrules it
-        ("deepspeed==0.19.8 trl==1.16.0", {"trainer": "own", "reentrant": False}, None),
-        ("deepspeed==0.19.8 trl==1.17.0", {}, "applies if"),  # whose sources nobody has read
-        ("deepspeed==0.19.8", {}, "applies if"),
-        ("deepspeed==0.19.8", {"reentrant": True}, "applies"),
-        ("deepspeed==0.19.2 trl==1.16.0", {}, None),
-        ("deepspeed==0.19.7 trl==1.16.0", {}, "applies"),
-        ("deepspeed==0.19.9 trl==1.16.0", {}, "applies if"),  # it is newer than all that were asked
-        ("deepspeed trl==1.16.0", {}, "applies if"),
-        ("trl==1.16.0", {}, "applies if"),
-        ("trl==1.16.0", {"stage": None, "fsdp2": True}, None),
-    ],
+    ("trainer", "remedy"), [("trl", "pin deepspeed==0.19.2"), ("own", 'kwargs={"use_reentrant": False}')]
 )
-def test_a_trainer_forces_a_setting_and_a_release_that_was_not_asked_is_no_answer(words, flags, answer):
-    assert answers(*words.split(), **(LORA | flags)).get("frozen-weights-stay") == answer
-
-
-def test_the_remedy_is_one_that_can_be_followed_in_the_trainer():
-    for trainer, words in {"trl": "pin deepspeed==0.19.2", "own": 'kwargs={"use_reentrant": False}'}.items():
-        asked = described(("deepspeed==0.19.8", "trl==1.16.0"), Flags(**LORA, trainer=trainer, reentrant=True))
-        (row,) = [row for row in answered(asked)["faults"] if row["id"] == "frozen-weights-stay"]
-        assert words in row["do"]
+def test_the_remedy_is_one_that_can_be_followed_in_the_trainer(trainer, remedy):
+    faults = asked(f"deepspeed==0.19.8 trl==1.16.0 {LORA} --reentrant --trainer {trainer}")["faults"]
+    (row,) = [row for row in faults if row["id"] == "frozen-weights-stay"]
+    assert remedy in row["do"]
 
 
 def test_what_was_not_asked_is_said():
-    answer = answered(described(("deepspeed==0.18.7", "torch==2.13.0", "accelerate"), Flags(stage=2, passes=4)))
+    answer = asked("deepspeed==0.18.7 torch==2.13.0 accelerate --stage 2 --passes 4")
     assert answer["not_asked"] == ["deepspeed 0.18.7", "accelerate (in any release)"]
     assert "never asked: deepspeed 0.18.7" in answer["first"]
     (row,) = [row for row in answer["faults"] if row["id"] == "inner-forward"]
@@ -172,59 +173,58 @@ def test_words_that_name_nothing_known_are_a_sentence(word):
         stack.versions((word,))
 
 
-def test_a_config_answers_what_flags_would(tmp_path):
-    zero2 = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 2}}
-    (tmp_path / "zero2.json").write_text(json.dumps(zero2))
-    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n")
-    zenflow = zero2 | {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}
-    (tmp_path / "zenflow.json").write_text(json.dumps(zenflow))
-    found = {}
-    words = ("deepspeed==0.19.8", "torch==2.13.0")
-    for name in ("zero2.json", "fsdp.yaml", "zenflow.json"):
-        answer = diagnosis.stack(words, flags=Flags(), config=tmp_path / name)
-        found[name] = {row["id"]: row["answer"] for row in answer["faults"]}
-    assert "L-01" not in found["zero2.json"]
-    assert found["zenflow.json"]["L-01"] == "applies"
-    assert "fsdp2-one-rank-without-gradient" in found["fsdp.yaml"]
-    assert "one-rank-without-gradient" not in found["fsdp.yaml"]
-    answer = diagnosis.stack(("deepspeed==0.17.6",), flags=Flags(), config=tmp_path / "zero2.json")
+ZERO2 = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 2}}
+CONFIGS = {
+    "zero2.json": json.dumps(ZERO2),
+    "zenflow.json": json.dumps(ZERO2 | {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}),
+    "fsdp.yaml": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n",
+}
+
+
+def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in CONFIGS.items():
+        Path(name).write_text(text)
+    zero2, zenflow, fsdp = (answers(f"deepspeed==0.19.8 torch==2.13.0 --config {name}") for name in CONFIGS)
+    assert "L-01" not in zero2
+    assert zenflow["L-01"] == "applies"
+    assert "fsdp2-one-rank-without-gradient" in fsdp
+    assert "one-rank-without-gradient" not in fsdp
+    answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
     assert re.match(r"deepspeed 0.17.6: of \d+ known faults 1 apply, and \d+ may\.$", answer["first"])
 
 
-def test_the_command_says_its_answer_first_and_ends_with_it(tmp_path, capsys):
-    wrong = study("stack deepspeed==0.17.6 --stage 2 --passes 4 --json", tmp_path)
-    assert wrong.returncode == 1
-    row = json.loads(wrong.stdout)["faults"][0]
+def test_the_command_says_its_answer_first_and_with_a_fault_it_ends_with_1(monkeypatch, capsys):
+    assert in_this_process(monkeypatch, "stack deepspeed==0.17.6 --stage 2 --passes 4 --json") == 1
+    row = json.loads(capsys.readouterr().out)["faults"][0]
     assert {"id", "answer", "sentence", "do", "question"} <= row.keys()
     assert (row["id"], row["answer"], row["question"]) == ("last-pass-only", "applies", "")
-    right = diagnosis.stack(("deepspeed==0.19.8",), flags=Flags(stage=3), symptom="hang")
+    right = asked("deepspeed==0.19.8 --stage 3 --symptom hang")
     assert (right["fine"], right["faults"][0]["symptom"]) == (True, "hang")
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == right["first"]
     assert max(len(line) for line in lines if "https://" not in line) <= 100
 
 
-def test_a_light_install_is_enough():
-    code = (
-        "import sys; from study.cli import diagnosis as d; d.stack((), flags=d.Flags()); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
-    spent = [resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime]
-    for _ in range(3):  # of three, because others compute on this machine too
-        study("stack deepspeed==0.19.8", ROOT)
-        spent.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
-    assert min(after - before for before, after in itertools.pairwise(spent)) < 1
+def test_a_light_install_is_enough_and_it_takes_less_than_a_second():
+    code = """import sys; from study.cli import commands
+commands.start(["stack", "deepspeed==0.19.8"])
+print("torch" in sys.modules)"""
+    seconds = []
+    for _ in range(3):  # the least of three, because others compute on this machine too
+        before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        assert python("-c", code).stdout.splitlines()[-1] == "False"
+        seconds.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s)
+    assert min(seconds) < 1
 
 
 @pytest.mark.parametrize("arm", arms.NAMES)
 def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
     """They train as DDP does, to which other tests hold them."""
-    config = ROOT / "accelerate_configs" / f"{arm}.yaml"
-    faults = diagnosis.stack((), flags=Flags(trainer="own"), config=config)["faults"]
-    assert [row["id"] for row in faults if row["answer"] == "applies"] == []
-    assert bool(faults) == (arm not in ("single", "ddp"))
+    found = answers(f"--trainer own --config {ROOT}/accelerate_configs/{arm}.yaml")
+    assert "applies" not in found.values()
+    assert bool(found) == (arm not in ("single", "ddp"))
 
 
 def test_an_explanation_is_the_first_fault_that_fits():
@@ -236,36 +236,36 @@ def test_an_explanation_is_the_first_fault_that_fits():
 # --- public threads, with the releases and settings that they name, and stacks in which nothing is known to be wrong
 
 THREADS = {  # by address: what it names, and the fault that it is about
-    "deepspeedai/DeepSpeed/issues/7718": ("deepspeed==0.17.6 torch==2.7.1", {"stage": 2}, "last-pass-only"),
-    "huggingface/accelerate/issues/3877": ("accelerate==1.11.0", {"stage": 2, "passes": 2}, "last-pass-only"),
-    "huggingface/trl/issues/4631": ("trl==0.25.1 deepspeed==0.18.2", {"stage": 2}, "last-pass-only"),
-    "deepspeedai/DeepSpeed/issues/8224": ("deepspeed==0.19.3", {"stage": 2, "precision": "bf16"}, "inner-forward"),
-    "deepspeedai/DeepSpeed/issues/7615": ("deepspeed==0.17.6", {"stage": 3, "peft": True}, "delegating-wrapper"),
-    "huggingface/transformers/issues/47254": ("deepspeed==0.19.2", LORA | {"reentrant": False}, "frozen-not-reentrant"),
-    "huggingface/trl/issues/2514": ("deepspeed", LORA | {"reentrant": False}, "frozen-not-reentrant"),
-    "huggingface/trl/pull/6356": ("deepspeed==0.19.3 trl==1.9.0", LORA, "frozen-weights-stay"),
-    "deepspeedai/DeepSpeed/issues/7837": ("deepspeed", {"stage": 0}, "bf16-stage-0-scale"),
-    "allenai/open-instruct/pull/1498": ("deepspeed", {"stage": 2}, "unmarked-backward-passes"),
+    "deepspeedai/DeepSpeed/issues/7718": ("deepspeed==0.17.6 torch==2.7.1 --stage 2", "last-pass-only"),
+    "huggingface/accelerate/issues/3877": ("accelerate==1.11.0 --stage 2 --passes 2", "last-pass-only"),
+    "huggingface/trl/issues/4631": ("trl==0.25.1 deepspeed==0.18.2 --stage 2", "last-pass-only"),
+    "deepspeedai/DeepSpeed/issues/8224": ("deepspeed==0.19.3 --stage 2 --precision bf16", "inner-forward"),
+    "deepspeedai/DeepSpeed/issues/7615": ("deepspeed==0.17.6 --stage 3 --peft", "delegating-wrapper"),
+    "huggingface/transformers/issues/47254": (f"deepspeed==0.19.2 {LORA} --no-reentrant", "frozen-not-reentrant"),
+    "huggingface/trl/issues/2514": (f"deepspeed {LORA} --no-reentrant", "frozen-not-reentrant"),
+    "huggingface/trl/pull/6356": (f"deepspeed==0.19.3 trl==1.9.0 {LORA}", "frozen-weights-stay"),
+    "deepspeedai/DeepSpeed/issues/7837": ("deepspeed --stage 0", "bf16-stage-0-scale"),
+    "allenai/open-instruct/pull/1498": ("deepspeed --stage 2", "unmarked-backward-passes"),
 }
-HEALTHY = [  # the newest releases, and pins that projects publish
-    ("deepspeed==0.19.8 accelerate==1.15.0 transformers==5.23.0 torch==2.13.0", {"stage": 1, "passes": 8}),
-    ("deepspeed==0.19.8 accelerate==1.15.0 transformers==5.23.0 torch==2.13.0", {"stage": 2, "precision": "bf16"}),
-    ("deepspeed==0.19.8 accelerate==1.15.0 trl==1.16.0 torch==2.13.0", {"stage": 3, "passes": 4}),
-    ("deepspeed==0.19.8 accelerate==1.15.0 trl==1.16.0", {"stage": 2, "peft": True, "checkpointing": True}),
-    ("deepspeed==0.19.8 accelerate==1.15.0 torch==2.13.0", {"stage": 2, "offload": "cpu", "optimizer": "adamw"}),
-    ("deepspeed==0.19.2 transformers==5.23.0", LORA | {"reentrant": True}),  # AgileRL 2.26.1
-    ("deepspeed==0.18.9 accelerate==1.13.0 trl==1.9.0 torch==2.13.0", LORA),  # axolotl 0.19.0
-    ("accelerate==1.15.0 transformers==5.23.0 torch==2.13.0", {"fsdp2": True, "checkpointing": True}),
-    ("accelerate==1.15.0 trl==1.16.0 torch==2.13.0", {"fsdp2": True, "peft": True}),
-]
+HEALTHY = f"""
+deepspeed==0.19.8 accelerate==1.15.0 transformers==5.23.0 torch==2.13.0 --stage 1 --passes 8
+deepspeed==0.19.8 accelerate==1.15.0 transformers==5.23.0 torch==2.13.0 --stage 2 --precision bf16
+deepspeed==0.19.8 accelerate==1.15.0 trl==1.16.0 torch==2.13.0 --stage 3 --passes 4
+deepspeed==0.19.8 accelerate==1.15.0 trl==1.16.0 --stage 2 --peft --checkpointing
+deepspeed==0.19.8 accelerate==1.15.0 torch==2.13.0 --stage 2 --offload cpu --optimizer adamw
+accelerate==1.15.0 transformers==5.23.0 torch==2.13.0 --fsdp2 --checkpointing
+accelerate==1.15.0 trl==1.16.0 torch==2.13.0 --fsdp2 --peft
+deepspeed==0.19.2 transformers==5.23.0 {LORA} --reentrant
+deepspeed==0.18.9 accelerate==1.13.0 trl==1.9.0 torch==2.13.0 {LORA}
+"""  # the newest releases, and last what AgileRL 2.26.1 and axolotl 0.19.0 pin
 
 
 @pytest.mark.parametrize("address", THREADS)
 def test_a_public_thread_gets_its_fault(address):
-    words, flags, fault = THREADS[address]
-    assert fault in answers(*words.split(), **flags)
+    words, fault = THREADS[address]
+    assert fault in answers(words)
 
 
-@pytest.mark.parametrize(("words", "flags"), HEALTHY)
-def test_nothing_is_said_to_apply_to_a_healthy_stack(words, flags):
-    assert "applies" not in answers(*words.split(), **flags).values()
+@pytest.mark.parametrize("words", HEALTHY.strip().splitlines())
+def test_nothing_is_said_to_apply_to_a_healthy_stack(words):
+    assert "applies" not in answers(words).values()
