@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
 import psutil
 import pytest
 import tyro
-from conftest import ROOT, launch
+from conftest import ROOT, launch, python
 from rich.console import Console
 from shaped import changed, failed, finished, put
 
@@ -41,61 +42,15 @@ def in_this_process(monkeypatch, words: str) -> int | None:
 
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
-ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
-NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
-FILES = {  # written by hand
-    "keys/config.json": '{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99}',
-    "no-layers/config.json": '{"model_type": "gpt2", "n_layer": 0, "n_embd": 64, "n_head": 2}',
-    "small/config.json": '{"model_type": "mpnet", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}',
-    "float/config.json": '{"model_type": "llama", "hidden_size": 128.0, "num_hidden_layers": 2, "vocab_size": 99}',
-    "no-words/config.json": '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 0}',
-    "t6/config.json": '{"model_type": "t6"}',
-    "empty/nothing": "",
-    "deep/config.json": '{"model_type": "llama", "num_hidden_layers": 1000000000}',
-    "labels/config.json": '{"model_type": "bert", "num_labels": 1000000000, "id2label": {"0": "a"}}',
-    "experts/config.json": '{"model_type": "x", "text_config": {"num_local_experts": 99999999999999999999}}',
-    "words/config.json": '{"model_type": "llama", "vocab_size": 1e300}',
-    "depths/config.json": '{"model_type": "resnet", "depths": [1, 1000000000]}',
-    "ds.json": '{"gradient_acumulation_steps": 4, "zero_optimization": {"stage": 2, "offload_optimiser": {}}}',
-    "train.log": "CUDA out of memory. Tried to allocate 3.79 GiB. GPU 0 has a total capacity of 79.11 GiB.",
-}
+QUESTIONS = tomllib.loads(Path(__file__).with_name("questions.toml").read_text())
 NAMED = {"SMOKE": SMOKE, "ZERO1": SMOKE / "arms-zero1-9502bd8f-r1.1", "ZERO3": SMOKE / "arms-zero3-46126d78-r1.1"}
-NAMED |= {"CONFIGS": ROOT / "accelerate_configs"}
-FIRST_LINES = {
-    "arms": "arms can run on this machine.",
-    "estimate --params 7.5e9 --layers 72 --hidden 2928 --ranks 64 --arm zero2": "A rank of 64 under zero2 needs ",
-    "estimate --model llama-micro --arm zero2 --ranks 4 --device cpu": " of memory at the peak, predicted",
-    "estimate --model gpt2 --gpu H100 --gpu-memory 40GB --gpus 1 --arm single": "A rank of 1 under single needs ",
-    "estimate --model llama3-8b --gpu H100": "A rank of 8 under zero3 needs ",
-    "advise --model gpt2-xl --gpus 8 --gpu H100": "Use zero1, ",
-    "advise --model bert-base --gpu B200": "Enough: 1 x B200",
-    f"{ADVISE} --model llama3-8b --gpus 2 --gpu T4": "Nothing fits on 2 x T4",
-    f"{ADVISE} --model keys": "Use ",
-    f"{ADVISE} --model no-layers": "Use ",
-    f"{ADVISE} --model small": "Use ",
-    "runs SMOKE": "runs are done.",
-    "compare SMOKE": "none of them in two environments",
-    "compare SMOKE --arms": "wikitext",
-    "compare ZERO1 ZERO3": "At the peak zero3 holds ",
-    "diagnose ZERO1": "zero1 on 2 ranks, done",
-    "diagnose ds.json": "DeepSpeed config: 2 findings.",
-    "diff CONFIGS/zero2.yaml CONFIGS/zero3.yaml": "What changes losses or memory: ",
-    "oom train.log --vocabulary 248320": "No cause is sure.",
-    "oom train.log --json": "{",
-    "sweep smoke --dry-run --json": "[",
-    "diagnose SMOKE": "arms-ddp-9d0fa33e-r1.1: ddp on 2 ranks, done: ",
-    "sweep smoke --dry-run": "possible on this machine.",
-    "conform zero2 --release 0.18.1..0.19.8": "answers change from 0.18.1 to 0.19.8.",
-    "claims S002-25 --json": "[",
-    "claims": "published claims",
-    "claims 002 --runs SMOKE": "numbers of published claims",
-}
+NAMED |= {"CONFIGS": ROOT / "accelerate_configs", "LONG": "a" * 5000} | QUESTIONS["names"]
 
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """A function that asks a question in a folder with some files, and returns the exit code."""
-    for name, text in FILES.items():
+    for name, text in QUESTIONS["files"].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     put(tmp_path, changed(finished("malformed"), memory__components=[3]))
@@ -110,14 +65,14 @@ def asked(monkeypatch, tmp_path):
     return ask
 
 
-@pytest.mark.parametrize("words", FIRST_LINES)
-def test_an_ordinary_question_is_answered_in_the_first_line(words, asked, monkeypatch, capsys):
-    if words.startswith(ADVISE):
+@pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
+def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked, monkeypatch, capsys):
+    if words.startswith("ADVISE"):
         monkeypatch.setattr(arms, "NAMES", ("ddp", "zero3_ulysses", "zero1_tp"))
     assert asked(words) in (None, 0)
     lines = capsys.readouterr().out.splitlines()
-    assert FIRST_LINES[words] in lines[0]
-    if words.startswith(("arms", "advise")):
+    assert first in lines[0]
+    if words.startswith(("arms", "advise", "ADVISE")):
         assert max(len(line.rstrip()) for line in lines) <= 100, "as wide as a screen"
 
 
@@ -175,91 +130,16 @@ def test_a_virtual_rank_holds_and_sends_what_is_estimated_by_default(monkeypatch
         assert sent[kind].bytes == pytest.approx(moved_bytes, rel=0.001), kind
 
 
-OUTSIDE = ("repeat 0", "repeat -2", "repeat 99999999999999999999", "timeout-s -1")
-WRONG = {
-    "virtual --model gpt2 --arm ddp --ranks 2 --sequence 4096": "more than the model's 1024 positions",
-    "virtual --model gpt2 --arm zero3_hpz --ranks 5": "groups of 2 ranks (got 5)",
-    "virtual --model llama-micro --arm zero1_tp --ranks 4": "AutoTP cannot divide layers without values",
-    "diagnose /no/such/run": "'/no/such/run' cannot be read",
-    "oom /no/such/train.log": "there is no file /no/such/train.log",
-    "estimate --model gpt2 --arm zero3 --buckets 0": "at least 1 element (got 0)",
-    ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
-    ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",
-    ADVISE + "--model empty": "empty/config.json' cannot be read (No such file",
-    ADVISE + "--model t6": "Unrecognized model identifier: t6",
-    ADVISE + "--model float": "cannot read the config",
-    "estimate --model no-words": "no-words cannot be followed without values (",
-    ADVISE: "give --model, or --params with --layers and --hidden",
-    ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
-    ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
-    ADVISE + "--model gpt2 --batch 80000000000": "--batch must be from 1 to 1000000 rows (got 80000000000)",
-    ADVISE + "--model small --checkpointing": "has no activation checkpointing for mpnet. What to do: leave",
-    "estimate --model gpt2 --gpu L4 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
-    "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
-    "runs nosuch": "there is no run below nosuch",
-    "compare malformed malformed": "memory.components must be a table (got [3])",
-    "claims S000-1": "no claim is named S000-1",
-    "virtual --model gpt2 --ranks 1": "--virtual-ranks must be at least 2 (got 1)",
-    "conform zero4": "'zero4' is neither an adapter nor a file",
-    "conform ddp --only xyz": "no property has 'xyz' in its name",
-    "conform zero2 --release 0.19.8..0.16.4": "no answers from deepspeed 0.19.8 to 0.16.4 are kept",
-    "conform zero2 --release 0.16.4": "no answers from deepspeed 0.16.4 to  are kept",
-    "conform zero4 --release 0.16.4..0.19.8": "no answers of 'zero4' are kept",
-    "sweep smoke --only colour=red": "--only must be a name and a pattern",
-    **{f"sweep smoke --dry-run --{words}": f"--{words.split()[0]} must be above 0 and at most" for words in OUTSIDE},
-    "sweep smoke --only arm=zzz": "the values of arm here are single",
-    "sweep smoke --pack nowhere": "--pack nowhere holds no pack.json",
-    "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
-    "advise --gpu L4 --model lama3-8b": "did you mean 'llama3-8b' or 'llama-3.1-8b' or 'llama3-70b'?",
-    "estimate --params 7Q": "--params must be a number, such as 8, 8k or 7B (got '7Q')",
-    "estimate --model gpt2 --sequence 8kk": "--sequence must be a whole number, such as 8, 8k or 7B (got '8kk')",
-    "advise --gpus eight": "--gpus must be a whole number",
-    "oom --ranks 1.5 x": "--ranks must be a whole number",
-    "sweep smoke --dry-run --minutes nan": "--minutes must be a number",
-    "sweep smoke --dry-run --timeout-s 1e999": "--timeout-s must be a number",
-    "estimate --model gpt2 --stage 3": "study estimate takes no --stage. What to do: did you mean '--arm'?",
-    "estimate --model gpt2 --batch_size=3": "did you mean '--micro-batch'?",
-    "runs --stage 3": "study runs takes no --stage. What to do: study runs --help explains the options",
-    "sweep smoke --onyl arm=ddp": "did you mean '--only'?",
-    "sweep smoke --scale papr": "--scale must be one of one_gpu, paper, tiny",
-    "sweep": "study sweep needs name",
-    "diff a": "study diff needs b",
-    "diff a b c": "study diff takes no c",
-    "estimate --model gpt2 --micro-batch": "--micro-batch must have a value",
-    "estimate --model gpt2 --precision fp33": "--precision must be one of bf16, bf16_cast, bf16_pure, fp16, fp32",
-    "advise --model gpt2": "--gpu is missing",
-    "advise --gpu H100": "no model is given",
-    "sweep smoke --json": "a sweep has no answer as JSON",
-    f"diagnose /{'a' * 5000}": "is too long for a name",
-    f"sweep {'a' * 5000}": "is too long for a name",
-    f"claims {'a' * 5000}": ", and none contains it",
-    "oom x --arm zreo3": "did you mean 'zero3'?",
-    "estimate --model gpt2 --ranks 99999999999999999999": "--gpus must be from 1 to 65536",
-    "estimate --model gpt2 --ranks 0": "--gpus must be from 1 to 65536 (got 0). What to do: give such a number.",
-    "estimate --model deep": "says num_hidden_layers = 1000000000, and at most 10000 are traced",
-    "estimate --model labels": "says num_labels = 1000000000, and at most 1000000 are traced",
-    "estimate --model experts": "says num_local_experts = 99999999999999999999, and at most 10000 are traced",
-    "estimate --model words": "says vocab_size = 1e+300, and at most 10000000 are traced",
-    "estimate --model depths": "says depths = 1000000000, and at most 10000 are traced",
-    "estimate --model gpt2 --lora-rank 99999999999999999999": "--lora-rank must be from 1 to 1000000",
-    "estimate --model gpt2 --device cpu --gpu L4": "--device cpu has no --gpu (got L4)",
-    "estimate --model gpt2 --gpu-memory 12GB": "options of a machine need its kind of GPU",
-    "estimate --model gpt2 --gpu L4 --gpu-tflops 9": "give --gpu-memory as well",
-    "advise --model gpt2 --gpus 1 --gpu L4 --gpu-memory 9GB --gpu-tflops 0": "must be from 1 to 100000 (got 0.0)",
-    "oom --vocabulary -1": "--vocabulary must be at least 1 (got -1)",
-}
-
-
 TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
 
 
-@pytest.mark.parametrize("words", WRONG)
-def test_what_is_wrong_is_one_sentence(words, asked, monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "said"), QUESTIONS["wrong"].items())
+def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8e9))
     assert asked(words) == 2
     message = capsys.readouterr().err.removeprefix(TRACING)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
-    assert WRONG[words] in message
+    assert said in message
 
 
 def test_numbers_are_read_as_people_write_them(monkeypatch, capsys):
@@ -274,7 +154,7 @@ WITHOUT_AN_ANSWER = {"report", "export"}  # they write files
 
 
 def test_every_command_that_answers_does_so_in_json():
-    """`study` and CHANGELOG say so. A sweep that is run has no answer: see WRONG."""
+    """`study` and CHANGELOG say so. A sweep that is run has no answer: see questions.toml."""
     returned = {
         name: getattr(importlib.import_module(module), name).__annotations__["return"]
         for name, (module, _) in COMMANDS.items()
@@ -329,7 +209,7 @@ def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys
 
 def test_study_alone_explains_itself_and_is_fast():
     code = "import sys; from study.cli import main; sys.argv = ['study']; main(); print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", code)
     help_text, modules = done.stdout.rsplit("\n", 2)[:2]
     assert all(f"\n  {name} " in help_text for name in COMMANDS)
     heavy = ("tyro", "numpy", "pandas", "torch", "study.ledger")
@@ -354,7 +234,7 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, monkeypatch)
 # The question: which arm for my model on my GPUs, with which memory, in how many seconds?
 
 README = "--model mistral-7b --gpus 8 --gpu H100"
-QUESTIONS = (
+DOORS = (
     README,
     "--model gpt2-xl --gpus 1 --gpu RTX4090",
     "--model bert-large --gpus 2 --gpu T4 --sequence 128 --batch 24",
@@ -372,7 +252,7 @@ SLOW_QUESTIONS = (
 SLOW = [pytest.param(question, marks=pytest.mark.slow) for question in SLOW_QUESTIONS]
 
 
-@pytest.mark.parametrize("question", [*QUESTIONS, *SLOW])
+@pytest.mark.parametrize("question", [*DOORS, *SLOW])
 def test_advise_and_estimate_give_one_answer(question, monkeypatch, capsys):
     """The arm, the tensors' bytes, what nvidia-smi shows, the seconds and their interval, and whether it fits."""
     assert in_this_process(monkeypatch, f"advise {question} --json") is None

@@ -1,6 +1,7 @@
 """Gives every parser of files damaged values: a valid value comes out, or a Stop."""
 
 import json
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,16 +22,7 @@ from study.watch import sources as configs
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 
-WRONG = [
-    None,
-    -1,
-    2**64,
-    1e300,
-    True,
-    "../../etc/passwd",
-    [[]],
-    {"a": {}},
-]  # for each value of a valid file
+WRONG = (None, -1, 2**64, 1e300, True, "../../etc/passwd", [[]], {"a": {}})  # for each value of a valid file
 
 
 def damaged(whole: dict) -> Iterator[dict]:
@@ -86,17 +78,9 @@ class Parser(NamedTuple):
 
 
 CONFIGS = ROOT / "accelerate_configs"
-ZERO3 = {"zero_stage": 3, "offload_optimizer_device": "cpu", "gradient_clipping": 1.0}
-ACCELERATE = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "no", "deepspeed_config": ZERO3}
-CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "gloo:all_reduce", "retired": False}
-FRAME = {"filename": "a.py", "line": 1, "name": "f"}
-CALL |= {"state": "scheduled", "time_created_ns": 1, "input_sizes": [[3]], "frames": [FRAME]}
+VALID = tomllib.loads(Path(__file__).with_name("valid.toml").read_text())
+DEEPSPEED, DUMP, LOG = VALID["deepspeed"], VALID["dump"], VALID["log"]
 FAILED = failed("b", arm="zero3")
-LOG = {"rank": 0, "ranks": 2, "written_unix_s": 1.0, "still_s": 1.0, "recorded": True, "groups": {"0": [0, 1]}}
-LOG |= {"recent": [{"group": "0", "index": 1, "kind": "all_reduce", "elements": 3, "ended": False}]}
-DEEPSPEED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 5}}
-DEEPSPEED |= {"train_micro_batch_size_per_gpu": "8", "gradient_clipping": 1.0}
-DUMP = {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}
 PARSERS = {
     "dumps/rank_1.json": Parser(lambda path: hangs.dumps(path.parent), DUMP),
     "oom.log": Parser(
@@ -105,8 +89,8 @@ PARSERS = {
     "done/record.json": Parser(read_and_redact, finished("a")),
     "failed/record.json": Parser(read_and_redact, {"error": FAILED["error"]}, lambda part: json.dumps(FAILED | part)),
     "hang/collectives-rank0.json": Parser(read_hang, LOG),
-    "arm.yaml": Parser(read_arm_and_config, ACCELERATE),
-    "accelerate.yaml": Parser(read_config, ACCELERATE),
+    "arm.yaml": Parser(read_arm_and_config, VALID["accelerate"]),
+    "accelerate.yaml": Parser(read_config, VALID["accelerate"]),
     "ds.json": Parser(read_config, DEEPSPEED),
     "trainer.json": Parser(
         read_config, {"per_device_train_batch_size": "8", "output_dir": "x", "deepspeed": DEEPSPEED}
@@ -161,7 +145,7 @@ def test_a_name_without_a_rank_is_no_dump(tmp_path, name):
 
 @pytest.mark.parametrize("sizes", [[[10**9] * 50_000], [["a" * 1000, 10**9]], [[[1, 2], 10**9]], [["9" * 4000] * 60]])
 def test_a_size_in_a_dump_is_one_that_64_bits_hold(tmp_path, sizes):
-    (tmp_path / "rank_0.json").write_text(json.dumps({"entries": [CALL | {"input_sizes": sizes}]}))
+    (tmp_path / "rank_0.json").write_text(json.dumps({"entries": [DUMP["entries"][0] | {"input_sizes": sizes}]}))
     with pytest.raises(Stop, match="is no Flight Recorder dump"):
         hangs.dumps(tmp_path)
 
