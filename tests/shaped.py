@@ -1,31 +1,23 @@
-"""Records shaped as real ones, with every number in its place.
+"""Records of tests: kept runs of this study under other names, and a few fields otherwise.
 
-They are made up: what they say of arms is what the tests want them to say.
+What they then say of arms is what the tests want them to say.
 """
 
-import datetime
 import json
-import math
-import random
 import zlib
 from pathlib import Path
 
 import pandas as pd
 
-from study.core import arms
-from study.core.shapes import SHAPES, VOCABULARY
-from study.predict.architecture import named
+from study.core.arms import ROOT
 from study.records.runs import Run, Runs, load
 from study.records.schema import Record
 
-BYTES = {"fp32": 4, "bf16": 4, "bf16_cast": 2}
-ENGINE = "DeepSpeedEngine"
-DTYPE = {4: "float32", 2: "bfloat16"}
-START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+KEPT = [json.loads(path.read_text()) for path in (ROOT / "reports/cpu-2core/runs/smoke").glob("*/record.json")]
+OF_ARM = {fields["requested"]["arm"]: fields for fields in KEPT if fields["requested"]["task"] == "wikitext"}
+COMMIT = OF_ARM["zero2"]["commit"]
 GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
-STEPS, SEQUENCE = 12, 64
-FACTORS = (1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.005)  # of the seconds of a step
-COMMIT = "0123456789abcdef"
+BYTES_ON_GPU = {"peak_allocated_bytes": 10**8, "peak_reserved_bytes": 2 * 10**8, "device_used_bytes": 10**9}
 
 
 def finished(
@@ -33,123 +25,31 @@ def finished(
     arm: str = "zero2",
     ranks: int = 2,
     seed: int = 42,
-    model: str = "gpt-tiny",
-    precision: str = "bf16_cast",
-    micro_batch: int = 2,
-    step: float = 0.1,
     loss: float = 2.0,
     gpu: bool = False,
     virtual: bool = False,
     **changes,
 ) -> dict:
-    """A record that is done, as JSON. `step` and `loss` set its seconds and its end; see `changed` for `changes`."""
-    promised, count, weight_bytes = arms.read(arms.all_paths()[arm]), named(model).parameters, BYTES[precision]
-    number = zlib.crc32(run_id.encode())  # no two runs start at once, or take the same times
-    start = START + datetime.timedelta(milliseconds=number)
-    held = -(-count // ranks) if promised.stage == 3 else count
-    rows, writers, dtype = micro_batch * ranks, 1 if virtual else ranks, DTYPE[weight_bytes]
-    requested = {"arm": arm, "model": model, "precision": precision, "seed": seed, "sequence": SEQUENCE}
-    requested |= {"micro_batch": micro_batch, "accumulation": 1, "virtual_ranks": ranks if virtual else None}
-    requested |= {"task": "wikitext", "data": "embedded", "init": "random", "steps": STEPS, "warmup_steps": 5}
-    requested |= {"attention": "sdpa", "tf32": True, "lr": 1e-3}
-    requested |= {"run_dir": f"runs/{run_id}", "config_file": f"accelerate_configs/{arm}.yaml"}
-    batch = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": 1}
-    observed = {name: getattr(promised, name) for name in ("distributed_type", "stage", *arms.OFFLOADS)}
-    observed |= {
-        "arm": arm,
-        "device": "cuda" if gpu else "cpu",
-        "ranks": ranks,
-        "ranks_counted": None if virtual else ranks,
-        "virtual_ranks": ranks if virtual else None,
-        "backend": "nccl" if gpu else "gloo",
-        "wrapper": ENGINE if promised.stage else "DistributedDataParallel",
-        "optimizer": "AdamW",
-        "accumulation": 1,
-        "deepspeed": promised.deepspeed and promised.deepspeed | batch,
-        "autocast": "bf16" if precision == "bf16" else None,
-        "parameters": count,
-        "held_parameters": held,
-        "held_parameters_per_rank": [held] * writers,
-        "steps": STEPS,
-        "rows_per_step": rows,
-        "tokens_per_step": rows * SEQUENCE,
-        "data_checksum": "aa",
-        "dtypes": {"weights": dtype, "gradients": dtype, "master": "float32", "moments": "float32"},
-    }
-    classes = 2 if changes.get("requested__task") == "imdb" else SHAPES[model]["vocab_size"] or VOCABULARY
-    first = math.log(classes) + seed / 10_000  # as of a guess, and of no two seeds alike
-    falling = [loss * (1 + 0.5 / (number + 1)) for number in range(1, STEPS - 1)]
-    losses = {"train": [first, *falling, loss], "eval": [{"step": STEPS, "eval_loss": loss}]}
-    step_s = [step * factor for factor in random.Random(number).sample(FACTORS, len(FACTORS))]
-    flops = named(model).flops_per_row(SEQUENCE) * micro_batch
-    record = Record(
-        run_id=run_id,
-        status="done",
-        started_utc=start.isoformat(),
-        finished_utc=(start + datetime.timedelta(seconds=3 + 3 * STEPS * step)).isoformat(),
-        commit=COMMIT,
-        dirty=False,
-        requested=requested,
-        observed=observed,
-        hardware={"devices": [GPU] * ranks * gpu, "cpu": "Some CPU", "cores": 2, "host_memory_bytes": 25 * 10**9},
-        software={"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8"},
-        loss={} if virtual else losses,
-        time={"setup_s": 1.0, "step_s": step_s, "window_s": math.fsum(step_s), "flops_per_rank_and_step": flops},
-        memory=_memory(promised.stage, count, weight_bytes, ranks, writers, gpu),
-        traffic=_traffic(promised.stage or 0, count, weight_bytes, writers),
-    )
-    return changed(record.model_dump(mode="json", by_alias=True), **changes)
-
-
-def _memory(stage: int | None, count: int, weight_bytes: int, ranks: int, writers: int, gpu: bool) -> dict:
-    part = count // ranks if stage else count
-    weights = weight_bytes * (part if stage == 3 else count)
-    held = {"weights": weights, "master": 4 * part, "moments": 8 * part, "gradients": weights, "activations": 10**6}
-    total = sum(held.values())
-    peaks = {"host_peak_bytes": 6 * 10**8}
+    """A run of an arm that is done, as JSON. Its losses fall to `loss`; see `changed` for `changes`."""
+    fields = changed(OF_ARM[arm], run_id=run_id, requested__seed=seed, requested__run_dir=f"runs/{run_id}")
+    number = zlib.crc32(run_id.encode()) % 10**6  # runs that start at once are copies of each other
+    fields["started_utc"] = f"2026-01-02T03:04:05.{number:06}+00:00"
+    observed, rows = fields["observed"], ranks * fields["requested"]["micro_batch"]
+    observed |= {"ranks": ranks, "ranks_counted": ranks, "rows_per_step": rows, "tokens_per_step": 64 * rows}
+    if virtual:
+        fields["requested"]["virtual_ranks"] = observed["virtual_ranks"] = ranks
+        observed["ranks_counted"], fields["loss"] = None, {}
+    else:
+        fields["loss"] = {"train": [7 + seed / 1000, 1.5 * loss, 1.2 * loss, 1.1 * loss, loss]}
+        fields["loss"]["eval"] = [{"step": 5, "eval_loss": loss}]
+    memory = fields["memory"]
     if gpu:
-        peaks |= {"peak_allocated_bytes": total + 10**6, "peak_reserved_bytes": total + 2 * 10**6}
-        peaks |= {"device_used_bytes": total + 10**9}
-    of_rank = {"at_peak": held, "after_step": {"weights": weights}, "tracked_peak_bytes": total}
-    return {"per_rank": [peaks] * writers, "components": {"per_rank": [of_rank] * writers}}
-
-
-def _traffic(stage: int, count: int, weight_bytes: int, writers: int) -> dict:
-    """As DeepSpeed 0.19.8 and DDP really move it."""
-    size = count * weight_bytes
-    kinds = {0: ["all_reduce"], 3: ["reduce_scatter", "all_gather"]}.get(stage, ["all_reduce", "all_gather"])
-    counts = {"calls": 4, "bytes": size, "bytes_by_dtype": {DTYPE[weight_bytes]: size}}
-    return {"per_rank": [dict.fromkeys(kinds, counts)] * writers}
-
-
-def script(run_id: str = "script", repair: str = "none", seed: int = 42, **changes) -> dict:
-    """A record of the published script: three trainings in one run."""
-    fields, goes_on = finished(run_id, "single", 1, seed, "bert-tiny", "fp32"), repair == "none"
-    starts = ["the initial weights"] * 3
-    if goes_on:
-        starts[1:] = ["the end of training 1", "the end of training 2"]
-    plan = [("standard", 8, 0.6), ("zero", 8, 0.3 if goes_on else 0.6), ("zero", 16, 0.5)]
-    trainings = []
-    for (name, batch, loss), start in zip(plan, starts, strict=True):
-        is_engaged = repair == "engaged" and name == "zero"
-        trainings.append(
-            {
-                "name": name,
-                "batch": batch,
-                "weights_from": start,
-                "trained_by": ENGINE if is_engaged else "BertForSequenceClassification",
-                "steps": 50,
-                "training_s": 1.0 + 0.01 * len(trainings),
-                "peak_bytes": 10**9,
-                "losses": [loss + 0.1, loss + seed / 1000],
-                "evals": [{"step": 50, "eval_loss": loss + seed / 1000}],
-                "deepspeed_initialize_calls": int(is_engaged),
-            }
-        )
-    fields["requested"] |= {"task": "imdb", "repair": repair}
-    fields["memory"].pop("components")
-    observed = {"arm": "single", "ranks": 1, "runs": trainings, "logging_steps": 10, "data_checksum": "aa"}
-    return changed(fields | {"observed": observed, "time": {"setup_s": 0.5}, "traffic": {}}, **changes)
+        observed |= {"device": "cuda", "backend": "nccl"}
+        fields["hardware"]["devices"] = [GPU] * ranks
+        memory["per_rank"][0] |= BYTES_ON_GPU
+    for section in (memory, memory["components"], fields["traffic"]):
+        section["per_rank"] = section["per_rank"][:1] * (1 if virtual else ranks)
+    return changed(fields, **changes)
 
 
 def changed(fields: dict, **changes) -> dict:
@@ -181,7 +81,7 @@ def put(folder: Path, *records: dict) -> Path:
 
 
 def record(fields: dict | None = None, **settings) -> Record:
-    """The same as a record, of `finished`, or of what `script` or `failed` gave."""
+    """The same as a record, of `finished`, or of these fields."""
     return Record.model_validate(finished(**settings) if fields is None else changed(fields, **settings))
 
 

@@ -44,7 +44,7 @@ def test_a_run_on_real_text_is_predicted_for_its_own_vocabulary_and_rows():
 
 
 def test_another_model_under_the_name_of_a_shape_is_not_predicted():
-    named = changed(finished(model="gpt2"), requested__model="my/gpt2/")
+    named = changed(finished(), requested__model="my/gpt-tiny/")
     assert estimate_of(named)
     assert estimate_of(changed(named, observed__parameters=10**6)) is None
     assert estimate_of(changed(named, requested__model="my/own/")) is None
@@ -56,7 +56,7 @@ NAMES = {"allocated", "reserved", "driver", "step"}
 
 
 def on_gpu(**settings) -> pd.DataFrame:
-    return measured_on_gpu(Runs((run(**{"gpu": True, "model": "gpt2", "ranks": 1, "arm": "single"} | settings),)))
+    return measured_on_gpu(Runs((run(**{"gpu": True, "ranks": 1, "arm": "single"} | settings),)))
 
 
 def test_a_run_on_a_gpu_has_three_kinds_of_memory_and_a_step():

@@ -106,7 +106,7 @@ def test_losses_are_held_against_the_same_seed_and_rows(of):
     ]
     loaded = of(*runs, finished("alone", "single", 1), finished("odd", "zero3", 2, seed=7))
     table = {row["line"]: row for row in rows(losses.parity(losses.table(loaded)))}
-    assert table["zero2"]["largest_difference"] == pytest.approx(0.00125)
+    assert table["zero2"]["largest_difference"] == pytest.approx(0.0015)
     assert table["ddp"]["largest_difference"] is None
     assert table["single"]["against"] is None, "it takes half as many rows in a step"
     assert table["zero3"]["against"] is None, "nobody has its seed"

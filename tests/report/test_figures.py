@@ -4,7 +4,7 @@ import matplotlib
 import numpy as np
 import pytest
 from conftest import ROOT
-from shaped import finished, put, script
+from shaped import finished, put
 
 from study.core.text import size
 from study.records import runs
@@ -12,15 +12,17 @@ from study.report import style
 from study.report.tables import parts
 from study.report.topics import documents, losses, memory, traffic
 
+KEPT = ROOT / "reports" / "cpu-2core" / "runs"
+
 
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory):
-    """Four arms with three seeds each, and the script."""
-    records = [script(f"script-{repair}-{seed}", repair, seed) for repair in ("none", "engaged") for seed in (1, 2)]
+    """Four arms with three seeds each, and what is kept of the script."""
+    records = []
     for number, arm in enumerate(("ddp", "zero1", "zero2", "zero3")):
         for seed in (1, 2, 3):
             records.append(finished(f"{arm}-{seed}", arm, 2, seed, gpu=True, loss=2 + seed / 100 + number / 1000))
-    return runs.load(put(tmp_path_factory.mktemp("runs"), *records))
+    return runs.load([put(tmp_path_factory.mktemp("runs"), *records), KEPT / "as_printed"])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_losses(drawn):
 
 
 def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
-    mine = [finished(arm, arm, 1, 1, "gpt-tiny", "fp32", 4) for arm in ("single", "zero3_cpu")]
+    mine = [finished(arm, arm, 1) for arm in ("single", "zero3_cpu")]
     loaded = runs.load(put(tmp_path, *mine))
     above, below = memory.figure(memory.table(loaded)).axes
     assert (names(above), names(below)) == (["single"], ["zero3_cpu"])
@@ -67,15 +69,15 @@ def test_script(all_runs):
     """Each of its trainings is drawn as an arm is, in a figure for each repair."""
     rows = documents.script(all_runs)
     kinds = parts(rows, "group")
-    assert [*kinds] == ["as printed", "with DeepSpeed engaged"]
-    assert [len(losses.figure(mine).axes[0].lines) for mine in kinds.values()] == [3, 3]
+    assert [*kinds] == ["as printed", "with a fresh model", "with DeepSpeed engaged"]
+    assert [len(losses.figure(mine).axes[0].lines) for mine in kinds.values()] == [3, 3, 3]
     calls = documents.trainings(rows).set_index(["group", "line"])["deepspeed_initialize_calls"]
-    assert [calls[kind, "training 2"] for kind in kinds] == [0, 1]
+    assert [calls[kind, "training 2"] for kind in kinds] == [0, 0, 1]
 
 
 def test_ddp_sends_one_all_reduce_of_its_gradients_in_each_precision():
     """What a bar is divided by has the bytes of the gradients that were counted."""
-    folders = [ROOT / "reports" / "cpu-2core" / "runs" / name for name in ("nodes", "offload", "optimizers", "smoke")]
+    folders = [KEPT / name for name in ("nodes", "offload", "optimizers", "smoke")]
     kept = runs.load(folders).select(arm="ddp", model="gpt-tiny")
     assert {run.record.requested.precision for run in kept.done} == {"fp32", "bf16", "bf16_cast", "bf16_pure"}
     rows = traffic.table(kept)
