@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tyro
 
 from study.core.errors import Stop
 from study.core.settings import Flags, as_dict, build, flag, learning_rate, resolve
@@ -56,37 +57,31 @@ def test_values_that_do_not_fit_each_other_are_refused(values, words):
         build(values, "a.toml")
 
 
-TINY = {"data": "embedded", "init": "random", "sequence": 128, "lr": 1e-3, "attention": "sdpa"}
-IMDB = {"task": "imdb", "train_rows": 800, "eval_rows": 200}
-WIKITEXT = {"task": "wikitext", "train_rows": None, "eval_rows": 100}
-RESOLVED = [  # flags, with a GPU: some of the settings
-    ({}, False, IMDB | TINY | {"model": "bert-tiny"}),
-    (
-        {},
-        True,
-        {"model": "bert-large-uncased", "data": "hub", "init": "pretrained", "sequence": 128, "lr": 5e-5},
-    ),
-    ({"task": "wikitext"}, False, WIKITEXT | TINY | {"model": "gpt-tiny"}),
-    ({"task": "wikitext"}, True, {"model": "gpt2", "data": "hub", "init": "random", "sequence": 1024, "lr": 5e-5}),
-    ({"model": "vit-micro", "init": "none"}, False, {"task": "synthetic", "data": "synthetic", "sequence": 128}),
+TINY = "data=embedded init=random sequence=128 lr=0.001 attention=sdpa"
+RESOLVED = [  # what is typed, with a GPU: some of the settings
+    ("", False, f"task=imdb train_rows=800 eval_rows=200 model=bert-tiny {TINY}"),
+    ("", True, "model=bert-large-uncased data=hub init=pretrained sequence=128 lr=5e-05"),
+    ("--task wikitext", False, f"task=wikitext train_rows=None eval_rows=100 model=gpt-tiny {TINY}"),
+    ("--task wikitext", True, "model=gpt2 data=hub init=random sequence=1024 lr=5e-05"),
+    ("--model vit-micro --init none", False, "task=synthetic data=synthetic sequence=128"),
     # On a GPU too, the embedded corpus and a tiny model need no hub.
-    ({"data": "embedded"}, True, {"model": "bert-large", "init": "random"}),
-    ({"model": "bert-tiny"}, True, {"data": "embedded"}),
+    ("--data embedded", True, "model=bert-large init=random"),
+    ("--model bert-tiny", True, "data=embedded"),
     # Rows of real text are longer.
-    ({"task": "wikitext", "data": "hub"}, False, {"sequence": 1024}),
+    ("--task wikitext --data hub", False, "sequence=1024"),
     # Published weights are the default of a hub name alone, and not of a built-in shape or a local folder.
-    ({"model": "."}, False, {"init": "random"}),
-    ({"model": "google-bert/bert-base-uncased"}, False, {"init": "pretrained", "attention": "sdpa"}),
+    ("--model .", False, "init=random"),
+    ("--model google-bert/bert-base-uncased", False, "init=pretrained attention=sdpa"),
     # Attention is written out for the types that need it, by the type of the model and not by its name.
-    ({"model": "google/gemma-2-9b"}, False, {"attention": "eager"}),
-    ({"model": "somebody/gpt-joke"}, False, {"attention": None}),
+    ("--model google/gemma-2-9b", False, "attention=eager"),
+    ("--model somebody/gpt-joke", False, "attention=None"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "gpu", "expected"), RESOLVED)
-def test_defaults_depend_on_task_model_data_and_gpu(flags, gpu, expected):
-    values = as_dict(resolve(Flags(**flags), gpu))
-    assert {name: values[name] for name in expected} == expected
+@pytest.mark.parametrize(("words", "gpu", "expected"), RESOLVED)
+def test_defaults_depend_on_task_model_data_and_gpu(words, gpu, expected):
+    values = as_dict(resolve(tyro.cli(Flags, args=words.split()), gpu))
+    assert {*expected.split()} <= {f"{name}={value}" for name, value in values.items()}
 
 
 def test_given_values_stay(monkeypatch):
