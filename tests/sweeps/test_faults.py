@@ -125,43 +125,51 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 PRINTED = "record.json cannot be written (No space left on device). What to do: make room, and start it again.\n"
 TERMINATED = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
 FAILED = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-SIGNALLED = "torch.distributed.elastic.SignalException: Process 9 got signal: 2"
-NO_REASON = "rank 3 ended with exit code 1 and no record of why: "
-SIGKILLED = (
-    TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"),
-    "traceback : Signal 9 (SIGKILL) received by PID 7",
-    "died with <Signals.SIGKILL: 9>",
-)
-GLOO = {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [127.0.0.1]"}
 MISMATCH = "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 179972 vs 4. Received data size\n"
-BUG = {"kind": "ValueError", "message": "no such row"}
-GONE = {"message": "another rank ended without an error message", "where": "another rank"}
-HUB = {"message": "the connection to the hub is lost"}
-OPEN = ("running", "killed", "failed")
-# What the trainer left, what the launcher printed, its exit code, and how many processes the kernel killed for memory.
-# fmt: off
-ENDS = [
-    # a rank that the kernel killed: whoever survives, the launcher alone, or a rank that torchrun ended, or another
-    *[(status, BUG, SIGKILLED[0], 1, 1, "oom", "the kernel killed rank 3", "rank 3") for status in OPEN],
-    *[("failed", {}, killed, 1, 1, "oom", "the kernel killed ", None) for killed in SIGKILLED[1:]],
-    ("running", {}, "", 1, 1, "oom", "the kernel killed ", None),
-    ("failed", GLOO, "", 1, 1, "oom", "the kernel killed ", None),
-    # a rank that somebody killed is no lack of memory
-    ("killed", {}, SIGKILLED[1], 1, 0, "failed", "not for lack of memory", None),
-    ("killed", {}, SIGKILLED[1], 1, None, "failed", "does not say", None),
-    ("failed", GONE, TORCHRUN.replace("-11", "3"), 1, 0, "failed", "exit code 3 and no record of why: ", "rank 3"),
+ERRORS = {  # what a rank had written into the record
+    "none": {},
+    "gloo": {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [127.0.0.1]"},
+    "bug": {"kind": "ValueError", "message": "no such row"},
+    "gone": {"message": "another rank ended without an error message", "where": "another rank"},
+    "hub": {"message": "the connection to the hub is lost"},
+}
+OUTPUTS = {
+    "nothing": "",
+    "torchrun 9": TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"),
+    "torchrun 15": TORCHRUN.replace("-11", "-15"),
+    "torchrun 143": TORCHRUN.replace("-11", "143"),
+    "torchrun exit 3": TORCHRUN.replace("-11", "3"),
+    "received 9": "traceback : Signal 9 (SIGKILL) received by PID 7",
+    "died with 9": "died with <Signals.SIGKILL: 9>",
+    "got 2": "torch.distributed.elastic.SignalException: Process 9 got signal: 2",
     # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
-    ("running", {}, IN_IMPORTS + TERMINATED + FAILED, 1, 0, "failed", f"{NO_REASON}ValueError: no such row", "rank 3"),
+    "in imports": IN_IMPORTS + TERMINATED + FAILED,
     # On a full disk there is no room for the record, but some in the last block of the output.
-    ("running", {}, PRINTED + FAILED, 1, 0, "failed", f"{NO_REASON}record.json cannot be written", "rank 3"),
-    ("running", {}, TORCHRUN.replace("-11", "-15"), 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
-    ("running", {}, TORCHRUN.replace("-11", "143"), 1, 0, "killed", "rank 3 ended with SIGTERM", "rank 3"),
+    "full disk": PRINTED + FAILED,
     # gloo ends a rank in C++, and the others lose it
-    ("failed", GLOO, f"{MISMATCH}{TORCHRUN.replace('-11', '-6')}", 1, 0, "failed", "rank 3 was ended", "rank 3"),
-    ("running", {}, SIGNALLED, 1, 0, "killed", "a process of the launch ended with SIGINT", None),
-    ("running", {}, "", -15, 0, "killed", "a process of the launch ended with SIGTERM", None),
-]
-# fmt: on
+    "mismatch": MISMATCH + TORCHRUN.replace("-11", "-6"),
+}
+# The status and the error that the trainer left, what the launcher printed, its exit code, how many processes the
+# kernel killed for memory; and then the status, where it was, and words of the reason.
+ENDS = """
+running | bug  | torchrun 9      | 1   | 1 | oom    | rank 3 | the kernel killed rank 3
+killed  | bug  | torchrun 9      | 1   | 1 | oom    | rank 3 | the kernel killed rank 3
+failed  | bug  | torchrun 9      | 1   | 1 | oom    | rank 3 | the kernel killed rank 3
+failed  | none | received 9      | 1   | 1 | oom    |        | the kernel killed
+failed  | none | died with 9     | 1   | 1 | oom    |        | the kernel killed
+running | none | nothing         | 1   | 1 | oom    |        | the kernel killed
+failed  | gloo | nothing         | 1   | 1 | oom    |        | the kernel killed
+killed  | none | received 9      | 1   | 0 | failed |        | not for lack of memory
+killed  | none | received 9      | 1   | ? | failed |        | does not say
+failed  | gone | torchrun exit 3 | 1   | 0 | failed | rank 3 | exit code 3 and no record of why:
+running | none | in imports      | 1   | 0 | failed | rank 3 | exit code 1 and no record of why: ValueError: no such row
+running | none | full disk       | 1   | 0 | failed | rank 3 | exit code 1 and no record of why: record.json cannot be
+running | none | torchrun 15     | 1   | 0 | killed | rank 3 | rank 3 ended with SIGTERM
+running | none | torchrun 143    | 1   | 0 | killed | rank 3 | rank 3 ended with SIGTERM
+failed  | gloo | mismatch        | 1   | 0 | failed | rank 3 | rank 3 was ended
+running | none | got 2           | 1   | 0 | killed |        | a process of the launch ended with SIGINT
+running | none | nothing         | -15 | 0 | killed |        | a process of the launch ended with SIGTERM
+"""
 
 
 def left(folder: Path, status: str, output: str = "", kind="Stop", message="its own", where="rank 0") -> bytes:
@@ -178,29 +186,30 @@ def left(folder: Path, status: str, output: str = "", kind="Stop", message="its 
     return (folder / "record.json").read_bytes()
 
 
-@pytest.mark.parametrize(("before", "error", "output", "code", "kills", "status", "words", "where"), ENDS)
-def test_how_a_launch_ended(before, error, output, code, kills, status, words, where, tmp_path):
-    left(tmp_path / "run", before, output, **error)
-    record = outcomes.outcome(turns()[0], tmp_path / "run", code, None, kills)
-    assert (record.status, record.error.where) == (status, where)
+@pytest.mark.parametrize("case", ENDS.strip().splitlines())
+def test_how_a_launch_ended(case, tmp_path):
+    before, error, output, code, kills, status, where, words = (cell.strip() for cell in case.split("|"))
+    left(tmp_path / "run", before, OUTPUTS[output], **ERRORS[error])
+    record = outcomes.outcome(turns()[0], tmp_path / "run", int(code), None, None if kills == "?" else int(kills))
+    assert (record.status, record.error.where or "") == (status, where)
     assert words in record.error.message
     assert store.load(tmp_path / "run") == record
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["output.txt", "record.json"]
 
 
-@pytest.mark.parametrize("status", OPEN)
+@pytest.mark.parametrize("status", ["running", "killed", "failed"])
 def test_what_is_ended_says_why(status, tmp_path):
     left(tmp_path / "run", status)
     assert outcomes.outcome(turns()[0], tmp_path / "run", 1, LATE, 0).error.message == LATE.what
 
 
 # The kernel's count is the machine's: a run that tells a reason of its own keeps it.
-STAYS = [(each, {}, LATE, 0) for each in outcomes.ANSWERS]
-STAYS += [("failed", BUG, None, 1), ("failed", HUB, None, 1), ("killed", {}, None, 0)]
+STAYS = [(each, "none", LATE, 0) for each in outcomes.ANSWERS]
+STAYS += [("failed", "bug", None, 1), ("failed", "hub", None, 1), ("killed", "none", None, 0)]
 
 
 @pytest.mark.parametrize(("status", "error", "stop", "kills"), STAYS)
 def test_what_a_run_has_found_out_stays(status, error, stop, kills, tmp_path):
-    written = left(tmp_path / "run", status, **error)
+    written = left(tmp_path / "run", status, **ERRORS[error])
     assert outcomes.outcome(turns()[0], tmp_path / "run", 1, stop, kills).status == status
     assert (tmp_path / "run" / "record.json").read_bytes() == written
