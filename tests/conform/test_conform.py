@@ -192,12 +192,11 @@ def test_a_release_that_loses_gradients_is_seen():
 
 
 def test_a_pass_through_the_module_inside_counts_as_often_as_an_update_has_passes():
-    """deepspeedai/DeepSpeed#8224: the first wrong release is the one that mended #7718."""
-    since, until = "0.18.3", "0.19.6"
-    for adapter in ("zero1", "zero2", "zero3"):
-        changed, _ = releases.changes(adapter, "0.18.2", "0.19.8")
+    """deepspeedai/DeepSpeed#8224, since the release that mended #7718, which stage 2 had before. Right since 0.19.6."""
+    for adapter, since in (("zero1", "0.18.3"), ("zero2", "0.17.6"), ("zero3", "0.18.3")):
+        changed, _ = releases.changes(adapter, "0.17.5", "0.19.8")
         (history,) = [history for history, names in changed.items() if "inner-forward" in names]
-        assert history.endswith(f"fails since {since}, holds since {until}")
+        assert history.endswith(f"fails since {since}, holds since 0.19.6")
 
 
 def test_what_the_suite_sees_is_what_its_properties_can_see():
