@@ -81,7 +81,7 @@ def test_paths_and_what_a_boot_changes_do_not_split_a_row(compared_of):
         "requested__log_every": 1,
         "requested__data": "/there/embedded",
         "hardware__host_memory_bytes": 24 * 2**30 - 54321,
-        "software__datasets": None,
+        "software__flash_attn": None,
     }
     (row,) = compared_of({}, *({field: value} for field, value in same.items())).rows
     assert row["runs"] == 1 + len(same)
