@@ -135,7 +135,8 @@ def test_a_stage_is_dragged(show):
 # --- the calculator ------------------------------------------------------------------------------------------------
 
 MODELS = json.loads(gzip.decompress(calculator.FILE.read_bytes()))["models"]
-READY = "const done = arguments[0]; (function look() { form.hidden ? setTimeout(look, 20) : done(); })()"
+READY = """const done = arguments[0];
+(function look() { typeof form === "undefined" || form.hidden ? setTimeout(look, 20) : done(); })()"""
 
 
 CHOICES = {

@@ -28,7 +28,7 @@ PARTS = {  # that a figure shows, of the roles that records and predictions tell
 PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
 BARS = style.Stack("bytes", style.PARTS, size, "peak memory of a rank")
 PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
-ONE_MEMORY = "no GPU: host and GPU memory are one"
+ONE_MEMORY = "no GPU: one memory"
 
 
 def table(runs: Runs) -> pd.DataFrame:
