@@ -13,7 +13,7 @@ from conftest import ROOT, python
 REPRODUCTIONS = ROOT / "reproductions"
 # One is a training: the published script of document 002, which a protocol launches.
 SCRIPTS = sorted(path for path in REPRODUCTIONS.glob("*.py") if path.stem != "as_printed")
-QUICK = ("zero2_estimator_at_the_update",)  # no process group, nothing compiled
+QUICK = ("zero2_estimator_of_host_memory",)  # no process group, nothing compiled
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
