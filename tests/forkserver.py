@@ -48,10 +48,9 @@ from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
 import study.train
 import study.watch.callback  # noqa: F401
-from study.core import machine
-from study.core.doctor import OPERATORS, compiled, why_not_operator
+from study.core import machine, operators
+from study.core.operators import OPERATORS, compiled, why_not_operator
 from study.core.settings import Flags
-from study.training import loading
 
 RANK_S = 400  # then a rank prints where it is, and ends
 REQUEST_BYTES = 2**20
@@ -164,7 +163,7 @@ if __name__ == "__main__":
     os.chdir(ROOT)
     # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. The ranks look at a
     # folder of compiled operators that a test names.
-    loading.load([name for name in OPERATORS if compiled(name) and not why_not_operator(name, 0)], 0, print)
+    operators.load([name for name in OPERATORS if compiled(name) and not why_not_operator(name, 0)], 0, print)
     tyro.cli(Flags, args=[])  # imports what it needs for it
     get_checkpoint_conversion_mapping("bert")  # the first call compiles a thousand regular expressions
     gc.freeze()  # so that no rank's collections look at all that was imported, and copy it

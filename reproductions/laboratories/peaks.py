@@ -20,6 +20,7 @@ from study.core.errors import Stop, exit_on_stop
 from study.core.gpus import num_gpus
 from study.core.models.build import build
 from study.core.models.config import load
+from study.core.operators import load as load_operators
 from study.core.options import parsed
 from study.core.shapes import VOCABULARY
 from study.core.text import say
@@ -31,7 +32,6 @@ from study.predict.pace import pace
 from study.predict.setup import Setup
 from study.predict.step_time import work
 from study.records.store import now_utc
-from study.training.loading import load as load_operators
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 WARM_UP = 3

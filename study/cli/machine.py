@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from study.core import doctor as examination
+from study.core import operators
 from study.core.arms import Arm, all_paths, load_arm
 from study.core.gpus import num_gpus
 from study.core.text import say, say_wrapped, show
@@ -54,7 +55,7 @@ def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
     if fix is not None:
         for name in fix:
             load_arm(name)  # a misspelt name is refused before anything is compiled
-        sys.exit(examination.compile_missing(fix))
+        sys.exit(operators.compile_missing(fix))
     # This writes and reads 128 MiB in runs/, so it takes a second or two.
     findings = examination.examine(Path("runs"))
     lacking = [finding for finding in findings if not finding.fine]

@@ -123,9 +123,9 @@ def open_run(run: Run, disk: Path | None) -> None:
     settings = run.settings
     arm = run.arm
     if arm.deepspeed is not None:
-        from study.core import doctor  # other arms need none
+        from study.core import operators  # other arms need none
 
-        setup.load_operators(doctor.needed_by(arm, torch.cuda.device_count()), run.folder)
+        setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), run.folder)
     with quiet():
         run.accelerator = setup.open_accelerator(settings, arm, disk)
     # After Accelerate, which turns TF32 on for a compiled model.

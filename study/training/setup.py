@@ -100,7 +100,7 @@ def describe_machines(run: Run) -> list[Machine]:
 
 def load_operators(names: list[str], folder: Path) -> None:
     """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale."""
-    from study.training import loading  # only arms with DeepSpeed need it
+    from study.core import operators  # only arms with DeepSpeed need it
 
     def tell(text: str) -> None:  # that one is compiled, or waited for
         if number_of("LOCAL_RANK", 0) == 0:
@@ -108,7 +108,7 @@ def load_operators(names: list[str], folder: Path) -> None:
                 say(folder, text)
 
     with quiet():  # DeepSpeed prints while it is imported
-        loading.load(names, torch.cuda.device_count(), tell)
+        operators.load(names, torch.cuda.device_count(), tell)
 
 
 # --- the Accelerator -------------------------------------------------------------------------------------------------

@@ -11,20 +11,18 @@ import pytest
 import torch
 from conftest import ROOT, python, ranks_of
 
-from study.core import arms, doctor, machine
-from study.core.doctor import OPERATORS
-from study.training import loading
+from study.core import arms, machine, operators
+from study.core.operators import OPERATORS
 
 PATHS = arms.all_paths()
 # Another process: it takes the guard, PyTorch's lock or both, writes "ready", and sleeps.
 HOLDER = """
 import os, sys, time
-from study.core import doctor
-from study.training import loading
-place = doctor.operator_folder("cpu_adam")
+from study.core import operators
+place = operators.operator_folder("cpu_adam")
 place.mkdir(parents=True, exist_ok=True)
 if "guard" in sys.argv[1]:
-    context = loading._guarded("cpu_adam", print)
+    context = operators._guarded("cpu_adam", print)
     context.__enter__()
 if "lock" in sys.argv[1]:
     held = os.open(place / "lock", os.O_CREAT | os.O_EXCL)  # as PyTorch's FileBaton does
@@ -51,7 +49,7 @@ def hold(what: str, seconds: float = 60) -> subprocess.Popen:
 def leave_compiled(*names: str) -> None:
     """What compiling an operator leaves, as far as it is looked at."""
     for name in names or OPERATORS:
-        place = doctor.operator_folder(name)
+        place = operators.operator_folder(name)
         place.mkdir(parents=True)
         (place / f"{name}.so").write_bytes(b"\x7fELF")
 
@@ -74,10 +72,10 @@ def test_what_a_killed_process_leaves_holds_up_nobody(extensions, what):
     with holder.stdout:
         holder.kill()
         holder.wait()
-    lock = doctor.operator_folder("cpu_adam") / "lock"
+    lock = operators.operator_folder("cpu_adam") / "lock"
     assert lock.exists() == ("lock" in what), "the premise: it is left behind"
     messages, started = [], time.monotonic()
-    with loading._guarded("cpu_adam", messages.append):
+    with operators._guarded("cpu_adam", messages.append):
         assert time.monotonic() - started < 2
         assert not lock.exists()
     assert messages == []
@@ -86,7 +84,7 @@ def test_what_a_killed_process_leaves_holds_up_nobody(extensions, what):
 def test_a_living_process_is_waited_for_with_a_message(extensions):
     holder = hold("guard and lock", seconds=0.5)
     messages = []
-    with holder.stdout, loading._guarded("cpu_adam", messages.append):
+    with holder.stdout, operators._guarded("cpu_adam", messages.append):
         assert holder.wait(timeout=5) == 0, "it found its lock where it had put it"
     assert messages == ["waiting for another process that compiles DeepSpeed's cpu_adam operator: some minutes, once"]
 
@@ -96,8 +94,8 @@ def test_a_living_process_is_waited_for_with_a_message(extensions):
 
 def test_what_is_compiled_is_not_compiled_again(tmp_path):
     """The real operator, in a copy, with a lock that somebody has left: it is loaded, and stays as it is."""
-    source = doctor.operator_folder("deepspeed_shm_comm")
-    if not doctor.compiled("deepspeed_shm_comm"):
+    source = operators.operator_folder("deepspeed_shm_comm")
+    if not operators.compiled("deepspeed_shm_comm"):
         pytest.fail("run `make setup` first: it compiles the operators")
     copy = tmp_path / "extensions" / source.name
     shutil.copytree(source, copy)
@@ -105,7 +103,7 @@ def test_what_is_compiled_is_not_compiled_again(tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in copy.glob("*.*o")}
     compiler(tmp_path, 'echo "it compiles"\nexit 1')
     env = {"TORCH_EXTENSIONS_DIR": str(copy.parent), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = python("-m", "study.training.loading", source.name, env=os.environ | env)
+    done = python("-m", "study.core.operators", source.name, env=os.environ | env)
     assert "compil" not in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
     assert before == {path.name: path.stat().st_mtime_ns for path in copy.glob("*.*o")}
@@ -114,7 +112,7 @@ def test_what_is_compiled_is_not_compiled_again(tmp_path):
 
 def test_a_compiler_that_fails_is_told_in_its_own_words(extensions, tmp_path):
     cxx = compiler(tmp_path, 'echo "shm.cpp:1: error: out of patience"\nexit 1')
-    done = python("-m", "study.training.loading", "deepspeed_shm_comm", env=os.environ | {"CXX": cxx})
+    done = python("-m", "study.core.operators", "deepspeed_shm_comm", env=os.environ | {"CXX": cxx})
     assert done.returncode == 1, done.stdout
     assert "shm.cpp:1: error: out of patience" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -141,7 +139,7 @@ def test_it_compiles_for_the_device_that_is_here_and_not_for_what_an_image_names
     builder.jit_mode = True
     with pytest.raises(ValueError, match="0a"):
         builder.load(verbose=False)
-    loading._compile("pin_memory", builder)
+    operators._compile("pin_memory", builder)
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0+PTX"
 
 
@@ -154,7 +152,7 @@ def test_deepspeed_finds_our_libaio(extensions, monkeypatch):
     for variable in ("CPATH", "LIBRARY_PATH"):
         monkeypatch.setenv(variable, "/somewhere")
     for _ in range(2):
-        doctor.provide_libaio()
+        operators.provide_libaio()
     assert AsyncIOBuilder().is_compatible(verbose=False)
     assert os.environ["CPATH"] == os.environ["LIBRARY_PATH"] == f"{extensions / 'libaio'}{os.pathsep}/somewhere"
 
@@ -164,16 +162,16 @@ def test_deepspeed_finds_our_libaio(extensions, monkeypatch):
 
 def test_set_up_compiles_what_is_missing_and_can_be_compiled(extensions, monkeypatch, capfd):
     """For some arms only what these need: in Colab minutes count. It needs no torch: every `make` calls it."""
-    monkeypatch.setattr(doctor, "compile_all", sorted)
-    monkeypatch.setattr(doctor, "num_gpus", lambda: 0)
-    assert doctor.compile_missing(("single", "fsdp2_cpu")) == []
-    assert doctor.compile_missing(("zero2_cpu", "zero3_cpu")) == ["cpu_adam", "deepspeed_shm_comm"]
+    monkeypatch.setattr(operators, "compile_all", sorted)
+    monkeypatch.setattr(operators, "num_gpus", lambda: 0)
+    assert operators.compile_missing(("single", "fsdp2_cpu")) == []
+    assert operators.compile_missing(("zero2_cpu", "zero3_cpu")) == ["cpu_adam", "deepspeed_shm_comm"]
     leave_compiled("cpu_adam", "deepspeed_shm_comm", "pin_memory")
-    assert doctor.compile_missing() == ["async_io"]
-    monkeypatch.setattr(doctor, "compiler", lambda: None)
-    assert doctor.compile_missing() == []
+    assert operators.compile_missing() == ["async_io"]
+    monkeypatch.setattr(operators, "compiler", lambda: None)
+    assert operators.compile_missing() == []
     assert "apt-get install g++" in capfd.readouterr().out
-    code = "import sys; from study.core import doctor; doctor.missing(0); print('torch' in sys.modules)"
+    code = "import sys; from study.core import operators; operators.missing(0); print('torch' in sys.modules)"
     assert python("-c", code).stdout == "False\n"
 
 
@@ -204,4 +202,4 @@ def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypat
 def test_it_looks_where_pytorch_puts_them(extensions, tmp_path):
     code = "from torch.utils import cpp_extension; print(cpp_extension._get_build_directory('cpu_adam', False))"
     folder = ranks_of(code, tmp_path, ranks=1).output.splitlines()[-1]
-    assert Path(folder) == doctor.operator_folder("cpu_adam")
+    assert Path(folder) == operators.operator_folder("cpu_adam")

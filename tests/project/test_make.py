@@ -67,7 +67,9 @@ def test_make_versions_asks_five_arms_with_the_oldest_and_the_newest_that_are_al
 
 
 def test_make_notebook_opens_the_notebooks_with_jupyter():
-    done = subprocess.run(["make", "--no-print-directory", "-n", "notebook"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", "notebook"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1].endswith("jupyter lab notebooks")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [Requirement(each).name for each in extras["notebook"]] == ["jupyter"]

@@ -135,7 +135,10 @@ def test_what_the_readme_says(kept, table):
     held = {run.record.arm: metrics.value(run.record, "peak_allocated_bytes") for run in kept.select(virtual=True)}
     assert f"holds {size(held['zero2'])} under stage 2 and {size(held['zero3'])} under stage 3" in text
     assert "27 of 30 runs peaked within 1 %" in text, "as test_what_advice_and_the_first_page_say has it"
-    assert "DDP took 13 % more than predicted before, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more" in text
+    assert (
+        "DDP took 13 % more than predicted before, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more"
+        in text
+    )
 
 
 def test_each_run_is_a_dot_and_each_arm_a_bar(table):

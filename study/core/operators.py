@@ -1,0 +1,242 @@
+"""DeepSpeed's operators: C++ code that is compiled once, in some minutes, on the machine where it runs.
+
+python -m study.core.operators cpu_adam       # compile one; `study doctor --fix` starts this for each that is missing
+"""
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.core import machine
+from study.core.arms import NAMES, PACKAGE, Arm, load_arm
+from study.core.errors import Stop
+from study.core.gpus import num_gpus
+from study.core.text import say
+
+GET_COMPILER = "install one (apt-get install g++), or name yours in the environment variable CXX"
+GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
+GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
+LIBAIO = Path(__file__).with_name("libaio")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One of DeepSpeed's operators. Its folder and its library have its name."""
+
+    builder: str  # DeepSpeed's class
+    purpose: str
+
+
+OPERATORS = {
+    "cpu_adam": Operator("CPUAdamBuilder", "the optimizer step in host memory"),
+    "deepspeed_shm_comm": Operator("ShareMemCommBuilder", "collectives without a GPU"),
+    "pin_memory": Operator("PinMemoryBuilder", "pinned host memory"),
+    "async_io": Operator("AsyncIOBuilder", "offloading to disk"),
+    "quantizer": Operator("QuantizerBuilder", "collectives in 8 and 4 bits, of ZeRO++"),
+}
+QUANTIZES = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+
+
+def needed_by(arm: Arm, gpus: int) -> list[str]:
+    """Return the operators that an arm loads."""
+    if arm.deepspeed is None:
+        return []
+    zero = arm.deepspeed.get("zero_optimization", {})
+    needed = {
+        "deepspeed_shm_comm": not gpus,  # its CPU ranks reduce through shared memory
+        "cpu_adam": arm.offload_optimizer != "none",
+        "quantizer": any(map(zero.get, QUANTIZES)),
+        "pin_memory": arm.uses_nvme,  # before async_io, whose builder loads it
+        "async_io": arm.uses_nvme,
+    }
+    return [name for name, is_needed in needed.items() if is_needed]
+
+
+def missing(gpus: int, arms: Iterable[str] = NAMES) -> list[str]:
+    """Return the operators that arms need here and that are not compiled. Some variants need quantizer as well."""
+    # Each once, in the order in which they are loaded.
+    needed = dict.fromkeys(name for arm in arms for name in needed_by(load_arm(arm), gpus))
+    return [name for name in needed if not compiled(name)]
+
+
+def compiled(name: str) -> bool:
+    """Return whether an operator is where PyTorch looks for it."""
+    return (operator_folder(name) / f"{name}.so").exists()
+
+
+def operator_folder(name: str) -> Path:
+    """Return the folder in which PyTorch compiles an operator and looks for it."""
+    # Without links, because the path is in the build: by another path to the folder, all would be compiled again.
+    return Path(os.environ["TORCH_EXTENSIONS_DIR"], name).resolve()
+
+
+def why_not_operator(name: str, gpus: int) -> Stop | None:
+    """Return why this machine cannot load an operator. None if nothing is known against it."""
+    purpose = OPERATORS[name].purpose
+    if name == "quantizer" and not gpus:
+        what = f"{purpose}, need a GPU: 'This op had not been implemented on CPU backend.' says DeepSpeed"
+        return Stop(what, "use a machine with a GPU", "unavailable")
+    if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
+        what = f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH"
+        return Stop(what, GET_NINJA, "unavailable")
+    if gpus and name in ("async_io", "quantizer") and not nvcc():  # those here that are built against CUDA
+        return Stop(f"{purpose} on a GPU needs the CUDA toolkit, which is missing", GET_CUDA, "unavailable")
+    # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
+    if (name == "async_io" or not compiled(name)) and not compiler():
+        return Stop(f"DeepSpeed needs a C++ compiler for {purpose}, and there is none", GET_COMPILER, "unavailable")
+    return None
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler that PyTorch will call."""
+    return shutil.which((os.environ.get("CXX") or "c++").split()[0])
+
+
+def nvcc() -> str | None:
+    """Return the compiler of the CUDA toolkit, where PyTorch looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
+    return shutil.which("nvcc", path=path)
+
+
+def compile_missing(arms: tuple[str, ...] = ()) -> int:
+    """Compile what the arms lack, or only what some of them lack. Return 1 if a compilation fails."""
+    gpus = num_gpus()
+    possible = []  # the others are named with what they lack, and do not fail the command
+    for name in missing(gpus, arms or NAMES):
+        if stop := why_not_operator(name, gpus):
+            say(f"Not compiled: DeepSpeed's {name} operator, because {stop.sentence}")
+        else:
+            possible.append(name)
+    say(f"DeepSpeed's operators in {operator_folder('.')}: {len(possible)} to compile.")
+    return compile_all(possible)
+
+
+def compile_all(names: Iterable[str]) -> int:
+    """Compile operators in parallel, each in its own process, which says when it is ready."""
+    command = [sys.executable, "-m", "study.core.operators"]
+    # In the folder above the package, so that a checkout that is not installed is found.
+    children = [subprocess.Popen([*command, name], cwd=PACKAGE.parent) for name in names]
+    return int(any([child.wait() for child in children]))  # a list: all are waited for
+
+
+# --- loaded by a training, or compiled by the first process that lacks it ---------------------------------------------
+
+
+def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
+    """Load operators into this process, where DeepSpeed will find them. A missing one is compiled, by one process."""
+    from deepspeed.accelerator import get_accelerator
+    from torch.utils.cpp_extension import _import_module_from_library as import_library
+
+    for name in names:
+        if name == "async_io":
+            load(["pin_memory"], gpus, tell)  # async_io's builder loads it too, but would compile it without the guard
+        if stop := why_not_operator(name, gpus):
+            raise stop
+        builder = get_accelerator().create_op_builder(OPERATORS[name].builder)
+        with _guarded(name, tell):
+            if not compiled(name):
+                tell(f"compiling DeepSpeed's {name} operator ({OPERATORS[name].purpose}): some minutes, once")
+                _compile(name, builder)
+        # DeepSpeed would load it through PyTorch's JIT. That takes turns by a lock file, which stays when its owner is
+        # killed, and describes the CPU and links a test program first: seconds in every rank (deepspeed 0.19.8).
+        if name not in builder._loaded_ops:
+            builder._loaded_ops[name] = import_library(name, str(operator_folder(name)), is_python_module=True)
+        builder.load(verbose=False)  # from there; that of pin_memory also makes its symbols global
+
+
+def _compile(name: str, builder) -> None:
+    # It may name what DeepSpeed cannot read, such as 9.0a, or other GPUs. Without it, DeepSpeed asks the ones here.
+    os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
+    try:
+        if name == "async_io":
+            provide_libaio()
+        builder.load(verbose=False)
+    except (RuntimeError, ImportError) as error:
+        log = operator_folder(name) / "compiler.log"
+        log.write_text(str(error))
+        errors = [line.strip() for line in str(error).splitlines() if "error:" in line]
+        reason = errors[0] if errors else error
+        what = f"DeepSpeed's {name} operator cannot be compiled ({reason})"
+        raise Stop(what, f"read {log}; if that does not help, remove its folder and run study doctor --fix") from error
+
+
+def provide_libaio() -> None:
+    """Let the compilers that this process starts find our libaio, also on a machine that has none."""
+    # async_io needs a header and a library, and DeepSpeed looks for them each time that it loads the operator. Our
+    # library is static, so nothing has to find it afterwards.
+    own = operator_folder("libaio")
+    if not (own / "libaio.a").exists():
+        own.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LIBAIO / "libaio.h", own)
+        source = str(LIBAIO / "libaio.c")
+        # -x c: the compiler is for C++, which has no _Static_assert.
+        command = [compiler() or "c++", "-x", "c", "-O2", "-fPIC", "-c", source, "-o", "libaio.o"]
+        done = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
+        if done.returncode:
+            error = done.stderr.partition("\n")[0]
+            what = f"libaio, which offloading to disk needs, cannot be compiled ({error})"
+            raise Stop(what, GET_COMPILER, "unavailable")
+        subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
+    # gcc and clang read both, in DeepSpeed's test program and under ninja.
+    for variable in ("CPATH", "LIBRARY_PATH"):
+        folders = filter(None, os.environ.get(variable, "").split(os.pathsep))
+        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *folders]))
+
+
+@contextlib.contextmanager
+def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Let one process of this study at a time compile the operator. The kernel releases this lock when its owner dies.
+
+    PyTorch's own lock is a file, which stays; only this study compiles here, so whoever holds the guard may remove it.
+    """
+    build = operator_folder(name)
+    try:
+        build.mkdir(parents=True, exist_ok=True)
+        guard = (build / "guard").open("w")
+    except OSError as error:
+        what = f"the folder for compiled operators {build} cannot be written ({error.strerror})"
+        raise Stop(what, "name another folder in the environment variable TORCH_EXTENSIONS_DIR") from None
+    with guard:
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not compiled(name):  # why nothing seems to happen
+                tell(f"waiting for another process that compiles DeepSpeed's {name} operator: some minutes, once")
+            fcntl.flock(guard, fcntl.LOCK_EX)
+        (build / "lock").unlink(missing_ok=True)
+        yield
+
+
+def main(name: str) -> int:
+    """Load an operator as the trainer does, in a separate process. The exit code says whether it worked."""
+    os.setpgid(0, 0)  # a process group of its own, which the compilers join
+    machine.die_with_parent()
+
+    def end_all(*_) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.killpg(0, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end_all)
+    machine.put_programs_on_path()
+    say = functools.partial(print, " ", file=sys.__stdout__, flush=True)
+    try:
+        with contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
+            load([name], num_gpus(), say)
+    except Stop as stop:
+        say(stop.sentence)
+        return 1
+    say(f"{name}: ready")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
