@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,6 +219,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
 
 def main(name: str) -> int:
     """Load an operator as the trainer does, in a separate process. The exit code says whether it worked."""
+    start_s = time.monotonic()
     os.setpgid(0, 0)  # a process group of its own, which the compilers join
     machine.die_with_parent()
 
@@ -234,7 +236,7 @@ def main(name: str) -> int:
     except Stop as stop:
         say(stop.sentence)
         return 1
-    say(f"{name}: ready")
+    say(f"{name}: ready, after {time.monotonic() - start_s:.0f} s")
     return 0
 
 

@@ -131,6 +131,11 @@ class Cell:
         tokenizer = safe_join(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
+    @property
+    def offload(self) -> str:
+        """Where the arm keeps its optimizer states: none, cpu or nvme."""
+        return arms.load_arm(self.arm).offload_optimizer
+
     def value(self, key: str):
         """Return the arm, ranks, part or any setting by name; the default if the protocol does not give it."""
         return getattr(self, key) if hasattr(self, key) else self.settings.get(key, getattr(Settings, key, None))

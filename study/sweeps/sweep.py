@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study.core import arms, doctor, machine
+from study.core import arms, doctor, machine, operators
 from study.core.errors import Stop, nearest
 from study.core.files import safe_join
 from study.core.gpus import num_gpus
@@ -25,7 +25,7 @@ from study.records.schema import Record
 from study.sweeps import launches, outcomes, protocol
 from study.sweeps.protocol import Cell
 
-FILTERS = ("arm", "ranks", "part", "repair", *protocol.SETTINGS)
+FILTERS = ("arm", "offload", "ranks", "part", "repair", *protocol.SETTINGS)
 SETTLED = ("done", "oom")  # a second try would end in the same way
 FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
 BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
@@ -139,6 +139,8 @@ def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Rec
         needed_s = expected_s(cell, runs)
         if left_s <= needed_s:
             return Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
+        if operators.missing(num_gpus(), (cell.arm,)):  # compiled here, so that it is no part of a run's time
+            operators.compile_missing((cell.arm,))
         return Outcome.of(launch(cell), ran=True)
     except OSError as error:
         # --- its folder is gone or full: this cell is lost, or no other could be kept either

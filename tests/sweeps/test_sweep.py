@@ -1,6 +1,7 @@
 """Sweeps of real launches: continued, held by one, ended cleanly; and every outcome is a row."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from study.cli.experiments import Progress
-from study.core import machine
+from study.core import machine, operators
 from study.core.errors import Stop
 from study.records import store
 from study.sweeps import launches, protocol, sweep
@@ -191,6 +192,23 @@ def test_a_cell_continues_from_the_last_checkpoint_of_its_tries(tmp_path, monkey
     assert store.load(tmp_path / f"{turn.run_name}.4").requested.resume == told[0][-1]
     swept(turns()[:1], tmp_path)
     assert "--resume" not in told[1]
+
+
+def test_what_a_cell_lacks_is_compiled_before_it_and_in_no_time_of_a_run(tmp_path, monkeypatch):
+    """`make study` begins with the arms that lack least."""
+    cells = sweep.chosen(turns(arm=["zero1_cpu", "fsdp2_cpu", "single"], seed=1), ("offload=none",))
+    assert [cell.arm for cell in cells] == ["single"]
+    happened = []
+    monkeypatch.setattr(operators, "missing", lambda gpus, arms: ["cpu_adam"] if arms == ("zero1_cpu",) else [])
+    monkeypatch.setattr(operators, "compile_missing", happened.append)
+    for cell in turns(arm=["zero1_cpu", "single"], seed=1):
+
+        def launch(cell):
+            happened.append(cell.arm)
+            raise OSError("it does not start here")
+
+        sweep.outcome_of(cell, tmp_path, math.inf, launch)
+    assert happened == [("zero1_cpu",), "zero1_cpu", "single"]
 
 
 def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
