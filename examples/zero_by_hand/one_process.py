@@ -1,10 +1,12 @@
-"""Train in one process: weights, gradients and Adam's moments are all here. The other files must give these losses.
+"""Train in one process: weights, gradients and Adam's moments are all here. The other files must give these
+losses, but for the last digit.
 
     python examples/zero_by_hand/one_process.py
 
 Read on in this order: data_parallel.py, stage1.py, stage2.py, stage3.py. Each is the file before plus one idea.
 """
 
+import argparse
 import os
 
 import torch
@@ -58,17 +60,29 @@ def held_bytes(training):
 
 def run(kind):
     """Train with one of the five classes, and print what it holds, what it sends and its losses."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--passes", type=int, default=1, help="of a step: 1, 2 or 4, each with a part of the rows")
+    passes = parser.parse_args().passes
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same weights and rows on each rank
     model = Residual()
-    training = kind(model, torch.optim.Adam(model.parameters(), lr=0.001))
-    mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)  # each rank trains on its part of the rows
+    peak = 0
+
+    def look(*_):
+        nonlocal peak
+        peak = max(peak, sum(held_bytes(training)))
+
+    for weight in model.parameters():  # before a stage's own hooks: when a gradient is whole, and its weight too
+        weight.register_post_accumulate_grad_hook(look)
+    training = kind(model, torch.optim.Adam(model.parameters(), lr=0.001), passes)
     losses = []
     for _ in range(STEPS):
-        rows, targets = torch.randn(2, ROWS, WIDTH)
-        loss = training.forward_backward(rows[mine], targets[mine]).detach() / ranks
+        data = torch.randn(2, ROWS, WIDTH)
+        mine = data.chunk(ranks, dim=1)[rank]  # each rank trains on its part of the rows
+        parts = [training.forward_backward(*part).detach() for part in mine.chunk(passes, dim=1)]
+        loss = torch.stack(parts).mean() / ranks
         weights, gradients, _ = held_bytes(training)
         training.step()
         if ranks > 1:
@@ -77,7 +91,7 @@ def run(kind):
     if rank == 0:
         moments = held_bytes(training)[2]
         print(f"{kind.__name__}, {ranks} ranks: " + " ".join(f"{loss:.7f}" for loss in losses))
-        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes")
+        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {peak:,}")
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes", flush=True)
     if ranks > 1:
         dist.destroy_process_group()

@@ -10,13 +10,18 @@ from study.conform.suite import PROPERTIES, Adapter
 FOLDER = ROOT / "examples" / "zero_by_hand"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")
 BYTES = 4 * 4 * (256 * 256 + 256)  # of the weights in fp32
-# Weights, gradients and moments that a rank of two holds, and what it sends in a step, in BYTES.
+LAYER = 1 / 4  # of the four layers; a bias is 1/257 of a layer
+MATRIX = LAYER * 256 / 257
+# Weights, gradients and moments that a rank of two holds, the most at a time, and what it sends in a step, in BYTES.
 EXPECTED = {
-    "data_parallel": (1, 1, 2, 1),
-    "stage1": (1, 1, 1, 1.5),
-    "stage2": (1, 0.5, 1, 1),
-    "stage3": (0.5, 0.5, 1, 1.5),
+    "data_parallel": (1, 1, 2, 4, 1),
+    "stage1": (1, 1, 1, 3, 1.5),
+    # At the last matrix of the backward pass its gradient is whole, and the part that it becomes is not there yet.
+    "stage2": (1, 0.5, 1, 2.5 + MATRIX / 2, 1),
+    "stage3": (0.5, 0.5, 1, 2 + MATRIX / 2 + MATRIX, 1.5),  # and its weights are gathered; the bias is done
 }
+# With four passes stages 2 and 3 reduce each gradient in each of them, and stage 3 gathers in each of them.
+SENT_IN_FOUR_PASSES = {"data_parallel": 1, "stage1": 1.5, "stage2": 4 * 0.5 + 0.5, "stage3": 4 * 1.5}
 RUN_ALL = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})
@@ -26,8 +31,10 @@ from data_parallel import DataParallel
 from stage1 import Stage1
 from stage2 import Stage2
 from stage3 import Stage3
-for kind in (DataParallel, Stage1, Stage2, Stage3):
-    run(kind)
+for passes in ("1", "4"):
+    sys.argv[1:] = ["--passes", passes]
+    for kind in (DataParallel, Stage1, Stage2, Stage3):
+        run(kind)
 """
 BESIDE_DEEPSPEED = f"""
 import sys
@@ -68,26 +75,36 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory) -> dict[str, tuple[str, ...]]:
-    """What each file prints: its losses, and four numbers of bytes."""
+def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+    """What each file prints, by its name and the passes of a step: its losses, and five sizes in BYTES."""
     alone = python(FOLDER / "one_process.py")
     output = alone.stdout + ranks_of(RUN_ALL, tmp_path_factory.mktemp("by-hand")).output
-    losses = re.findall(r"ranks: (.*)", output)
-    held = re.findall(r"weights ([\d,]+), gradients ([\d,]+), moments ([\d,]+) bytes\nsent in a step: ([\d,]+)", output)
-    return {name: (losses, *held) for name, losses, held in zip(("one_process", *NAMES), losses, held, strict=True)}
+    found = []
+    for block in re.split(r"(?m)^(?=\w+, \d ranks: )", output)[1:]:
+        losses, *sizes = block.splitlines()
+        numbers = re.findall(r"[\d,]{5,}", " ".join(sizes[:2]))
+        found.append((
+            [float(loss) for loss in losses.split(": ")[1].split()],
+            [int(number.replace(",", "")) / BYTES for number in numbers],
+        ))  # fmt: skip
+    named = [("one_process", 1), *((name, passes) for passes in (1, 4) for name in NAMES)]
+    return dict(zip(named, found, strict=True))
 
 
 def test_the_losses_are_those_of_the_file_before(printed):
-    alone = [float(loss) for loss in printed["one_process"][0].split()]
-    parallel = [float(loss) for loss in printed["data_parallel"][0].split()]
+    alone, parallel = printed["one_process", 1][0], printed["data_parallel", 1][0]
     assert parallel == pytest.approx(alone, rel=1e-6)  # two halves of the rows are added in another order
-    assert {printed[name][0] for name in NAMES} == {printed["data_parallel"][0]}  # the same sums, to the bit
+    for passes in (1, 4):
+        assert printed["data_parallel", passes][0] == pytest.approx(alone, rel=1e-6)
+        for name in NAMES:
+            assert printed[name, passes][0] == pytest.approx(printed["data_parallel", passes][0], rel=2e-7)
+    assert all(printed[name, 1][0] == parallel for name in NAMES), "the same sums, to the bit"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_holds_and_sends_what_its_stage_says(name, printed):
-    found = [int(number.replace(",", "")) / BYTES for number in printed[name][1:]]
-    assert found == pytest.approx(EXPECTED[name], abs=1e-6)
+    assert printed[name, 1][1] == pytest.approx(EXPECTED[name], abs=1e-6)
+    assert printed[name, 4][1][-1] == pytest.approx(SENT_IN_FOUR_PASSES[name], abs=1e-6)
 
 
 def test_each_stage_agrees_with_deepspeed(tmp_path):
