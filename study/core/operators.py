@@ -26,6 +26,7 @@ GET_COMPILER = "install one (apt-get install g++), or name yours in the environm
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
 GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
 LIBAIO = Path(__file__).with_name("libaio")
+HEADERS = Path(__file__).with_name("headers")
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
         with _guarded(name, tell):
             if not compiled(name):
                 tell(f"compiling DeepSpeed's {name} operator ({OPERATORS[name].purpose}): some minutes, once")
-                _compile(name, builder)
+                _compile(name, builder, gpus)
         # DeepSpeed would load it through PyTorch's JIT. That takes turns by a lock file, which stays when its owner is
         # killed, and describes the CPU and links a test program first: seconds in every rank (deepspeed 0.19.8).
         if name not in builder._loaded_ops:
@@ -154,9 +155,13 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
         builder.load(verbose=False)  # from there; that of pin_memory also makes its symbols global
 
 
-def _compile(name: str, builder) -> None:
+def _compile(name: str, builder, gpus: int) -> None:
     # It may name what DeepSpeed cannot read, such as 9.0a, or other GPUs. Without it, DeepSpeed asks the ones here.
     os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
+    if not gpus:  # less to compile
+        _add_to_paths(HEADERS, ("CPATH",))
+        arguments = [*builder.cxx_args(), "-g0"]
+        builder.cxx_args = lambda: arguments
     try:
         if name == "async_io":
             provide_libaio()
@@ -187,10 +192,14 @@ def provide_libaio() -> None:
             what = f"libaio, which offloading to disk needs, cannot be compiled ({error})"
             raise Stop(what, GET_COMPILER, "unavailable")
         subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
-    # gcc and clang read both, in DeepSpeed's test program and under ninja.
-    for variable in ("CPATH", "LIBRARY_PATH"):
+    _add_to_paths(own, ("CPATH", "LIBRARY_PATH"))
+
+
+def _add_to_paths(folder: Path, variables: Iterable[str]) -> None:
+    # gcc and clang read them, in DeepSpeed's test program and under ninja.
+    for variable in variables:
         folders = filter(None, os.environ.get(variable, "").split(os.pathsep))
-        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *folders]))
+        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(folder), *folders]))
 
 
 @contextlib.contextmanager
